@@ -1,0 +1,73 @@
+"""The three seams: LanguageModel, Drafter, VerifyFn. Each is a NamedTuple of pure functions, or one function."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.trees import Tree
+from specjax.types import Commit, Draft, KeyArray, Output, Params, PyTree, Verdict
+
+Cache = PyTree  # what it holds is the model's private matter, except `length`
+DraftState = PyTree
+
+
+class Prefilled(NamedTuple):
+    """A model that has read its prompt: the cache holds everything except `pending`, the last committed token."""
+
+    cache: Cache
+    pending: Int[Array, "B"]
+    features: Float[Array, "B P D"]  # features of the prompt's positions (encoder-decoder: [B, 0, D])
+
+
+class LanguageModel(NamedTuple):
+    """All that the decoding loop knows about OPT, T5 or Llama.
+
+    prefill: (params, prompt [B,P], length [B], cache_len) -> Prefilled. `prompt` is left-aligned; what lies past
+        `length` is ignored. Decoder-only: the cache holds prompt[:length-1] and `pending` is the last prompt token.
+        Encoder-decoder: the encoder has run, cross keys and values are in the cache, `pending` is the start token.
+    extend: (params, tokens [B,S], cache, mask [S,S] or [B,S,S] bool, depth [S] or [B,S], offset=0)
+        -> (Output, Cache). Writes keys and values of the S tokens into slots length + offset + (0..S-1) and does not
+        advance the length. `mask[i, j]`: block position i sees block position j, counted from `offset` 0, so its last
+        axis is offset + S. Positions are length + depth.
+    keep: (cache, path [B,W] or None, n [B]) -> Cache. Compacts the rows of `path` (block positions) to the front of
+        the block and advances each row's own length by n. path None: a chain, which moves no data.
+    vocab_size: V of the logits.
+    encoder_decoder: whether the prompt is read by an encoder.
+    """
+
+    prefill: Callable[..., Prefilled]
+    extend: Callable[..., tuple[Output, Cache]]
+    keep: Callable[[Cache, Int[Array, "B W"] | None, Int[Array, "B"]], Cache]
+    vocab_size: int
+    encoder_decoder: bool = False
+
+
+class Drafter(NamedTuple):
+    """A way to guess: pure functions and explicit state, no class hierarchy.
+
+    tree: static shape of what is proposed.
+    init: (params, prompt [B,P], length [B], cache_len) -> DraftState.
+    propose: (params, key [B], state, pending [B], warp) -> (Draft, DraftState). `warp(logits [B,S,V], path tokens)`
+        is the target's own: draft and target laws pass through one stack (invariant 4).
+    commit: (params, state, Commit) -> DraftState. Absorbs the truth. `length` 0 leaves a row as it is.
+    slots: cache slots beyond the committed tokens that a proposal may write, for CACHE_FULL.
+    """
+
+    tree: Tree
+    init: Callable[..., DraftState]
+    propose: Callable[..., tuple[Draft, DraftState]]
+    commit: Callable[[Params, DraftState, Commit], DraftState]
+    vocab_size: int | None = None  # None: any vocabulary
+
+
+class VerifyFn(Protocol):
+    """Decides which path of the tree to accept, and what to append. Stateless, so a function.
+
+    Args: key [B] typed keys, consumed once; tree; draft; log_p [B,N,V] the target's warped law after every node.
+    """
+
+    def __call__(self, key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict: ...
+
+
+__all__ = ["Bool", "Cache", "DraftState", "Drafter", "LanguageModel", "Prefilled", "VerifyFn"]

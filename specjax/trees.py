@@ -1,0 +1,130 @@
+"""Static trees of draft nodes: which node continues which, as numpy known at trace time.
+
+A tree closes over jit and is never traced: a round compiles once a tree. Node 0 is the root, the pending token;
+parents precede children.
+
+    regular((2, 2)):       0            mask[i, j]: node i sees node j
+                         /   \\            0 1 2 3 4 5 6
+                        1     2        3: x x . x . . .
+                       / \\   / \\       6: x . x . . . x
+                      3   4 5   6
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+ROOT = -1  # parents[0]
+NO_CHILD = -1  # padding of `children`
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A rooted tree of N nodes in topological order; hashable, so a static argument.
+
+    Args:
+      parents: parents[i] < i is the node that node i continues; parents[0] == ROOT.
+
+    Raises:
+      ValueError: no node, a first parent that is not ROOT, or a parent that does not precede its child.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parents or self.parents[0] != ROOT:
+            raise ValueError(f"a tree starts with its root: parents[0] must be {ROOT}, got {self.parents[:1]}")
+        for node, parent in enumerate(self.parents[1:], start=1):
+            if not 0 <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: parents must precede their children (0..{node - 1})")
+
+    @property
+    def size(self) -> int:
+        """N, the root included."""
+        return len(self.parents)
+
+    @functools.cached_property
+    def depth(self) -> np.ndarray:
+        """[N] int32: edges from the root."""
+        depth = np.zeros(self.size, np.int32)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            depth[node] = depth[parent] + 1
+        return depth
+
+    @property
+    def width(self) -> int:
+        """W = deepest level + 1: the most tokens that one round can commit."""
+        return int(self.depth.max()) + 1
+
+    @functools.cached_property
+    def mask(self) -> np.ndarray:
+        """[N, N] bool: node i sees node j, itself and its ancestors."""
+        mask = np.eye(self.size, dtype=bool)
+        for node, parent in enumerate(self.parents[1:], start=1):
+            mask[node] |= mask[parent]
+        return mask
+
+    @functools.cached_property
+    def children(self) -> np.ndarray:
+        """[N, C] int32: children of each node, oldest first, padded with NO_CHILD."""
+        lists: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            lists[parent].append(node)
+        table = np.full((self.size, max(1, max(map(len, lists)))), NO_CHILD, np.int32)
+        for node, kids in enumerate(lists):
+            table[node, : len(kids)] = kids
+        return table
+
+    @functools.cached_property
+    def paths(self) -> np.ndarray:
+        """[N, W] int32: the nodes from the root to node i, the rest repeating node i."""
+        table = np.tile(np.arange(self.size, dtype=np.int32)[:, None], (1, self.width))
+        for node in range(self.size):
+            chain = [node]
+            while self.parents[chain[0]] != ROOT:
+                chain.insert(0, self.parents[chain[0]])
+            table[node, : len(chain)] = chain
+        return table
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node continues the one before it: then keeping a path moves no data."""
+        return self.parents == tuple(range(-1, self.size - 1))
+
+
+def chain(gamma: int) -> Tree:
+    """The path of `gamma` draft nodes below the root; gamma 0 is the bare root, plain decoding."""
+    if gamma < 0:
+        raise ValueError(f"gamma must be at least 0, got {gamma}")
+    return Tree(tuple(range(-1, gamma)))
+
+
+def regular(branching: Sequence[int]) -> Tree:
+    """Every node at depth d has branching[d] children, level by level."""
+    if any(b < 1 for b in branching):
+        raise ValueError(f"every branching factor must be at least 1, got {tuple(branching)}")
+    parents, level = [ROOT], [0]
+    for factor in branching:
+        first = len(parents)
+        parents += [node for node in level for _ in range(factor)]
+        level = list(range(first, len(parents)))
+    return Tree(tuple(parents))
+
+
+def from_paths(paths: Iterable[Sequence[int]]) -> Tree:
+    """The smallest tree that holds the given paths of child ranks: (0, 1) is the second child of the first child.
+
+    Nodes are numbered level by level, and within a level by path. A path whose rank r > 0 has no sibling r - 1 in the
+    set is given the missing siblings, so that rank and position among the children agree.
+    """
+    nodes: set[tuple[int, ...]] = set()
+    for path in paths:
+        if any(r < 0 for r in path):
+            raise ValueError(f"ranks in a path must be at least 0, got {tuple(path)}")
+        for end in range(1, len(path) + 1):
+            nodes |= {(*path[: end - 1], rank) for rank in range(path[end - 1] + 1)}
+    order = [(), *sorted(nodes, key=lambda p: (len(p), p))]
+    index = {path: node for node, path in enumerate(order)}
+    return Tree(tuple(ROOT if not path else index[path[:-1]] for path in order))

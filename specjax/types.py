@@ -1,0 +1,60 @@
+"""The records that pass between rooms, and the alphabet of their shapes.
+
+B batch - P prompt - S block of new positions - N tree nodes, root included - W = depth + 1, tokens that one round
+can commit - T cache slots - V vocabulary - D model width - L layers - H heads - K key-value heads.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+PyTree = Any
+Params = PyTree  # plain nested dict of arrays with stable string paths
+KeyArray = jax.Array  # typed PRNG keys, [B]: one stream a row
+
+
+class Output(NamedTuple):
+    """What a language model says of a block of S new positions."""
+
+    logits: Float[Array, "B S V"]  # float32, before any warp
+    features: Float[Array, "B S D"]  # last hidden state after the final norm: what the head reads
+    hiddens: tuple[Float[Array, "B S D"], ...] = ()  # residual streams entering the chosen layers, in their order
+
+
+class Draft(NamedTuple):
+    """What a drafter proposes: the tokens at the nodes of a tree; node 0, the root, is `pending`."""
+
+    tokens: Int[Array, "B N"]
+    valid: Bool[Array, "B N"]  # False: this node was not proposed. Static shape, dynamic content
+    log_q: Float[Array, "B N V"] | None  # the law that node i's children were drawn from; None: point masses
+
+
+class Verdict(NamedTuple):
+    """Which path of the tree the verifier accepted, and the token that it appends."""
+
+    path: Int[Array, "B W"]  # nodes, root first; entries past `accepted` repeat the last one
+    accepted: Int[Array, "B"]  # nodes accepted below the root: 0 .. W-1
+    token: Int[Array, "B"]  # the correction or the bonus: always emitted
+
+
+class Commit(NamedTuple):
+    """What one round appended, left-aligned: all that a drafter may learn from it."""
+
+    tokens: Int[Array, "B W"]  # accepted tokens, then `Verdict.token`; entries past `length` are undefined
+    length: Int[Array, "B"]  # 0 for a row that has stopped, else accepted + 1 (less where a stop cut the block)
+    features: Float[Array, "B W D"] | None = None  # target features that predicted tokens[:, w]
+    argmax: Int[Array, "B N"] | None = None  # target argmax at every fed node
+
+
+class Info(NamedTuple):
+    """Diagnostics of one round; a row that had stopped has zeros everywhere."""
+
+    active: Bool[Array, "B"]
+    drafted: Int[Array, "B"]  # nodes proposed (valid, root apart)
+    tested: Int[Array, "B"]  # nodes on the walked path that were accepted or refused
+    accepted: Int[Array, "B"]
+    emitted: Int[Array, "B"]  # tokens committed: at most accepted + 1
+    overlap: Float[Array, "B"]  # sum over tested nodes of sum_x min(p, q); 0 where the draft law is a point mass
+    depth_tested: Int[Array, "B W"]  # [:, d]: 1 where a node at depth d + 1 was tested (last column is always 0)
+    depth_accepted: Int[Array, "B W"]
