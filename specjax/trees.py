@@ -38,7 +38,9 @@ class Tree:
             raise ValueError(f"a tree starts with its root: parents[0] must be {ROOT}, got {self.parents[:1]}")
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}: parents must precede their children (0..{node - 1})")
+                raise ValueError(
+                    f"node {node} has parent {parent}: parents must precede their children (0..{node - 1})"
+                )
 
     @property
     def size(self) -> int:

@@ -1,0 +1,72 @@
+"""Attention of a block of new positions over a row's slots: grouped heads, additive bias, float32 softmax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from specjax.models.cache import KV
+
+MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
+QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
+
+
+def attend(
+    q: Float[Array, "B S H D"],
+    kv: KV,
+    visible: Bool[Array, "B S T"],
+    *,
+    scale: float,
+    flat: bool,
+    bias: Float[Array, "B H S T"] | None = None,
+) -> Float[Array, "B S F"]:
+    """Softmax attention; H query heads share K key-value heads in groups of H / K. Returns heads joined, F = H * D.
+
+    Args:
+      q: queries. kv: keys and values [B,K,T,D]. visible: slots each query may see.
+      scale: multiplies the scores (T5 has 1.0: no scaling).
+      flat: collapse batch and heads in the dots (`Format.flat_heads`).
+      bias: added to the scores (T5's relative positions); its batch axis may be 1.
+    """
+    rows, block, heads, width = q.shape
+    if block > QUERY_CHUNK:
+        return _in_chunks(q, kv, visible, scale=scale, flat=flat, bias=bias)
+    kv_heads, slots = kv.k.shape[1], kv.k.shape[2]
+    group = heads // kv_heads
+    # Queries of one key-value head side by side: [B, K, G * S, D].
+    q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(rows, kv_heads, group * block, width).astype(kv.k.dtype)
+    scores = _batched(q, kv.k, contract=3, flat=flat).reshape(rows, heads, block, slots)
+    if bias is not None:
+        scores = scores + jnp.broadcast_to(bias, scores.shape)
+    scores = jnp.where(visible[:, None], scores, MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, group * block, slots)
+    out = _batched(weights.astype(kv.v.dtype), kv.v, contract=2, flat=flat)
+    out = out.reshape(rows, kv_heads, group, block, width).transpose(0, 3, 1, 2, 4)
+    return out.reshape(rows, block, heads * width)
+
+
+def _batched(x: Float[Array, "B K M C"], y: Float[Array, "B K T D"], *, contract: int, flat: bool) -> Array:
+    """Product over x's last axis and y's axis `contract`, batched over rows and heads, accumulated in float32."""
+    if flat:
+        x3, y3 = (a.reshape(-1, *a.shape[2:]) for a in (x, y))
+        dims = (((2,), (contract - 1,)), ((0,), (0,)))
+        out = jax.lax.dot_general(x3, y3, dims, preferred_element_type=jnp.float32)
+        return out.reshape(*x.shape[:3], -1)
+    return jax.lax.dot_general(x, y, (((3,), (contract,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+
+
+def _in_chunks(q, kv, visible, *, scale, flat, bias):
+    rows, block, heads, width = q.shape
+    pieces = -(-block // QUERY_CHUNK)
+    pad = pieces * QUERY_CHUNK - block
+
+    def split(a: Array, axis: int) -> Array:
+        widths = [(0, pad if i == axis else 0) for i in range(a.ndim)]
+        a = jnp.pad(a, widths)
+        shape = (*a.shape[:axis], pieces, QUERY_CHUNK, *a.shape[axis + 1 :])
+        return jnp.moveaxis(a.reshape(shape), axis, 0)
+
+    parts = (split(q, 1), split(visible, 1), None if bias is None else split(bias, 2))
+    out = jax.lax.map(lambda p: attend(p[0], kv, p[1], scale=scale, flat=flat, bias=p[2]), parts)
+    return jnp.moveaxis(out, 0, 1).reshape(rows, pieces * QUERY_CHUNK, heads * width)[:, :block]

@@ -1,0 +1,146 @@
+"""Key-value caches with a length per row: allocate, write a block in place, move a kept path, read.
+
+    slots    0 ........ length-1 | length .. length+N-1 | ...
+    content  committed tokens    | the block under test | free
+
+A block is written past the committed slots and becomes visible only through `mask`; rolling back is not advancing the
+length. Keys and values lie as [B, K, T, H]: one row and head after the other, the very operand of the attention dots.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.format import Format
+from specjax.types import PyTree
+
+
+class KV(NamedTuple):
+    """Keys and values of one layer [B,K,T,H], or of all layers [L,B,K,T,H]."""
+
+    k: Array
+    v: Array
+
+
+class Cache(NamedTuple):
+    """What a decoder remembers of each row.
+
+    Attributes:
+      layers: one KV a layer in a tuple, or one stacked KV.
+      length: committed slots of each row.
+      cross: encoder-decoder only: keys and values of the encoder's output and its visibility.
+    """
+
+    layers: tuple[KV, ...] | KV
+    length: Int[Array, "B"]
+    cross: PyTree = None
+
+
+def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Format) -> tuple[KV, ...] | KV:
+    """Zeroed keys and values for `count` layers."""
+    shape = (batch, heads, slots, width)
+    if fmt.stacked:
+        return KV(*(jnp.zeros((count, *shape), fmt.cache_dtype) for _ in range(2)))
+    return tuple(KV(*(jnp.zeros(shape, fmt.cache_dtype) for _ in range(2))) for _ in range(count))
+
+
+def slots(cache: Cache) -> int:
+    """T, the slots that each row has."""
+    kv = cache.layers if isinstance(cache.layers, KV) else cache.layers[0]
+    return kv.k.shape[-2]
+
+
+def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"], start: Int[Array, "B"], layer=None):
+    """Writes new[b] into buffer[b, :, start[b]:start[b]+S] in place; a window that does not fit is dropped whole.
+
+    One scatter of B windows: a dynamic-update-slice would clamp at the end and overwrite committed slots of a full row.
+    """
+    rows = jnp.arange(new.shape[0], dtype=start.dtype)
+    index = jnp.stack([rows, start], -1)
+    lead: tuple[int, ...] = ()
+    if layer is not None:
+        index = jnp.concatenate([jnp.full_like(index[:, :1], layer), index], -1)
+        lead = (0,)
+    n = len(lead)
+    dims = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1, 2, 3),
+        inserted_window_dims=(*lead, n),
+        scatter_dims_to_operand_dims=(*lead, n, n + 2),
+    )
+    return jax.lax.scatter(
+        buffer,
+        index,
+        new.astype(buffer.dtype),
+        dims,
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def write(
+    layers,
+    index,
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    start: Int[Array, "B"] | None,
+    *,
+    fresh: bool = False,
+):
+    """Puts a block's keys and values into layer `index`; returns (layers, what the block attends to).
+
+    Args:
+      layers: `Cache.layers`, or None where nothing is remembered (scoring, training).
+      start: first slot of each row's block.
+      fresh: the caches were empty, so the block sees only itself: attend to it, not to all T slots.
+    """
+    block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+    if layers is None:
+        return None, block
+    if isinstance(layers, KV):
+        layers = KV(*(put_windows(a, new, start, index) for a, new in zip(layers, block, strict=True)))
+        one = layers if fresh else KV(*(jax.lax.dynamic_index_in_dim(a, index, keepdims=False) for a in layers))
+    else:
+        one = KV(*(put_windows(a, new, start) for a, new in zip(layers[index], block, strict=True)))
+        layers = (*layers[:index], one, *layers[index + 1 :])
+    if fresh:
+        one = KV(*(a.astype(old.dtype) for a, old in zip(block, one, strict=True)))
+    return layers, one
+
+
+def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int, rows: int) -> Bool[Array, "B S T"]:
+    """Which slots each block position sees: the committed ones, and those of the block that `mask` names.
+
+    mask[..., i, j] speaks of slot length + j.
+    """
+    mask = jnp.broadcast_to(mask, (rows, *mask.shape[-2:]))
+    committed = jnp.arange(slots)[None, None] < length[:, None, None]
+    base = jnp.broadcast_to(committed, (rows, mask.shape[1], slots))
+    dims = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1, 2), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 2)
+    )
+    index = jnp.stack([jnp.arange(rows, dtype=length.dtype), length], -1)
+    return jax.lax.scatter(
+        base, index, mask, dims, indices_are_sorted=True, unique_indices=True,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+    )  # fmt: skip
+
+
+def keep(cache: Cache, path: Int[Array, "B W"] | None, n: Int[Array, "B"]) -> Cache:
+    """Commits the first n[b] nodes of `path` (block positions): moves them to the front of the block, advances length.
+
+    A chain (path None) moves nothing. A row whose window does not fit keeps its slots as they are.
+    """
+    if path is None:
+        return cache._replace(length=cache.length + n)
+
+    def move(buffer: Array) -> Array:
+        if buffer.ndim == 5:
+            return jax.vmap(move)(buffer)
+        at = (cache.length[:, None] + path)[:, None, :, None]
+        picked = jnp.take_along_axis(buffer, at, axis=2, mode="clip")
+        return put_windows(buffer, picked, cache.length)
+
+    return cache._replace(layers=jax.tree.map(move, cache.layers), length=cache.length + n)

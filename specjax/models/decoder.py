@@ -1,0 +1,80 @@
+"""What every decoder-only model shares: prefill, extend and score around one walk through its layers."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.base import LanguageModel, Prefilled
+from specjax.models import cache as caches
+from specjax.models.cache import Cache
+from specjax.models.format import Format
+from specjax.types import Output, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A decoder-only model, split once.
+
+    Attributes:
+      run: (params, tokens [B,S], positions [B,S], visible [B,S,T], layers, start [B], capture, *, fresh)
+        -> (Output, layers). `layers` None remembers nothing; `fresh` says that the caches were empty.
+      max_positions: positions that the model has; None where it has no table of them.
+    """
+
+    run: Callable
+    layers: int
+    kv_heads: int
+    head_width: int
+    vocab_size: int
+    fmt: Format
+    max_positions: int | None = None
+
+
+def _causal(tokens: Int[Array, "B S"]) -> tuple[Bool[Array, "B S S"], Int[Array, "B S"]]:
+    rows, width = tokens.shape
+    block = jnp.arange(width, dtype=jnp.int32)
+    visible = jnp.broadcast_to(block[None, :, None] >= block[None, None], (rows, width, width))
+    return visible, jnp.broadcast_to(block[None], tokens.shape)
+
+
+def score(decoder: Decoder, params: Params, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+    """Next-token logits at every position of left-aligned tokens, with no cache: for training and scoring."""
+    visible, positions = _causal(tokens)
+    return decoder.run(params, tokens, positions, visible, None, None, (), fresh=True)[0].logits
+
+
+def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+    """The model as pure functions over a nested dict of arrays.
+
+    Args:
+      capture: layers whose entering residual stream `extend` returns in `Output.hiddens`.
+    """
+
+    def prefill(params: Params, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int) -> Prefilled:
+        rows = prompt.shape[0]
+        layers = caches.allocate(rows, decoder.kv_heads, cache_len, decoder.head_width, decoder.layers, decoder.fmt)
+        visible, positions = _causal(prompt)
+        start = jnp.zeros((rows,), jnp.int32)
+        out, layers = decoder.run(params, prompt, positions, visible, layers, start, capture, fresh=True)
+        pending = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)[:, 0]
+        return Prefilled(Cache(layers, length - 1), pending, out.features)
+
+    def extend(
+        params: Params,
+        tokens: Int[Array, "B S"],
+        cache: Cache,
+        mask: Bool[Array, "... S N"],
+        depth: Int[Array, "... S"],
+        offset: int = 0,
+    ) -> tuple[Output, Cache]:
+        visible = caches.visibility(cache.length, jnp.asarray(mask), caches.slots(cache), tokens.shape[0])
+        positions = cache.length[:, None] + jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
+        if decoder.max_positions is not None:  # rows that have stopped may lie past the table
+            positions = jnp.minimum(positions, decoder.max_positions - 1)
+        start = cache.length + offset
+        out, layers = decoder.run(params, tokens, positions, visible, cache.layers, start, capture, fresh=False)
+        return out, cache._replace(layers=layers)
+
+    return LanguageModel(prefill, extend, caches.keep, decoder.vocab_size)

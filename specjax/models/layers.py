@@ -1,0 +1,155 @@
+"""Linear maps, norms, tables and the walk over layers that all model files share.
+
+Activations and the residual stream are float32; a kernel is multiplied in its own dtype with float32 accumulation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from specjax.models.format import Format
+from specjax.types import Params, PyTree
+
+
+def dot(x: Float[Array, "*B D"], kernel: Float[Array, "I O"], *, out_in: bool, min_rows: int) -> Float[Array, "*B O"]:
+    """x times a kernel in the kernel's dtype, accumulated and returned in float32.
+
+    Fewer rows than `min_rows` are padded: a one-row half-precision dot leaves XLA's fast path on CPU.
+    """
+    rows = 1
+    for n in x.shape[:-1]:
+        rows *= n
+    x = x.astype(kernel.dtype)
+    dims = (((x.ndim - 1,), (1 if out_in else 0,)), ((), ()))
+    if rows >= min_rows:
+        return jax.lax.dot_general(x, kernel, dims, preferred_element_type=jnp.float32)
+    flat = jnp.pad(x.reshape(rows, x.shape[-1]), ((0, min_rows - rows), (0, 0)))
+    dims = (((1,), (1 if out_in else 0,)), ((), ()))
+    out = jax.lax.dot_general(flat, kernel, dims, preferred_element_type=jnp.float32)
+    return out[:rows].reshape(*x.shape[:-1], -1)
+
+
+class Linear(nnx.Module):
+    """y = x W + b, the kernel in the format's orientation and dtype, the bias float32."""
+
+    def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
+        shape = (d_out, d_in) if fmt.out_in else (d_in, d_out)
+        self.fmt = fmt
+        self.kernel = nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype))
+        self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
+
+    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
+        y = dot(x, self.kernel[...], out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
+        return y if self.bias is None else y + self.bias[...][None, None]
+
+
+class LayerNorm(nnx.Module):
+    """Layer norm with scale and bias, float32."""
+
+    def __init__(self, width: int, eps: float):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        centred = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        normed = centred * jax.lax.rsqrt(variance + self.eps)
+        return normed * self.scale[...][None, None] + self.bias[...][None, None]
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm with a scale and no bias, float32 (Llama, T5)."""
+
+    def __init__(self, width: int, eps: float):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps) * self.scale[...][None, None]
+
+
+def lookup(table: Float[Array, "V D"], index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+    """Rows of a table, float32. A half-precision table is gathered as integers, or XLA's CPU backend converts the
+    whole table to float32 first."""
+    if table.dtype == jnp.float32:
+        return table[index]
+    rows = jax.lax.bitcast_convert_type(table, jnp.uint16)[index]
+    return jax.lax.bitcast_convert_type(rows, table.dtype).astype(jnp.float32)
+
+
+class Table(nnx.Module):
+    """An embedding table [V, D]: rows by `lookup`, and logits when the head is tied to it."""
+
+    def __init__(self, rows: int, width: int, dtype: str, *, std: float, rngs: nnx.Rngs, min_rows: int = 1):
+        self.min_rows = min_rows
+        self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(dtype))
+
+    def __call__(self, index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        return lookup(self.table[...], index)
+
+    def logits(self, x: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+        return dot(x, self.table[...], out_in=True, min_rows=self.min_rows)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def walk(
+    graphdef: Any,
+    layers: Params,
+    count: int,
+    step: Callable[..., tuple[Array, PyTree]],
+    x: Float[Array, "B S D"],
+    state: PyTree,
+    capture: tuple[int, ...] = (),
+) -> tuple[Float[Array, "B S D"], PyTree, tuple[Array, ...]]:
+    """Runs `step(layer module, index, x, state) -> (x, state)` over all layers.
+
+    Separate layers (keys "0", "1", ...) are unrolled and `index` is a Python int; stacked ones are scanned and `index`
+    is traced. `state` is carried whole (caches are written in place through it).
+
+    Returns:
+      The last x, the last state, and the residual streams that entered the layers named in `capture`.
+    """
+    if "0" in layers:
+        taken = []
+        for index in range(count):
+            taken.append(x)
+            x, state = step(nnx.merge(graphdef, layers[str(index)]), index, x, state)
+        taken.append(x)
+        return x, state, tuple(taken[i] for i in capture)
+
+    def body(carry, scanned):
+        x, state = carry
+        params, index = scanned
+        entered = x
+        x, state = step(nnx.merge(graphdef, params), index, x, state)
+        return (x, state), entered if capture else None
+
+    (last, state), entered = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
+    return last, state, tuple(last if i == count else entered[i] for i in capture)
+
+
+def init_layers(make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs, count: int, stacked: bool) -> Params:
+    """Parameters of `count` freshly drawn layers, stacked to [L, ...] or under the keys "0", "1", ..."""
+    drawn = [nnx.to_pure_dict(nnx.state(make(rngs), nnx.Param)) for _ in range(count)]
+    if stacked:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+    return {str(index): layer for index, layer in enumerate(drawn)}
+
+
+def structure(make: Callable[[nnx.Rngs], nnx.Module]) -> Any:
+    """The graph definition of a module, without allocating it: what `nnx.merge` needs beside a dict of arrays."""
+    return nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))

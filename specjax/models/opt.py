@@ -1,0 +1,178 @@
+"""OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions, ReLU, tied head, every published shape.
+
+350m alone normalises after each sub-layer, has no final norm, and projects its word embeddings to the model's width.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from specjax.base import LanguageModel
+from specjax.models import cache as caches
+from specjax.models import decoder as decoders
+from specjax.models.attention import attend
+from specjax.models.decoder import Decoder
+from specjax.models.format import Format
+from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, init_layers, structure, walk
+from specjax.types import Output, Params
+
+POSITION_OFFSET = 2  # position p has row p + 2 of the table: a legacy of fairseq's padding index
+
+
+@dataclasses.dataclass(frozen=True)
+class OPTConfig:
+    """Shape of an OPT model; names follow the published configuration where they are clear."""
+
+    vocab_size: int = 50272
+    width: int = 768
+    embed_width: int = 768
+    layers: int = 12
+    heads: int = 12
+    mlp_width: int = 3072
+    max_positions: int = 2048
+    pre_norm: bool = True
+    activation: str = "relu"
+    eps: float = 1e-5
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def sizes() -> dict[str, OPTConfig]:
+    """The published shapes, 125m to 66b."""
+    table = {
+        "125m": (768, 12, 12), "1.3b": (2048, 24, 32), "2.7b": (2560, 32, 32), "6.7b": (4096, 32, 32),
+        "13b": (5120, 40, 40), "30b": (7168, 48, 56), "66b": (9216, 64, 72),
+    }  # fmt: skip
+    shapes = {
+        name: OPTConfig(width=d, embed_width=d, layers=n, heads=h, mlp_width=4 * d) for name, (d, n, h) in table.items()
+    }
+    shapes["350m"] = OPTConfig(width=1024, embed_width=512, layers=24, heads=16, mlp_width=4096, pre_norm=False)
+    return shapes
+
+
+class Attention(nnx.Module):
+    """Multi-head self-attention with biases."""
+
+    def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
+        make = functools.partial(Linear, config.width, config.width, fmt, bias=True, rngs=rngs)
+        self.config, self.fmt = config, fmt
+        self.q, self.k, self.v = make(std=0.02), make(std=0.02), make(std=0.02)
+        self.o = make(std=0.02 / (2 * config.layers) ** 0.5)
+
+    def __call__(self, x, visible, layers, index, start, fresh):
+        def split(a: Array) -> Array:
+            return a.reshape(*a.shape[:2], self.config.heads, self.config.head_width)
+
+        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        layers, kv = caches.write(layers, index, k, v, start, fresh=fresh)
+        out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
+        return self.o(out), layers
+
+
+class MLP(nnx.Module):
+    """Up, activation, down, with biases."""
+
+    def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = Linear(config.width, config.mlp_width, fmt, bias=True, std=0.02, rngs=rngs)
+        std = 0.02 / (2 * config.layers) ** 0.5
+        self.down = Linear(config.mlp_width, config.width, fmt, bias=True, std=std, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return self.down(self.activation(self.up(x)))
+
+
+class Block(nnx.Module):
+    """One layer; norms before the sub-layers, or after them (350m)."""
+
+    def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.pre_norm = config.pre_norm
+        self.attn_norm = LayerNorm(config.width, config.eps)
+        self.attn = Attention(config, fmt, rngs=rngs)
+        self.mlp_norm = LayerNorm(config.width, config.eps)
+        self.mlp = MLP(config, fmt, rngs=rngs)
+
+    def __call__(self, x, visible, layers, index, start, fresh):
+        mixed, layers = self.attn(self.attn_norm(x) if self.pre_norm else x, visible, layers, index, start, fresh)
+        x = x + mixed if self.pre_norm else self.attn_norm(x + mixed)
+        if self.pre_norm:
+            return x + self.mlp(self.mlp_norm(x)), layers
+        return self.mlp_norm(x + self.mlp(x)), layers
+
+
+class Embed(nnx.Module):
+    """Word table and learned positions."""
+
+    def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.tokens = Table(
+            config.vocab_size, config.embed_width, fmt.dtype, std=0.02, rngs=rngs, min_rows=fmt.min_rows
+        )
+        self.positions = Table(config.max_positions + POSITION_OFFSET, config.width, "float32", std=0.02, rngs=rngs)
+
+
+class Trunk(nnx.Module):
+    """Everything but the layers."""
+
+    def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.embed = Embed(config, fmt, rngs=rngs)
+        projected = config.embed_width != config.width
+        make = functools.partial(Linear, fmt=fmt, bias=False, std=0.02, rngs=rngs)
+        self.project_in = make(config.embed_width, config.width) if projected else None
+        self.project_out = make(config.width, config.embed_width) if projected else None
+        self.final_norm = LayerNorm(config.width, config.eps) if config.pre_norm else None
+
+    def enter(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        x = self.embed.tokens(tokens)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return x + self.embed.positions(positions + POSITION_OFFSET)
+
+    def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
+        features = x if self.final_norm is None else self.final_norm(x)
+        out = features if self.project_out is None else self.project_out(features)
+        return self.embed.tokens.logits(out), features
+
+
+def init(key: jax.Array, config: OPTConfig, fmt: Format) -> Params:
+    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
+    rngs = nnx.Rngs(params=key)
+    params = nnx.to_pure_dict(nnx.state(Trunk(config, fmt, rngs=rngs), nnx.Param))
+    layers = init_layers(lambda r: Block(config, fmt, rngs=r), rngs, config.layers, fmt.stacked)
+    return {**params, "layers": layers}
+
+
+def decoder(config: OPTConfig, fmt: Format) -> Decoder:
+    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run."""
+    trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
+    block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
+
+    def run(params, tokens, positions, visible, layers, start, capture, *, fresh) -> tuple[Output, Any]:
+        trunk = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
+        x = trunk.enter(tokens, positions)
+
+        def step(block, index, x, layers):
+            return block(x, visible, layers, index, start, fresh)
+
+        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture)
+        logits, features = trunk.leave(x)
+        return Output(logits, features, hiddens), layers
+
+    return Decoder(
+        run, config.layers, config.heads, config.head_width, config.vocab_size, fmt, max_positions=config.max_positions
+    )
+
+
+def score(params: Params, config: OPTConfig, fmt: Format, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+    """Next-token logits at every position of left-aligned tokens, with no cache: for training and scoring."""
+    return decoders.score(decoder(config, fmt), params, tokens)
+
+
+def language_model(config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+    """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
+    return decoders.language_model(decoder(config, fmt), capture=capture)
