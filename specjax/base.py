@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Output, Params, PyTree, Verdict
@@ -43,22 +43,35 @@ class LanguageModel(NamedTuple):
     encoder_decoder: bool = False
 
 
+class Warp(Protocol):
+    """Logits to float32 log-probabilities under each row's sampling parameters.
+
+    Args: logits [B,S,V]; ancestors [B,S,A]: tokens that precede each position within this round, itself included, in
+    any order and with repeats (a repetition penalty counts them beside all that is committed); None where there are
+    none.
+    """
+
+    def __call__(
+        self, logits: Float[Array, "B S V"], ancestors: Int[Array, "B S A"] | None = None
+    ) -> Float[Array, "B S V"]: ...
+
+
 class Drafter(NamedTuple):
     """A way to guess: pure functions and explicit state, no class hierarchy.
 
     tree: static shape of what is proposed.
     init: (params, prompt [B,P], length [B], cache_len) -> DraftState.
-    propose: (params, key [B], state, pending [B], warp) -> (Draft, DraftState). `warp(logits [B,S,V], path tokens)`
-        is the target's own: draft and target laws pass through one stack (invariant 4).
+    propose: (params, key [B], state, pending [B], warp) -> (Draft, DraftState). `warp` is the target's own: draft and
+        target laws pass through one stack (invariant 4).
     commit: (params, state, Commit) -> DraftState. Absorbs the truth. `length` 0 leaves a row as it is.
-    slots: cache slots beyond the committed tokens that a proposal may write, for CACHE_FULL.
+    vocab_size: V of `log_q`; None for drafters that know no vocabulary.
     """
 
     tree: Tree
     init: Callable[..., DraftState]
     propose: Callable[..., tuple[Draft, DraftState]]
     commit: Callable[[Params, DraftState, Commit], DraftState]
-    vocab_size: int | None = None  # None: any vocabulary
+    vocab_size: int | None = None
 
 
 class VerifyFn(Protocol):
@@ -68,6 +81,3 @@ class VerifyFn(Protocol):
     """
 
     def __call__(self, key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict: ...
-
-
-__all__ = ["Bool", "Cache", "DraftState", "Drafter", "LanguageModel", "Prefilled", "VerifyFn"]

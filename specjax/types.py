@@ -48,13 +48,16 @@ class Commit(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Diagnostics of one round; a row that had stopped has zeros everywhere."""
+    """Diagnostics of one round; a row that had stopped has zeros everywhere. What nobody reads costs nothing."""
 
     active: Bool[Array, "B"]
     drafted: Int[Array, "B"]  # nodes proposed (valid, root apart)
     tested: Int[Array, "B"]  # nodes on the walked path that were accepted or refused
     accepted: Int[Array, "B"]
-    emitted: Int[Array, "B"]  # tokens committed: at most accepted + 1
-    overlap: Float[Array, "B"]  # sum over tested nodes of sum_x min(p, q); 0 where the draft law is a point mass
-    depth_tested: Int[Array, "B W"]  # [:, d]: 1 where a node at depth d + 1 was tested (last column is always 0)
+    emitted: Int[Array, "B"]  # tokens committed: accepted + 1, or fewer where the row stopped inside the block
+    overlap: Float[Array, "B"]  # sum over tested nodes of sum_x min(p, q)
+    depth_tested: Int[Array, "B W"]  # [:, d]: 1 where a node at depth d + 1 was tested (the last column is always 0)
     depth_accepted: Int[Array, "B W"]
+    proposed: Int[Array, "B N"]  # the draft's tokens and which of them were proposed, for those who show them
+    valid: Bool[Array, "B N"]
+    committed: Int[Array, "B W"]

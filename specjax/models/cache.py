@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.models.format import Format
 from specjax.types import PyTree
@@ -78,6 +78,21 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )
+
+
+def put_rows(
+    buffer: Shaped[Array, "B T"], new: Shaped[Array, "B W"], start: Int[Array, "B"], active: Bool[Array, "B"]
+) -> Shaped[Array, "B T"]:
+    """Writes new[b] into buffer[b, start[b]:start[b]+W] of the active rows; a window that does not fit is dropped."""
+    rows = jnp.arange(new.shape[0], dtype=jnp.int32)
+    index = jnp.stack([rows, jnp.where(active, start, buffer.shape[1])], -1)
+    dims = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
+    )
+    return jax.lax.scatter(
+        buffer, index, new, dims, indices_are_sorted=True, unique_indices=True,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+    )  # fmt: skip
 
 
 def write(

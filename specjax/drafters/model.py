@@ -1,0 +1,91 @@
+"""A smaller language model as drafter: it writes a chain of gamma tokens (Leviathan et al. 2023, arXiv 2211.17192)."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax import trees
+from specjax.base import Cache, Drafter, LanguageModel
+from specjax.categorical import categorical
+from specjax.types import Commit, Draft
+
+
+class ModelDraft(NamedTuple):
+    """State of a draft model.
+
+    After a round that accepted everything, the last accepted token was sampled but never fed: the cache lags the
+    committed tokens by one. The first call of a round therefore feeds two tokens: the one that lags, if any, and
+    `pending`.
+    """
+
+    cache: Cache
+    missing: Int[Array, "B"]  # the committed token that the cache lags by
+    lag: Int[Array, "B"]  # 1 where it does, else 0
+
+
+@functools.cache
+def model(lm: LanguageModel, gamma: int) -> Drafter:
+    """A chain of gamma tokens sampled from `lm`, each from its warped law.
+
+    Raises:
+      ValueError: gamma below 1.
+    """
+    if gamma < 1:
+        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    tree = trees.chain(gamma)
+    pair, one = trees.chain(1), trees.chain(0)
+
+    def init(params, prompt, length, cache_len):
+        read = lm.prefill(params, prompt, length, cache_len)
+        return ModelDraft(read.cache, read.pending, jnp.zeros_like(length))
+
+    def first_logits(params, state: ModelDraft, pending):
+        """Feeds [missing, pending], or [pending, filler] where nothing lags; advances past what is real."""
+        lagging = state.lag == 1
+        block = jnp.stack([jnp.where(lagging, state.missing, pending), pending], 1)
+        out, cache = lm.extend(params, block, state.cache, pair.mask, pair.depth)
+        logits = jnp.where(lagging[:, None], out.logits[:, 1], out.logits[:, 0])
+        return logits, lm.keep(cache, None, state.lag + 1)
+
+    def propose(params, key, state: ModelDraft, pending, warp):
+        keys = jax.vmap(lambda k: jax.random.split(k, gamma))(key)
+        rows = pending.shape[0]
+
+        def draw(step, logits, drafted):
+            log_q = warp(logits[:, None], drafted[:, None])[:, 0]
+            token = categorical(keys[:, step], log_q)
+            # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
+            later = jnp.arange(gamma + 1, dtype=jnp.int32)[None] > step
+            return log_q, token, jnp.where(later, token[:, None], drafted)
+
+        logits, cache = first_logits(params, state, pending)
+        drafted = jnp.broadcast_to(pending[:, None], (rows, gamma + 1))
+        log_q, token, drafted = draw(0, logits, drafted)
+
+        def body(carry, step):
+            cache, token, drafted = carry
+            out, cache = lm.extend(params, token[:, None], cache, one.mask, one.depth)
+            cache = lm.keep(cache, None, jnp.ones_like(token))
+            log_q, token, drafted = draw(step, out.logits[:, 0], drafted)
+            return (cache, token, drafted), log_q
+
+        (cache, token, drafted), more = jax.lax.scan(
+            body, (cache, token, drafted), jnp.arange(1, gamma, dtype=jnp.int32)
+        )
+        # Node i's children were drawn from law i; the last node has no children, and its row is never read.
+        laws = jnp.concatenate([log_q[None], more, log_q[None]]).swapaxes(0, 1)
+        draft = Draft(drafted, jnp.ones_like(drafted, bool), laws)
+        return draft, ModelDraft(cache, token, state.lag)
+
+    def commit(params, state: ModelDraft, committed: Commit):
+        del params
+        # The cache has advanced by gamma: `pending` and the first gamma - 1 drafts. A row keeps `length` of them
+        # (`pending` and the accepted drafts), all of them where everything was accepted, and then lags by one.
+        lag = jnp.maximum(committed.length - gamma, 0)
+        cache = lm.keep(state.cache, None, jnp.minimum(committed.length, gamma) - gamma)
+        return ModelDraft(cache, state.missing, lag)
+
+    return Drafter(tree, init, propose, commit, lm.vocab_size)

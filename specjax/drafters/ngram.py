@@ -1,0 +1,80 @@
+"""Prompt lookup: propose what followed the last n tokens where they occurred before (Saxena 2023).
+
+The longest match wins, and among equally long ones the latest. Point masses: `log_q` is None.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax import trees
+from specjax.base import Drafter
+from specjax.models.cache import put_rows
+from specjax.types import Commit, Draft
+
+
+class NgramDraft(NamedTuple):
+    """The tokens that can be looked up: the prompt and all that was committed."""
+
+    tokens: Int[Array, "B T"]
+    length: Int[Array, "B"]
+
+
+@functools.cache
+def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
+    """Copies up to gamma tokens that followed the latest of the longest matches of `shortest`..`longest` tokens.
+
+    Encoder-decoder models look their output up in the encoder's prompt and in what they have written.
+
+    Raises:
+      ValueError: gamma below 1, or shortest outside 1..longest.
+    """
+    if gamma < 1:
+        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"match lengths must satisfy 1 <= shortest <= longest, got {shortest} and {longest}")
+    tree = trees.chain(gamma)
+
+    def init(params, prompt, length, cache_len):
+        del params
+        room = jnp.zeros((prompt.shape[0], cache_len), prompt.dtype)
+        return NgramDraft(jnp.concatenate([prompt, room], 1), length)
+
+    def propose(params, key, state: NgramDraft, pending, warp):
+        del params, key, warp
+        follow, found = lookup(state.tokens, state.length, longest=longest, shortest=shortest)
+        at = follow[:, None] + jnp.arange(gamma, dtype=jnp.int32)[None]
+        copied = jnp.take_along_axis(state.tokens, at, axis=1, mode="clip")
+        valid = found[:, None] & (at < state.length[:, None])
+        tokens = jnp.concatenate([pending[:, None], copied], 1)
+        return Draft(tokens, jnp.concatenate([jnp.ones_like(valid[:, :1]), valid], 1), None), state
+
+    def commit(params, state: NgramDraft, committed: Commit):
+        del params
+        tokens = put_rows(state.tokens, committed.tokens, state.length, committed.length > 0)
+        return NgramDraft(tokens, state.length + committed.length)
+
+    return Drafter(tree, init, propose, commit)
+
+
+def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], *, longest: int, shortest: int):
+    """Where the continuation of the best earlier match of each row's last tokens begins, and whether there is one.
+
+    run[j] counts how many tokens that end at j equal the tokens that end at length - 1, up to `longest`:
+
+        tokens  a b c a b x a b     run for "a b"   0 2 0 0 2 0 0 .     the latest 2 wins: follow = 5
+    """
+    slots = tokens.shape[1]
+    at = jnp.arange(slots, dtype=jnp.int32)[None]
+    run = jnp.zeros(tokens.shape, jnp.int32)
+    going = jnp.broadcast_to(at < length[:, None] - 1, tokens.shape)
+    for back in range(longest):
+        wanted = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], axis=1)
+        shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :slots]
+        going = going & (shifted == wanted) & (at >= back)
+        run = run + going
+    best = jnp.argmax(jnp.where(run >= shortest, run * slots + at, -1), axis=1).astype(jnp.int32)
+    found = jnp.take_along_axis(run, best[:, None], axis=1)[:, 0] >= shortest
+    return best + 1, found

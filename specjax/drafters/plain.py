@@ -1,0 +1,29 @@
+"""No draft at all: plain autoregressive decoding as the same loop, which makes it the baseline."""
+
+import functools
+
+import jax.numpy as jnp
+
+from specjax import trees
+from specjax.base import Drafter
+from specjax.types import Draft
+
+
+@functools.cache
+def plain() -> Drafter:
+    """A drafter that proposes nothing: every round is one target call and one token."""
+
+    def init(params, prompt, length, cache_len):
+        del params, prompt, length, cache_len
+        return ()
+
+    def propose(params, key, state, pending, warp):
+        del params, key, warp
+        tokens = pending[:, None]
+        return Draft(tokens, jnp.ones_like(tokens, bool), None), state
+
+    def commit(params, state, committed):
+        del params, committed
+        return state
+
+    return Drafter(trees.chain(0), init, propose, commit)

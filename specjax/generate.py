@@ -1,0 +1,304 @@
+"""The decoding loop: one round is draft, verify, commit; `generate` runs rounds in one while_loop, `stream` on the host.
+
+committed tokens          t0 t1 t2 ... t_n          cache holds t0 .. t_{n-1}; t_n is `pending`
+one round                 draft a tree below t_n, feed it to the target in one call, walk down the accepted path,
+                          append it and one more token, compact the cache, tell the drafter
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax import sampling, stopping
+from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.models.cache import put_rows
+from specjax.sampling import SamplingParams, Stages
+from specjax.stopping import Stop, StopRules
+from specjax.trees import NO_CHILD, Tree
+from specjax.types import Commit, Draft, Info, KeyArray, Params, Verdict
+from specjax.verify.token import overlap
+
+
+class DecodeParams(NamedTuple):
+    """Every array that a round reads and never writes: weights, sampling parameters and stop rules."""
+
+    target: Params
+    draft: Params
+    sampling: SamplingParams
+    stop: StopRules
+
+
+class Totals(NamedTuple):
+    """Sums of `Info` over the rounds of each row; `rounds` counts target calls in which the row was active."""
+
+    rounds: Int[Array, "B"]
+    drafted: Int[Array, "B"]
+    tested: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+    overlap: Array
+    depth_tested: Int[Array, "B W"]
+    depth_accepted: Int[Array, "B W"]
+
+
+class GenerationState(NamedTuple):
+    """Everything that a round carries to the next. Donate it: the caches are written in place."""
+
+    tokens: Int[Array, "B T"]  # new tokens, left-aligned; W slots are spare, so that a last block always fits
+    length: Int[Array, "B"]  # how many of them are committed
+    pending: Int[Array, "B"]  # the last committed token, not yet in the cache
+    stop: Int[Array, "B"]  # a `Stop` code; RUNNING is 0
+    room: Int[Array, "B"]  # tokens the row may still take
+    room_code: Int[Array, "B"]  # the code of the row that has taken them all: MAX_TOKENS or CACHE_FULL
+    automaton: Int[Array, "B"]  # state of the stop strings
+    seen: Bool[Array, "B V"] | None  # tokens present so far; None without a repetition penalty
+    cache: Cache
+    draft: DraftState
+    key: KeyArray
+    totals: Totals
+
+
+def row_keys(seed: int | jax.Array, rows: Int[Array, "B"]) -> KeyArray:
+    """One typed key a row: a function of the seed and the row's own number, not of its place in the batch."""
+    root = jax.random.key(seed) if isinstance(seed, int) else seed
+    return jax.vmap(lambda row: jax.random.fold_in(root, row))(rows)
+
+
+def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_len: int, max_new: int) -> Callable:
+    """`init(params, key [B], prompt [B,P], length [B], budget [B]) -> GenerationState`: reads the prompt.
+
+    Args:
+      cache_len: tokens (prompt and new) that a row may hold; the slots of a draft block come on top.
+      max_new: size of the output buffer; `budget` is each row's own limit, 1..max_new.
+    """
+    if drafter.vocab_size is not None and drafter.vocab_size != model.vocab_size:
+        raise ValueError(
+            f"draft vocabulary has {drafter.vocab_size} tokens and the target's {model.vocab_size}: "
+            "speculation compares their laws token by token, so both models must share one vocabulary"
+        )
+    width = drafter.tree.width
+    slots = cache_len + drafter.tree.size
+
+    def init(params: DecodeParams, key, prompt, length, budget) -> GenerationState:
+        rows = prompt.shape[0]
+        read = model.prefill(params.target, prompt, length, slots)
+        state = drafter.init(params.draft, prompt, length, slots)
+        # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
+        used = jnp.zeros_like(length) if model.encoder_decoder else length
+        room = jnp.minimum(budget, cache_len - used + 1)
+        room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL))
+        seen = None
+        if stages.repetition_penalty:
+            given = read.pending[:, None] if model.encoder_decoder else prompt
+            known = jnp.ones_like(length) if model.encoder_decoder else length
+            seen = _mark(jnp.zeros((rows, model.vocab_size), bool), given, known)
+        zero, zeros = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, width), jnp.int32)
+        return GenerationState(
+            tokens=jnp.zeros((rows, max_new + width), jnp.int32),
+            length=zero,
+            pending=read.pending,
+            stop=jnp.where(room > 0, int(Stop.RUNNING), room_code),
+            room=room,
+            room_code=room_code,
+            automaton=zero,
+            seen=seen,
+            cache=read.cache,
+            draft=state,
+            key=key,
+            totals=Totals(zero, zero, zero, zero, jnp.zeros((rows,), jnp.float32), zeros, zeros),
+        )
+
+    return init
+
+
+def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> Callable:
+    """`step(params, state) -> (state, Info)`: one round. Jit it, and donate the state: its caches are written in place.
+
+    The law of the emitted tokens is that of the verifier: the target's own where it is lossless.
+    """
+    tree = drafter.tree
+
+    def step(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Info]:
+        active = state.stop == int(Stop.RUNNING)
+        keys = jax.vmap(lambda k: jax.random.split(k, 3))(state.key)
+        next_key, draft_key, verify_key = keys[:, 0], keys[:, 1], keys[:, 2]
+        warp = make_warp(params.sampling, stages, state.seen)
+
+        draft, draft_state = drafter.propose(params.draft, draft_key, state.draft, state.pending, warp)
+        out, cache = model.extend(params.target, draft.tokens, state.cache, tree.mask, tree.depth)
+        log_p = warp(out.logits, draft.tokens[:, tree.paths])
+        verdict = verify(verify_key, tree, draft, log_p)
+
+        broken = sampling.has_nan(out.logits).any(-1)
+        if draft.log_q is not None:
+            broken = broken | sampling.has_nan(draft.log_q).any(-1)
+        block = committed_block(tree, draft, verdict)
+        ended = stopping.cut(
+            params.stop, block, verdict.accepted + 1, state.room, state.room_code, state.automaton, active & ~broken
+        )
+        n = ended.length
+        stop = jnp.where(active & broken, int(Stop.NAN), jnp.where(active, ended.stop, state.stop))
+
+        told = Commit(block, n, None, None)
+        last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
+        info = _info(tree, draft, verdict, log_p, block, n, active & ~broken)
+        state = GenerationState(
+            tokens=put_rows(state.tokens, block, state.length, n > 0),
+            length=state.length + n,
+            pending=jnp.where(n > 0, last, state.pending),
+            stop=stop.astype(jnp.int32),
+            room=state.room - n,
+            room_code=state.room_code,
+            automaton=ended.automaton,
+            seen=None if state.seen is None else _mark(state.seen, block, n),
+            cache=model.keep(cache, None if tree.is_chain else verdict.path, n),
+            draft=drafter.commit(params.draft, draft_state, told),
+            key=next_key,
+            totals=_add(state.totals, info),
+        )
+        return state, info
+
+    return step
+
+
+def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] | None) -> Warp:
+    """The stack of logits processors as one function for target and draft laws alike (invariant 4)."""
+
+    def warp(logits, ancestors=None):
+        if seen is None:
+            return sampling.warp(params, stages, logits, None)
+        present = jnp.broadcast_to(seen[:, None], logits.shape)
+        if ancestors is not None:
+            rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None, None]
+            columns = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :, None]
+            present = present.at[rows, columns, ancestors].set(True)
+        return sampling.warp(params, stages, logits, present)
+
+    return warp
+
+
+def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B W"]:
+    """The accepted tokens of each row, then the verifier's own; the rest is undefined."""
+    below = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
+    below = jnp.pad(below, ((0, 0), (0, 1)))
+    at = jnp.arange(tree.width, dtype=jnp.int32)[None]
+    return jnp.where(at == verdict.accepted[:, None], verdict.token[:, None], below)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "drafter", "verify", "stages"),
+    donate_argnames=("state",),
+)
+def generate(
+    params: DecodeParams,
+    state: GenerationState,
+    *,
+    model: LanguageModel,
+    drafter: Drafter,
+    verify: VerifyFn,
+    stages: Stages,
+) -> GenerationState:
+    """Rounds until every row has stopped: one while_loop, one trace, no host synchronisation, the caches donated.
+
+    Compiles once for each (model, drafter, verifier, stages) and set of shapes.
+    """
+    _count_trace()
+    step = make_step(model, drafter, verify, stages)
+    return jax.lax.while_loop(lambda s: jnp.any(s.stop == int(Stop.RUNNING)), lambda s: step(params, s)[0], state)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "drafter", "verify", "stages"), donate_argnames=("state",))
+def one_round(params, state, *, model, drafter, verify, stages) -> tuple[GenerationState, Info]:
+    """`make_step(...)` jitted with the state donated: what `stream` calls."""
+    _count_trace()
+    return make_step(model, drafter, verify, stages)(params, state)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "drafter", "stages", "cache_len", "max_new"))
+def prefill(
+    params, key, prompt, length, budget, *, model, drafter, stages, cache_len: int, max_new: int
+) -> GenerationState:
+    """`make_init(...)` jitted: reads the prompts and returns the state before the first round."""
+    _count_trace()
+    init = make_init(model, drafter, stages, cache_len=cache_len, max_new=max_new)
+    return init(params, key, prompt, length, budget)
+
+
+def stream(
+    params: DecodeParams,
+    state: GenerationState,
+    *,
+    model: LanguageModel,
+    drafter: Drafter,
+    verify: VerifyFn,
+    stages: Stages,
+) -> Iterator[tuple[GenerationState, Info]]:
+    """Rounds driven from the host: yields (state, Info) after each, until every row has stopped.
+
+    The state that was yielded before is donated to the next round: read what you need of it before going on.
+    """
+    while bool(jnp.any(state.stop == int(Stop.RUNNING))):
+        state, info = one_round(params, state, model=model, drafter=drafter, verify=verify, stages=stages)
+        yield state, info
+
+
+_traces = 0
+
+
+def _count_trace() -> None:
+    global _traces
+    _traces += 1
+
+
+def trace_count() -> int:
+    """How often prefill, generate or one_round have been traced by this process: each trace is one compile."""
+    return _traces
+
+
+def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array, "B"]) -> Bool[Array, "B V"]:
+    """Adds the first length[b] tokens to the set of each row; what lies past them goes out of range and is dropped."""
+    at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    index = jnp.where(at < length[:, None], tokens, seen.shape[1])
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
+    return seen.at[rows, index].set(True, mode="drop")
+
+
+def _info(tree: Tree, draft: Draft, verdict: Verdict, log_p, block, n, active) -> Info:
+    """Diagnostics of a round. A node was tested where it is on the path, or the path ends at a node with children."""
+    kids = jnp.asarray(tree.children)
+    offered = jnp.take_along_axis(draft.valid, jnp.maximum(kids, 0).reshape(1, -1), axis=1)
+    offered = (offered.reshape(-1, *kids.shape) & (kids != NO_CHILD)[None]).any(-1)
+    last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)
+    refused = jnp.take_along_axis(offered, last, axis=1)[:, 0]
+    tested = verdict.accepted + refused
+    depth = jnp.arange(tree.width, dtype=jnp.int32)[None]
+    on = lambda x: jnp.where(active, x, 0)
+    return Info(
+        active=active,
+        drafted=on(draft.valid[:, 1:].sum(1, dtype=jnp.int32)),
+        tested=on(tested),
+        accepted=on(verdict.accepted),
+        emitted=n,
+        overlap=jnp.where(active, overlap(tree, draft, log_p, verdict), 0.0),
+        depth_tested=((depth < tested[:, None]) & active[:, None]).astype(jnp.int32),
+        depth_accepted=((depth < verdict.accepted[:, None]) & active[:, None]).astype(jnp.int32),
+        proposed=draft.tokens,
+        valid=draft.valid,
+        committed=block,
+    )
+
+
+def _add(totals: Totals, info: Info) -> Totals:
+    return Totals(
+        totals.rounds + info.active.astype(jnp.int32),
+        totals.drafted + info.drafted,
+        totals.tested + info.tested,
+        totals.accepted + info.accepted,
+        totals.overlap + info.overlap,
+        totals.depth_tested + info.depth_tested,
+        totals.depth_accepted + info.depth_accepted,
+    )
