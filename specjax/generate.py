@@ -1,4 +1,4 @@
-"""The decoding loop: one round is draft, verify, commit; `generate` runs rounds in one while_loop, `stream` on the host.
+"""The decoding loop: a round is draft, verify, commit; `generate` runs rounds in one while_loop, `stream` on the host.
 
 committed tokens          t0 t1 t2 ... t_n          cache holds t0 .. t_{n-1}; t_n is `pending`
 one round                 draft a tree below t_n, feed it to the target in one call, walk down the accepted path,
@@ -87,7 +87,7 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
         read = model.prefill(params.target, prompt, length, slots)
         state = drafter.init(params.draft, prompt, length, slots)
         # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
-        used = jnp.zeros_like(length) if model.encoder_decoder else length
+        used = jnp.ones_like(length) if model.encoder_decoder else length  # the start token, or the prompt
         room = jnp.minimum(budget, cache_len - used + 1)
         room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL))
         seen = None
@@ -132,9 +132,9 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
         log_p = warp(out.logits, draft.tokens[:, tree.paths])
         verdict = verify(verify_key, tree, draft, log_p)
 
-        broken = sampling.has_nan(out.logits).any(-1)
+        broken = sampling.has_nan(out.logits)
         if draft.log_q is not None:
-            broken = broken | sampling.has_nan(draft.log_q).any(-1)
+            broken = broken | sampling.has_nan(draft.log_q)
         block = committed_block(tree, draft, verdict)
         ended = stopping.cut(
             params.stop, block, verdict.accepted + 1, state.room, state.room_code, state.automaton, active & ~broken
