@@ -1,5 +1,69 @@
-"""Ways to guess what the target will say: pure functions with explicit state (`base.Drafter`)."""
+"""Ways to guess what the target will say: pure functions with explicit state, joined to their weights.
 
-from specjax.drafters.model import model as model
-from specjax.drafters.ngram import ngram as ngram
-from specjax.drafters.plain import plain as plain
+Here are the user's constructors; each returns a `Guide` for `specjax.generate(..., drafter=...)`. The `base.Drafter`s
+behind them are in the modules of this folder.
+"""
+
+from typing import Any, NamedTuple
+
+from specjax.base import Drafter
+from specjax.drafters import chain
+from specjax.drafters import ngram as _ngram
+from specjax.drafters import plain as _plain
+from specjax.types import Params
+
+
+class Guide(NamedTuple):
+    """A drafter with its weights and its name.
+
+    Attributes:
+      name: for reports.
+      drafter: pure functions.
+      params: what they read.
+      source: the model that it runs, None where it has none.
+      positions: positions that it can draft at; None where they are unbounded.
+    """
+
+    name: str
+    drafter: Drafter
+    params: Params = ()
+    source: Any = None
+    positions: int | None = None
+
+    def check(self, target: Any) -> None:
+        """Raises ValueError where this drafter cannot serve the target; names both."""
+        if self.source is None:
+            return
+        if self.source.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"draft {self.source.name} has a vocabulary of {self.source.vocab_size} tokens and target "
+                f"{target.name} one of {target.vocab_size}: their laws are compared token by token, so use models "
+                "that share a tokenizer"
+            )
+        if self.source.encoder_decoder != target.encoder_decoder:
+            kinds = {True: "encoder-decoder", False: "decoder-only"}
+            raise ValueError(
+                f"draft {self.source.name} is {kinds[self.source.encoder_decoder]} and target {target.name} is "
+                f"{kinds[target.encoder_decoder]}: use two models of one kind"
+            )
+
+
+def plain() -> Guide:
+    """No draft: plain autoregressive decoding, by the same loop. The baseline."""
+    return Guide("plain", _plain.plain())
+
+
+def model(draft: Any, *, gamma: int = 5) -> Guide:
+    """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023).
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      gamma: draft tokens a round, at least 1.
+    """
+    positions = getattr(draft.config, "max_positions", None)
+    return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+
+
+def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
+    """Prompt lookup: copies what followed the last few tokens where they occurred before."""
+    return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))

@@ -246,6 +246,33 @@ def stream(
         yield state, info
 
 
+@functools.cache
+def _parts(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages):
+    tree = drafter.tree
+
+    def draft(params: DecodeParams, state: GenerationState) -> Draft:
+        keys = jax.vmap(lambda k: jax.random.split(k, 2))(state.key)
+        warp = make_warp(params.sampling, stages, state.seen)
+        return drafter.propose(params.draft, keys[:, 0], state.draft, state.pending, warp)[0]
+
+    def check(params: DecodeParams, state: GenerationState, drafted: Draft) -> Verdict:
+        keys = jax.vmap(lambda k: jax.random.split(k, 2))(state.key)
+        warp = make_warp(params.sampling, stages, state.seen)
+        out, _ = model.extend(params.target, drafted.tokens, state.cache, tree.mask, tree.depth)
+        return verify(keys[:, 1], tree, drafted, warp(out.logits, drafted.tokens[:, tree.paths]))
+
+    return jax.jit(draft), jax.jit(check)
+
+
+def parts(params, *, model, drafter, verify, stages) -> tuple[Callable, Callable]:
+    """A round's two halves jitted apart, for timing: draft(params, state) and verify(params, state, draft).
+
+    They change nothing: what they write is thrown away.
+    """
+    del params
+    return _parts(model, drafter, verify, stages)
+
+
 _traces = 0
 
 

@@ -27,7 +27,7 @@ class ModelDraft(NamedTuple):
 
 
 @functools.cache
-def model(lm: LanguageModel, gamma: int) -> Drafter:
+def chain(lm: LanguageModel, gamma: int) -> Drafter:
     """A chain of gamma tokens sampled from `lm`, each from its warped law.
 
     Raises:

@@ -1,0 +1,83 @@
+"""A loaded model: parameters, their layout, pure functions over them, and a tokenizer."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from specjax.base import LanguageModel
+from specjax.models.format import Format
+from specjax.text import Text
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """What `specjax.load` returns.
+
+    Attributes:
+      name: what it was loaded as.
+      family: the module of specjax.models that it runs on.
+      config, fmt: shape of the model, layout of its weights.
+      params: nested dict of arrays.
+      text: its tokenizer; None where the checkpoint has none, and then prompts are token ids.
+      eos: tokens that end a row.
+      mesh: where the parameters lie, None on one device.
+    """
+
+    name: str
+    family: Any
+    config: Any
+    fmt: Format
+    params: Params
+    text: Text | None = None
+    eos: tuple[int, ...] = ()
+    mesh: Any = None
+
+    @functools.cached_property
+    def lm(self) -> LanguageModel:
+        """Pure functions for the decoding loop; one object a (config, fmt), so equal models share compiled code."""
+        return self.family.language_model(self.config, self.fmt)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return self.lm.encoder_decoder
+
+    @property
+    def vocab_size(self) -> int:
+        return self.lm.vocab_size
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def score(self, *tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+        """Logits [B,S,V] of left-aligned tokens, float32, before any warp.
+
+        Decoder-only: `score(tokens)`. T5: `score(encoder_tokens, decoder_tokens)`; encoder rows end at their first
+        padding token.
+
+        Raises:
+          ValueError: a wrong number of arrays, or tokens outside the vocabulary.
+        """
+        wanted = 2 if self.encoder_decoder else 1
+        if len(tokens) != wanted:
+            raise ValueError(f"{self.name} scores {wanted} array(s) of tokens, got {len(tokens)}")
+        arrays = [np.atleast_2d(np.asarray(t, np.int32)) for t in tokens]
+        for array in arrays:
+            if array.size == 0 or array.min() < 0 or array.max() >= self.vocab_size:
+                raise ValueError(f"tokens to score must be some, and lie in 0..{self.vocab_size - 1}")
+        if self.encoder_decoder:
+            lengths = (arrays[0] != self.config.start_token).sum(1).astype(np.int32)
+            arrays = [arrays[0], lengths, arrays[1]]
+        return _score(self.params, self.family, self.config, self.fmt, *map(jnp.asarray, arrays))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _score(params, family, config, fmt, *arrays):
+    return family.score(params, config, fmt, *arrays)

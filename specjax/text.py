@@ -1,0 +1,129 @@
+"""Between text and tokens: a tokenizer behind four functions, the bytes of every token, and text as it streams.
+
+A `tokenizer.json` is read by the `tokenizers` package alone; anything else goes through transformers.
+"""
+
+import codecs
+import functools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Text(NamedTuple):
+    """A tokenizer as functions.
+
+    Attributes:
+      encode: text -> token ids, with the special tokens that the model expects.
+      decode: token ids -> text, special tokens left out.
+      pieces: the bytes of every token; empty for special tokens.
+      vocab_size: number of tokens that it knows.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    pieces: Callable[[], list[bytes]]
+    vocab_size: int
+
+
+def from_folder(folder: Path | str) -> Text | None:
+    """The tokenizer of a checkpoint folder; None where the folder holds none."""
+    folder = Path(folder)
+    file = folder / "tokenizer.json"
+    if file.exists():
+        import tokenizers
+
+        try:
+            return from_tokenizer(tokenizers.Tokenizer.from_file(str(file)))
+        except Exception as error:  # the package raises bare Exceptions
+            raise ValueError(f"{file} is not a readable tokenizer: {error}") from None
+    if any((folder / name).exists() for name in ("vocab.json", "spiece.model", "tokenizer.model", "vocab.txt")):
+        import transformers
+
+        slow = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return from_transformers(slow)
+    return None
+
+
+def from_tokenizer(tokenizer: Any) -> Text:
+    """A `tokenizers.Tokenizer`."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    special = {i for i, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @functools.cache
+    def pieces() -> list[bytes]:
+        names = [tokenizer.id_to_token(i) for i in range(size)]
+        return [b"" if i in special or name is None else piece(name) for i, name in enumerate(names)]
+
+    return Text(
+        encode=lambda text: tokenizer.encode(text).ids,
+        decode=lambda ids: tokenizer.decode([int(i) for i in ids], skip_special_tokens=True),
+        pieces=pieces,
+        vocab_size=size,
+    )
+
+
+def from_transformers(tokenizer: Any) -> Text:
+    """A tokenizer of transformers, fast or slow."""
+    special = set(tokenizer.all_special_ids)
+
+    @functools.cache
+    def pieces() -> list[bytes]:
+        names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        return [b"" if i in special or name is None else piece(name) for i, name in enumerate(names)]
+
+    return Text(
+        encode=lambda text: tokenizer(text)["input_ids"],
+        decode=lambda ids: tokenizer.decode([int(i) for i in ids], skip_special_tokens=True),
+        pieces=pieces,
+        vocab_size=len(tokenizer),
+    )
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in byte-level vocabularies: printable bytes as they are, others from 256."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    return {**{chr(b): b for b in plain}, **{chr(256 + n): b for n, b in enumerate(others)}}
+
+
+def piece(name: str) -> bytes:
+    """The bytes that a vocabulary entry stands for: byte-level BPE, or SentencePiece with its byte fallback."""
+    fallback = BYTE_TOKEN.fullmatch(name)
+    if fallback:
+        return bytes([int(fallback.group(1), 16)])
+    if "\u2581" in name:
+        return name.replace("\u2581", " ").encode()
+    alphabet = _byte_alphabet()
+    if all(char in alphabet for char in name):
+        return bytes(alphabet[char] for char in name)
+    return name.encode()
+
+
+class Streamer:
+    """Text as tokens arrive: holds bytes back until they are whole characters, so no broken character is ever shown."""
+
+    def __init__(self, text: Text):
+        self._pieces = text.pieces()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        data = b"".join(self._pieces[t] if t < len(self._pieces) else b"" for t in tokens)
+        return self._decoder.decode(data)
+
+    def end(self) -> str:
+        """What is left: bytes that never became a character come out as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
+def cut_at(text: str, stops: Sequence[str]) -> str:
+    """Text before the first stop string in it."""
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    return text[: min(found)] if found else text
