@@ -18,19 +18,18 @@ from specjax.types import Params, PyTree
 def dot(x: Float[Array, "*B D"], kernel: Float[Array, "I O"], *, out_in: bool, min_rows: int) -> Float[Array, "*B O"]:
     """x times a kernel in the kernel's dtype, accumulated and returned in float32.
 
-    Fewer rows than `min_rows` are padded: a one-row half-precision dot leaves XLA's fast path on CPU.
+    Leading axes are collapsed: of a three-dimensional dot with an (out, in) kernel, XLA's CPU backend makes a
+    transposed copy of the weight. Fewer rows than `min_rows` are padded: a one-row half-precision dot leaves its fast
+    path there.
     """
-    rows = 1
-    for n in x.shape[:-1]:
-        rows *= n
-    x = x.astype(kernel.dtype)
-    dims = (((x.ndim - 1,), (1 if out_in else 0,)), ((), ()))
-    if rows >= min_rows:
-        return jax.lax.dot_general(x, kernel, dims, preferred_element_type=jnp.float32)
-    flat = jnp.pad(x.reshape(rows, x.shape[-1]), ((0, min_rows - rows), (0, 0)))
+    lead = x.shape[:-1]
+    flat = x.astype(kernel.dtype).reshape(-1, x.shape[-1])
+    rows = flat.shape[0]
+    if rows < min_rows:
+        flat = jnp.pad(flat, ((0, min_rows - rows), (0, 0)))
     dims = (((1,), (1 if out_in else 0,)), ((), ()))
     out = jax.lax.dot_general(flat, kernel, dims, preferred_element_type=jnp.float32)
-    return out[:rows].reshape(*x.shape[:-1], -1)
+    return out[:rows].reshape(*lead, out.shape[-1])
 
 
 class Linear(nnx.Module):
