@@ -77,6 +77,8 @@ def chi_square(counts: np.ndarray, law: np.ndarray, *, least: float = 5.0) -> fl
     if np.any(counts[law == 0] > 0):
         return 0.0
     observed, expected = _pool(counts, law, counts.sum(), least)
+    if len(expected) == 1:  # one token has all the mass, and has been all that was seen
+        return 1.0
     return float(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.categorical import draw, uniforms
 from specjax.trees import Tree
@@ -124,7 +124,7 @@ def _node(log_law: Float[Array, "B N V"], node: Int[Array, "B"]) -> Float[Array,
     return jax.vmap(lambda laws, at: lax.dynamic_index_in_dim(laws, at, keepdims=False))(log_law, node)
 
 
-def _arange_like(x: Int[Array, "B n"]) -> Int[Array, "B n"]:
+def _arange_like(x: Shaped[Array, "B n"]) -> Int[Array, "B n"]:
     return lax.broadcasted_iota(jnp.int32, x.shape, 1)
 
 
