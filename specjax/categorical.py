@@ -164,6 +164,7 @@ def _ordered(x: Float[Array, "..."]) -> UInt[Array, "..."]:
 
 
 def _float(ordered: UInt[Array, "..."]) -> Float[Array, "..."]:
-    """The inverse of `_ordered`."""
+    """The inverse of `_ordered`, but for denormals: 0, as which most hardware compares them."""
     bits = jnp.where(ordered >> 31 == 1, ordered & jnp.uint32(0x7FFFFFFF), ~ordered)
-    return lax.bitcast_convert_type(bits, jnp.float32)
+    x = lax.bitcast_convert_type(bits, jnp.float32)
+    return jnp.where(jnp.abs(x) < jnp.finfo(jnp.float32).tiny, 0.0, x)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import argmax, threshold
 
+PerRow = int | float | Sequence[int | float] | np.ndarray  # one number for all rows, or one for each
 LogitBias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | np.ndarray
 
 
@@ -52,11 +53,11 @@ def sampling_params(
     batch: int,
     vocab_size: int,
     *,
-    temperature: float | Sequence[float] | np.ndarray = 1.0,
-    top_k: int | Sequence[int] | np.ndarray = 0,
-    top_p: float | Sequence[float] | np.ndarray = 1.0,
-    min_p: float | Sequence[float] | np.ndarray = 0.0,
-    repetition_penalty: float | Sequence[float] | np.ndarray = 1.0,
+    temperature: PerRow = 1.0,
+    top_k: PerRow = 0,
+    top_p: PerRow = 1.0,
+    min_p: PerRow = 0.0,
+    repetition_penalty: PerRow = 1.0,
     logit_bias: LogitBias | None = None,
 ) -> tuple[SamplingParams, Stages]:
     """Checks the user's choices on the host, and says which stages they need.

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.categorical import draw, uniforms
 from specjax.trees import Tree
@@ -32,7 +32,9 @@ def token_level(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B 
       ValueError: the tree branches.
     """
     accept, correct = _split(key)
-    return walk(uniforms(accept, (tree.size - 1,)), uniforms(correct, (2,)), tree, draft, log_p)
+    return walk(
+        uniforms(accept, (tree.size - 1,), log_p.dtype), uniforms(correct, (2,), log_p.dtype), tree, draft, log_p
+    )
 
 
 def walk(
@@ -51,7 +53,7 @@ def walk(
     passed = accepts(accept, p, q) & draft.valid[:, 1:]
     accepted = jnp.sum(jnp.cumprod(passed, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     path = jnp.minimum(_arange_like(draft.tokens), accepted[:, None])
-    return Verdict(path, accepted, draw(correct, _last_law(draft, log_p, accepted)))
+    return Verdict(path, accepted, draw(correct, last_law(draft, log_p, accepted)))
 
 
 def accepts(u: Float[Array, "*lead"], p: Float[Array, "*lead"], q: Float[Array, "*lead"]) -> Bool[Array, "*lead"]:
@@ -89,8 +91,11 @@ def overlap(tree: Tree, draft: Draft, log_p: Float[Array, "B N V"], verdict: Ver
     return jnp.sum(jnp.where(reached, shared, jnp.zeros_like(shared)), axis=-1)
 
 
-def _last_law(draft: Draft, log_p: Float[Array, "B N V"], accepted: Int[Array, "B"]) -> Float[Array, "B V"]:
-    """Masses of the token after the last accepted node: one residual a row, at the node where the row stopped."""
+def last_law(draft: Draft, log_p: Float[Array, "B N V"], accepted: Int[Array, "B"]) -> Float[Array, "B V"]:
+    """Masses of the token that follows the last accepted node: p, or where a node was refused, the residual.
+
+    One law a row: the row's node is chosen first, so gamma nodes cost no more than one.
+    """
     p = jnp.exp(_node(log_p, accepted))
     if draft.log_q is None:
         refused_token = jnp.take_along_axis(draft.tokens, _next(draft, accepted)[:, None], axis=1)
@@ -119,7 +124,7 @@ def _node(log_law: Float[Array, "B N V"], node: Int[Array, "B"]) -> Float[Array,
     return jax.vmap(lambda laws, at: lax.dynamic_index_in_dim(laws, at, keepdims=False))(log_law, node)
 
 
-def _arange_like(x: Int[Array, "B n"]) -> Int[Array, "B n"]:
+def _arange_like(x: Shaped[Array, "B n"]) -> Int[Array, "B n"]:
     return lax.broadcasted_iota(jnp.int32, x.shape, 1)
 
 

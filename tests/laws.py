@@ -1,0 +1,108 @@
+"""What the tests of every verifier share: exact laws by enumeration, and chi-square tests with a stated power.
+
+A law of sequences is an array of shape [V] * length, float64. A model is a function from a prefix (a tuple of tokens)
+to its law of the next token, [V].
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from scipy import stats
+
+Prefix = tuple[int, ...]
+Model = Callable[[Prefix], np.ndarray]
+
+ALPHA = 1e-4  # level of every chi-square test here; seeds are fixed, so a test that passes keeps passing
+
+
+def random_model(seed: int, vocab: int, *, sharpness: float = 1.5, zeros: float = 0.0) -> Model:
+    """A law for every prefix: softmax of normal logits; a share `zeros` of the tokens has no mass, one always has."""
+
+    def law(prefix: Prefix) -> np.ndarray:
+        rng = np.random.default_rng((seed, len(prefix), *prefix))
+        mass = np.exp(sharpness * rng.normal(size=vocab))
+        mass[rng.random(vocab) < zeros] = 0.0
+        mass[rng.integers(vocab)] += 0.5
+        return mass / mass.sum()
+
+    return law
+
+
+def one_hot_model(seed: int, vocab: int) -> Model:
+    """A greedy model: all mass on one token, chosen by the prefix."""
+    inner = random_model(seed, vocab)
+    return lambda prefix: np.eye(vocab)[int(np.argmax(inner(prefix)))]
+
+
+def joint(model: Model, length: int, prefix: Prefix = ()) -> np.ndarray:
+    """The exact law of the next `length` tokens: [V] * length."""
+    if length == 0:
+        return np.ones(())
+    law = model(prefix)
+    return np.stack([mass * joint(model, length - 1, (*prefix, token)) for token, mass in enumerate(law)])
+
+
+def completed(outcomes: Iterable[tuple[float, Prefix]], model: Model, vocab: int, length: int) -> np.ndarray:
+    """The law of the first `length` tokens when each outcome, (probability, tokens emitted), is continued by `model`.
+
+    A lossless round gives joint(model, length): whole blocks are compared, not only marginals.
+    """
+    total = np.zeros((vocab,) * length)
+    for mass, tokens in outcomes:
+        kept = tokens[:length]
+        total[kept] += mass * joint(model, length - len(kept), kept)
+    return total
+
+
+def drafts(model: Model, vocab: int, gamma: int) -> Iterator[tuple[float, Prefix]]:
+    """Every chain of gamma tokens that the model can draft, with its probability."""
+    for tokens in itertools.product(range(vocab), repeat=gamma):
+        yield float(np.prod([model(tokens[:i])[token] for i, token in enumerate(tokens)])), tokens
+
+
+def measure(passes: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], steps: int = 60) -> np.ndarray:
+    """The measure of {u in [0, 1): passes(u)} for a test that passes below some u: bisection, entry by entry."""
+    low, high = np.zeros(shape), np.ones(shape)
+    for _ in range(steps):
+        middle = (low + high) / 2
+        passed = np.asarray(passes(middle))
+        low, high = np.where(passed, middle, low), np.where(passed, high, middle)
+    return low
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray, *, least: float = 5.0) -> float:
+    """The p-value of counts under a law; cells that expect fewer than `least` are pooled. 0 where no mass was hit."""
+    counts, law = np.ravel(counts).astype(float), np.ravel(law)
+    if np.any(counts[law == 0] > 0):
+        return 0.0
+    observed, expected = _pool(counts, law, counts.sum(), least)
+    if len(expected) == 1:  # one token has all the mass, and has been all that was seen
+        return 1.0
+    return float(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
+
+
+def power(law: np.ndarray, other: np.ndarray, samples: int, *, least: float = 5.0) -> float:
+    """The chance that `chi_square` rejects `law`, at level ALPHA, when samples come from `other`."""
+    law, other = np.ravel(law), np.ravel(other)
+    if np.any(other[law == 0] > 0):
+        return 1.0
+    shifted, expected = _pool(samples * other, law, samples, least)
+    excess = ((shifted - expected) ** 2 / expected).sum()
+    freedom = len(expected) - 1
+    return float(stats.ncx2.sf(stats.chi2.isf(ALPHA, freedom), freedom, excess))
+
+
+def histogram(tokens: np.ndarray, vocab: int) -> np.ndarray:
+    """Counts of rows of tokens, [n, length] -> [V] * length."""
+    length = tokens.shape[1]
+    flat = np.ravel_multi_index(tuple(tokens.T), (vocab,) * length)
+    return np.bincount(flat, minlength=vocab**length).reshape((vocab,) * length)
+
+
+def _pool(values: np.ndarray, law: np.ndarray, samples: float, least: float):
+    """Values and expectations with the rare cells as one."""
+    rare = samples * law < least
+    expected = np.append(samples * law[~rare], samples * law[rare].sum())
+    values = np.append(values[~rare], values[rare].sum())
+    return values[expected > 0], expected[expected > 0]

@@ -1,0 +1,152 @@
+"""The vocabulary in blocks: the same answers as the plain forms, the same law, and nothing at the edges."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import categorical
+from tests.laws import ALPHA, chi_square, power
+
+SIZES = (1, 11, 256, 257, 1000)  # V around the block, divisible or not
+LEADS = ((), (2, 3))
+LARGEST_U = np.float32(1) - np.finfo(np.float32).epsneg  # 1 - ulp
+
+argmax, draw, threshold = map(jax.jit, (categorical.argmax, categorical.draw, categorical.threshold))
+
+
+def rows(seed: int, lead: tuple[int, ...], size: int):
+    """Numbers with many ties."""
+    return jnp.round(jax.random.normal(jax.random.key(seed), (*lead, size)), 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("lead", LEADS)
+def test_argmax_is_the_first_of_the_largest(size, lead):
+    x = rows(size, lead, size)
+    np.testing.assert_array_equal(argmax(x), np.argmax(x, axis=-1))
+    np.testing.assert_array_equal(argmax(jnp.zeros_like(x)), np.zeros(lead))
+
+
+@pytest.mark.parametrize("size", (11, 300))
+def test_argmax_of_infinities_and_nan_is_that_of_numpy(size):
+    x = np.full((4, size), -np.inf, np.float32)
+    x[1, size - 1] = -5.0
+    x[2, size // 2] = np.inf
+    x[3, size - 2] = np.nan
+    np.testing.assert_array_equal(argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("lead", LEADS)
+def test_a_token_without_mass_is_never_drawn(size, lead):
+    mass = np.array(jnp.exp(rows(size, lead, size)))
+    mass[..., np.random.default_rng(size).random(size) < 0.7] = 0.0
+    mass[..., size // 2] = 1.0
+    for edges in itertools.product((0.0, 0.5, LARGEST_U), (0.0, LARGEST_U)):
+        uniform = np.broadcast_to(np.array(edges, np.float32), (*lead, 2))
+        drawn = np.asarray(draw(uniform, mass))
+        assert np.all(np.take_along_axis(mass, drawn[..., None], axis=-1) > 0)
+
+
+@pytest.mark.parametrize("size", (1, 11, 257, 1000))
+def test_one_hot_masses_draw_their_token_for_every_uniform(size):
+    tokens = np.arange(size)
+    mass = jnp.eye(size) * 1e-20
+    for u in (0.0, LARGEST_U):
+        drawn = draw(jnp.full((size, 2), u, jnp.float32), mass)
+        np.testing.assert_array_equal(drawn, tokens)
+
+
+@pytest.mark.parametrize("size", (5, 700))
+def test_draw_follows_the_masses_over_a_grid_of_uniforms(size):
+    """A grid of n x n uniforms gives each index its share of the square to within the grid's step at both levels."""
+    n = 256
+    grid = (np.arange(n) + 0.5) / n
+    uniform = jnp.asarray(np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2), jnp.float32)
+    mass = np.exp(np.random.default_rng(1).normal(size=size)).astype(np.float32) * 37.0
+    drawn = jax.jit(jax.vmap(categorical.draw, in_axes=(0, None)))(uniform, jnp.asarray(mass))
+    shares = np.bincount(np.asarray(drawn), minlength=size) / n**2
+    np.testing.assert_allclose(shares, mass / mass.sum(), atol=2 / n)
+
+
+@pytest.mark.parametrize("size", (11, 1000))
+def test_categorical_has_the_law_and_a_flatter_law_is_told_apart(size):
+    samples = 200_000
+    logits = 1.5 * np.random.default_rng(3).normal(size=size)
+    logits[::4] = -np.inf
+    law = np.exp(logits) / np.exp(logits).sum()
+    flatter = np.exp(0.95 * logits) / np.exp(0.95 * logits).sum()
+    assert power(law, flatter, samples) > 0.999
+    shifted = jnp.asarray(logits + 50.0, jnp.float32)
+    drawn = jax.jit(jax.vmap(categorical.categorical, in_axes=(0, None)))
+    keys = jax.random.split(jax.random.key(7), samples)
+    counts = np.bincount(np.asarray(drawn(keys, shifted)), minlength=size)
+    assert chi_square(counts, law) > ALPHA
+    keys = jax.random.split(jax.random.key(8), samples)
+    assert chi_square(np.bincount(np.asarray(drawn(keys, 0.95 * shifted)), minlength=size), law) < ALPHA
+
+
+def test_the_two_levels_are_independent():
+    """Blocks of equal mass: the index within the block must not depend on the block. One shared uniform would."""
+    samples, size = 50_000, 4 * categorical.BLOCK
+    keys = jax.random.split(jax.random.key(0), samples)
+    uniform = categorical.uniforms(keys, (2,))
+    flat = jax.vmap(lambda u: draw(u, jnp.ones(size)))
+    half = categorical.BLOCK // 2
+    cells = lambda drawn: np.bincount(np.asarray(drawn) // half, minlength=8)
+    assert chi_square(cells(flat(uniform)), np.full(8, 1 / 8)) > ALPHA
+    shared = jnp.repeat(uniform[:, :1] * 4 % 1, 2, axis=1)  # within and block from the same number
+    assert chi_square(cells(flat(shared)), np.full(8, 1 / 8)) < ALPHA
+
+
+def test_a_row_draws_the_same_alone_and_among_others():
+    keys = lambda: jax.random.split(jax.random.key(1), 6)
+    log_p = jax.random.normal(jax.random.key(2), (6, 3, 400))
+    together = categorical.categorical(keys(), log_p)
+    for row in (5, 0):
+        alone = categorical.categorical(keys()[row : row + 1], log_p[row : row + 1])
+        np.testing.assert_array_equal(together[row : row + 1], alone)
+    assert len(set(np.asarray(categorical.uniforms(keys(), (3, 2))).ravel().tolist())) == 36
+
+
+def test_keys_that_do_not_fit_the_laws_are_named():
+    with pytest.raises(ValueError, match=r"\(4,\).*\(3, 2\)"):
+        categorical.categorical(jax.random.split(jax.random.key(0), 4), jnp.zeros((3, 2, 5)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("lead", LEADS)
+def test_threshold_with_unit_weights_is_the_kth_largest(size, lead):
+    x = rows(size, lead, size) if size < 500 else jax.random.normal(jax.random.key(size), (*lead, size))
+    descending = np.sort(np.asarray(x), axis=-1)[..., ::-1]
+    for k in {1, (size + 1) // 2, size}:
+        t = threshold(x, jnp.ones_like(x), jnp.full(lead, k, jnp.float32), jnp.ones(lead, bool))
+        kept = np.asarray(x) >= np.asarray(t)[..., None]
+        np.testing.assert_array_equal(kept, np.asarray(x) >= descending[..., k - 1 : k])
+
+
+@pytest.mark.parametrize("size", (1, 11, 257, 1000))
+@pytest.mark.parametrize("share", (1e-6, 0.3, 0.9, 0.999))
+def test_threshold_is_the_largest_with_enough_mass(size, share):
+    """Against a sort in float64; masses are multiples of 2^-10, whose sums are exact in float32."""
+    rng = np.random.default_rng(size)
+    mass = np.ceil(np.exp(2 * rng.normal(size=(5, size))) * 64).clip(max=2.0**12) / 2**10
+    target = np.float32(share * mass.sum(-1))
+    t = threshold(
+        jnp.asarray(np.log(mass), jnp.float32), jnp.asarray(mass, jnp.float32), jnp.asarray(target), jnp.ones(5, bool)
+    )
+    for row in range(5):
+        levels = np.unique(mass[row])[::-1]
+        weight = np.array([mass[row][mass[row] >= level].sum() for level in levels])
+        smallest = levels[np.argmax(weight >= target[row])]
+        kept = np.float32(np.log(mass[row])) >= t[row]
+        np.testing.assert_array_equal(kept, mass[row] >= smallest)
+
+
+def test_threshold_of_an_inactive_row_keeps_all():
+    x = jnp.array([[1.0, -3.0, -jnp.inf], [1.0, -3.0, -jnp.inf]])
+    t = threshold(x, jnp.ones_like(x), jnp.ones(2), jnp.array([False, True]))
+    np.testing.assert_array_equal(x >= t[:, None], [[True, True, True], [True, False, False]])

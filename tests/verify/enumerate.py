@@ -1,0 +1,67 @@
+"""Every draft and every outcome of a verifier of chains, through the functions that ship, in float64."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import trees
+from specjax.types import Draft
+from specjax.verify import token
+from tests.laws import Model, Prefix, drafts, measure
+
+if hasattr(jax, "enable_x64"):
+    enable_x64 = jax.enable_x64
+else:  # where older versions of jax keep it
+    from jax.experimental import enable_x64
+
+ROOT_TOKEN = 0
+
+
+def chain_batch(
+    p: Model, q: Model, vocab: int, gamma: int, *, points: bool = False, proposes: Callable[[Prefix], bool] | None = None
+) -> tuple[np.ndarray, Draft, jnp.ndarray]:
+    """One row for each chain that q can draft: its probability, the draft, and the target's laws.
+
+    Args:
+      points: the draft is handed over without its law, as point masses; q must be one-hot.
+      proposes: whether a node is proposed after a prefix; all of them without it.
+    """
+    possible = [(mass, tokens) for mass, tokens in drafts(q, vocab, gamma) if mass > 0]
+    tokens = np.array([(ROOT_TOKEN, *chain) for _, chain in possible], np.int32)
+    laws = lambda model: np.array([[model(chain[:i]) for i in range(gamma + 1)] for _, chain in possible])
+    valid = [[True, *((proposes or (lambda _: True))(chain[:i]) for i in range(gamma))] for _, chain in possible]
+    with np.errstate(divide="ignore"):
+        log_p, log_q = np.log(laws(p)), np.log(laws(q))
+    draft = Draft(jnp.asarray(tokens), jnp.asarray(valid), None if points else jnp.asarray(log_q))
+    return np.array([mass for mass, _ in possible]), draft, jnp.asarray(log_p)
+
+
+def token_outcomes(mass: np.ndarray, draft: Draft, log_p: jnp.ndarray) -> Iterator[tuple[float, Prefix]]:
+    """(probability, tokens emitted) of every outcome of `token_level`.
+
+    The chance that a node passes is the measure of the uniforms for which `walk` accepts it, all others passing; the
+    last token's law is `last_law`. Nothing of the method is written here a second time.
+    """
+    rows, size = draft.tokens.shape
+    gamma, tree = size - 1, trees.chain(size - 1)
+    accepted = jax.jit(lambda u: token.walk(u, jnp.zeros((rows, 2), u.dtype), tree, draft, log_p).accepted)
+    chance = np.ones((rows, gamma + 1))
+    for node in range(gamma):
+        others = np.zeros((rows, gamma))
+        passes = lambda u, node=node, others=others: (
+            accepted(jnp.asarray(np.where(np.arange(gamma) == node, u[:, None], others))) > node
+        )
+        chance[:, node] = measure(passes, (rows,))
+    chance[:, gamma] = 0.0  # nothing is tested past the last node
+    tokens, reached = np.asarray(draft.tokens), mass.copy()
+    for stop in range(gamma + 1):
+        last = np.asarray(token.last_law(draft, log_p, jnp.full(rows, stop, jnp.int32)))
+        last = last / last.sum(-1, keepdims=True)
+        here = reached * (1 - chance[:, stop])
+        for row, final in itertools.product(range(rows), range(last.shape[-1])):
+            if here[row] * last[row, final] > 0:
+                yield here[row] * last[row, final], (*tokens[row, 1 : stop + 1].tolist(), final)
+        reached = reached * chance[:, stop]
