@@ -1,0 +1,53 @@
+"""Every test runs with strict numerics, on 8 fake CPU devices; tests that cannot or need not run are deselected.
+
+Set before JAX starts, for the whole process: strictness is worth nothing where a test can forget it. Processes that
+tests start inherit the platform and the compilation cache, not the strictness and not the 8 devices: they run as the
+user's would.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for the network is wrong
+
+import hypothesis
+import jax
+import pytest
+
+FAKE_DEVICES = 8
+jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_debug_key_reuse", True)
+
+# The same examples in every run; no deadline, because the first example compiles.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=30)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects `slow` unless -m chooses, and `torch` where torch is not installed."""
+    unwanted = set()
+    if not config.option.markexpr:
+        unwanted.add("slow")
+    if importlib.util.find_spec("torch") is None:
+        unwanted.add("torch")
+    kept, dropped = [], []
+    for item in items:
+        marked = any(item.get_closest_marker(name) for name in unwanted)
+        (dropped if marked else kept).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says what the deselected tests wait for."""
+    del config
+    torch = "installed" if importlib.util.find_spec("torch") else "not installed, its live parity tests are deselected"
+    return f"jax {jax.__version__}, {jax.device_count()} {jax.default_backend()} devices; torch {torch}"
