@@ -20,6 +20,7 @@ BUNDLED = "bundled/"
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
 CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and tokenizer, of any kind
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HUB_SECONDS = 15.0  # patience with the hub before it counts as out of reach
 ROWS = 4096  # rows compared at a time when a head is compared with its embedding
 
 
@@ -136,7 +137,7 @@ def _equal(source: TensorSource, one: str, other: str) -> bool:
 
 def _download(name: str) -> Path:
     """The local snapshot of a hub id, from the cache if it is whole there, else from the network."""
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
@@ -146,7 +147,7 @@ def _download(name: str) -> Path:
     except (OSError, ValueError):  # not in the cache, or only in part
         pass
     try:
-        files = set(list_repo_files(name))
+        files = {entry.rfilename for entry in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
         held = [form for form in FORMATS if form.single in files or form.index in files]
         if not held:
             looked = ", ".join(form.single for form in FORMATS)
