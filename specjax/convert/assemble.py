@@ -124,18 +124,18 @@ def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | Non
         return jax.device_put(gather(tuple(slice(0, n) for n in leaf.shape)))
     read: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # replicas on this host share one reading
 
-    def once(index: Index) -> np.ndarray:
-        index = tuple(slice(*s.indices(n)) for s, n in zip(index, leaf.shape, strict=True))
-        key = tuple(s.indices(n) for s, n in zip(index, leaf.shape, strict=True))
+    def once(index: Index | None) -> np.ndarray:
+        bounds = index or (slice(None),) * len(leaf.shape)
+        key = tuple(s.indices(n) for s, n in zip(bounds, leaf.shape, strict=True))
         if key not in read:
-            read[key] = gather(index)
+            read[key] = gather(tuple(slice(*bound) for bound in key))
         return read[key]
 
     return jax.make_array_from_callback(leaf.shape, place(leaf.path, leaf.shape), once)
 
 
 def copy_into(out: np.ndarray, values: np.ndarray) -> None:
-    """Copies and casts, in tiles: a transposing copy of a large matrix row by row would miss the cache at every step."""
+    """Copies and casts; in tiles where it transposes, or a large matrix would miss the cache at every entry."""
     if out.ndim != 2 or values.flags.c_contiguous:
         out[...] = values
         return
@@ -145,12 +145,10 @@ def copy_into(out: np.ndarray, values: np.ndarray) -> None:
             out[tile] = values[tile]
 
 
-def stored_tensors(params: Params, table: NameTable, fmt: Format) -> "list[tuple[str, Leaf, int]]":
+def stored_tensors(params: Params, table: NameTable, fmt: Format) -> list[tuple[str, Leaf, int]]:
     """(Hugging Face name, parameter, layer within it) of everything to be written, in the order of the parameters."""
     return [
-        (table.name(piece), leaf, number)
-        for leaf in leaves(params, fmt)
-        for number, piece in enumerate(leaf.pieces)
+        (table.name(piece), leaf, number) for leaf in leaves(params, fmt) for number, piece in enumerate(leaf.pieces)
     ]
 
 

@@ -8,7 +8,8 @@ from specjax.convert.gguf_source import GGUF, ROPE_FACTORS
 
 CONTROL, USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
@@ -145,7 +146,9 @@ def _byte_level(gguf: GGUF, meta: dict[str, Any], tokens: list[str], pre: str) -
         "qwen2": split(QWEN2_SPLIT),
     }
     if pre not in known:
-        raise ValueError(f"{gguf.path} has pre-tokenizer {pre!r}, not one of {', '.join(known)}: give a tokenizer folder")
+        raise ValueError(
+            f"{gguf.path} has pre-tokenizer {pre!r}, not one of {', '.join(known)}: give a tokenizer folder"
+        )
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))

@@ -1,7 +1,8 @@
 """GGUF files of the Llama architecture and of Qwen2, through the optional gguf package: dequantised slice by slice.
 
-llama.cpp turns neighbouring pairs of a head's entries where Hugging Face turns entry j with j + K/2, so its files of the
-Llama architecture store the rows of q and k interleaved. Row r of ours is row `half_split_rows(...)[r]` of the file.
+llama.cpp turns neighbouring pairs of a head's entries where Hugging Face turns entry j with j + K/2, so its files of
+the Llama architecture store the rows of q and k interleaved. Row r of ours is row `half_split_rows(...)[r]` of the
+file.
 """
 
 import re
@@ -72,7 +73,9 @@ def open_gguf(path: Path) -> GGUF:
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{path} has architecture {architecture!r}: specjax reads {', '.join(ARCHITECTURES)}")
     if metadata.get("split.count", 0) > 1:
-        raise ValueError(f"{path} is one of {metadata['split.count']} parts: merge them first (llama-gguf-split --merge)")
+        raise ValueError(
+            f"{path} is one of {metadata['split.count']} parts: merge them first (llama-gguf-split --merge)"
+        )
     return GGUF(path, metadata, {tensor.name: tensor for tensor in reader.tensors})
 
 

@@ -1,5 +1,4 @@
-"""From a name to a checkpoint: a folder, a GGUF file, a bundled model, or a Hugging Face id. Only the last may download.
-"""
+"""From a name to a checkpoint: a folder, a GGUF file, a bundled model or a Hugging Face id; only the last downloads."""
 
 import dataclasses
 import json
@@ -19,6 +18,7 @@ from specjax.convert.sources import TensorSource
 BUNDLED = "bundled/"
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
 CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and tokenizer, of any kind
+TOKENIZER_FILES = ("tokenizer*", "spiece.model", "vocab.*", "merges.txt")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HUB_SECONDS = 15.0  # patience with the hub before it counts as out of reach
 ROWS = 4096  # rows compared at a time when a head is compared with its embedding
@@ -32,7 +32,7 @@ class Checkpoint:
       path: its folder, or its GGUF file.
       config: contents of config.json, with ties settled by what the weights hold (see `settle_ties`).
       source: its tensors. Close it when they are read.
-      tokenizer: () -> transformers tokenizer; built when called, from these files alone.
+      tokenizer: () -> transformers tokenizer, built when called from these files alone; None if there is none.
     """
 
     path: Path
@@ -46,8 +46,8 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
 
     Args:
       name: a folder in Hugging Face's layout, a GGUF file (or a folder that holds one and no other weights),
-        "bundled/<name>", or an id of the Hugging Face hub. A hub id is looked up in the local cache first and downloaded
-        only if it is not there, safetensors before Flax before PyTorch.
+        "bundled/<name>", or an id of the Hugging Face hub. A hub id is looked up in the local cache first and
+        downloaded only if it is not there, safetensors before Flax before PyTorch.
 
     Raises:
       FileNotFoundError: there is no such thing; the message says where it was looked for.
@@ -93,6 +93,8 @@ def _from_folder(folder: Path) -> Checkpoint:
 
 
 def _tokenizer(folder: Path) -> Any:
+    if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+        return None
     from transformers import AutoTokenizer
 
     try:
@@ -111,9 +113,9 @@ def _from_bundle(name: str) -> Checkpoint:
 def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
     """T5's configuration with `tie_word_embeddings` and `scale_decoder_outputs` both stated and true of the weights.
 
-    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, and infers from it that the tied head's scaling is
-    off; transformers 5 writes true for every T5, states the scaling apart, and unties a head that is in the file and
-    differs from the embedding. Other models' configurations mean what they say and are returned as they are.
+    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, and infers from it that the tied head's scaling
+    is off; transformers 5 writes true for every T5, states the scaling apart, and unties a head that is in the file
+    and differs from the embedding. Other models' configurations mean what they say and are returned as they are.
     """
     if config.get("model_type") != "t5":
         return config

@@ -1,7 +1,7 @@
 """Flax msgpack checkpoints (flax_model.msgpack), walked without copying: only the structure is read on opening.
 
-Arrays are msgpack extensions of type 1 that hold (shape, dtype name, bytes); arrays above 1 GiB are cut into flat chunks
-by `flax.serialization`. Nothing in the format is executable.
+Arrays are msgpack extensions of type 1 that hold (shape, dtype name, bytes); arrays above 1 GiB are cut into flat
+chunks by `flax.serialization`. Nothing in the format is executable.
 """
 
 import mmap
@@ -25,21 +25,22 @@ class _Array(NamedTuple):
     offset: int
 
 
+SIZED = {  # first byte -> (kind, struct of the length)
+    0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"),
+    0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"), 0xC9: ("ext", ">I"),
+    0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"),
+    0xDC: ("array", ">H"), 0xDD: ("array", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I"),
+}  # fmt: skip
+SCALARS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
+    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+}  # fmt: skip
+CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+FIXED_EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
+
+
 class _Reader:
     """A cursor over msgpack bytes; arrays come back as where they lie."""
-
-    SIZED = {  # first byte -> (kind, struct of the length)
-        0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"),
-        0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"), 0xC9: ("ext", ">I"),
-        0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"),
-        0xDC: ("array", ">H"), 0xDD: ("array", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I"),
-    }  # fmt: skip
-    SCALARS = {
-        0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
-        0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
-    }  # fmt: skip
-    CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-    FIXED_EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
     def __init__(self, data: mmap.mmap):
         self.data, self.at = data, 0
@@ -65,14 +66,14 @@ class _Reader:
             return "value", byte if byte < 0x80 else byte - 256
         if byte < 0xC0:
             return ("map", byte & 15) if byte < 0x90 else ("array", byte & 15) if byte < 0xA0 else ("str", byte & 31)
-        if byte in self.CONSTANTS:
-            return "value", self.CONSTANTS[byte]
-        if byte in self.SCALARS:
-            return "value", self.number(self.SCALARS[byte])
-        if byte in self.FIXED_EXT:
-            return "ext", self.FIXED_EXT[byte]
-        if byte in self.SIZED:
-            kind, form = self.SIZED[byte]
+        if byte in CONSTANTS:
+            return "value", CONSTANTS[byte]
+        if byte in SCALARS:
+            return "value", self.number(SCALARS[byte])
+        if byte in FIXED_EXT:
+            return "ext", FIXED_EXT[byte]
+        if byte in SIZED:
+            kind, form = SIZED[byte]
             return kind, self.number(form)
         raise ValueError(f"corrupted: byte {byte:#x} at {self.at - 1} starts no msgpack object")
 
@@ -100,7 +101,9 @@ class _Reader:
         shape, name, body = self.object(depth + 1)
         dtype = np.dtype(name)
         if self.at != end or body.stop - body.start != int(np.prod(shape, dtype=object)) * dtype.itemsize:
-            raise ValueError(f"corrupted: an array of shape {tuple(shape)} and {name} at byte {body.start} is cut short")
+            raise ValueError(
+                f"corrupted: an array of {name} at byte {body.start} does not fit its shape {tuple(shape)}"
+            )
         return _Array(dtype, tuple(shape), body.start)
 
 
