@@ -11,7 +11,7 @@ def _stack(stack: str, dense: dict[str, str]) -> tuple[tuple[str, str], ...]:
     attentions = [("0.SelfAttention", "attn"), *([("1.EncDecAttention", "cross")] if crossed else [])]
     norms = [("0", "attn_norm"), *([("1", "cross_norm")] if crossed else []), (str(mlp), "mlp_norm")]
     return (
-        (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{stack}.relative_bias"),
+        (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{stack}.relative_bias.table"),
         *((f"{block}.{n}.layer_norm.weight", f"{layer}.{path}.scale") for n, path in norms),
         *((f"{block}.{hf}.{p}.weight", f"{layer}.{path}.{p}.kernel") for hf, path in attentions for p in "qkvo"),
         *((f"{block}.{mlp}.DenseReluDense.{hf}.weight", f"{layer}.mlp.{path}.kernel") for hf, path in dense.items()),

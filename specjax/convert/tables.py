@@ -17,7 +17,7 @@ def table_for(config: Mapping[str, Any]) -> NameTable:
     """
     kind = config.get("model_type")
     gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
-    known = {"opt": OPT, "llama": LLAMA, "qwen2": LLAMA, "t5": T5_GATED if gated else T5}
+    known = {"opt": OPT, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA, "t5": T5_GATED if gated else T5}
     if kind not in known:
         raise ValueError(f"model_type {kind!r} is not supported: specjax runs {', '.join(known)}")
     return known[kind]
