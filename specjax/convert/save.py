@@ -75,8 +75,7 @@ def save_pretrained(
     ]
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as aside:
         work = Path(aside)
-        dtype = max(tensors, key=lambda t: t.nbytes).dtype.name
-        described = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": dtype}
+        described = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": fmt.dtype}
         _write_weights(work, tensors, shard_bytes)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
