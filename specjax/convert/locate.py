@@ -57,13 +57,13 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
     path = Path(text).expanduser()
     if path.is_file():
         return _from_file(path)
-    if path.is_dir():
+    if text and path.is_dir():
         return _from_folder(path)
     if text.startswith(BUNDLED):
         return _from_bundle(text.removeprefix(BUNDLED))
     if HUB_ID.fullmatch(text) and path.suffix != ".gguf":
         return _from_folder(_download(text))
-    raise FileNotFoundError(f"{text} is no file, no folder and no Hugging Face id")
+    raise FileNotFoundError(f"{text!r} is no file, no folder and no Hugging Face id")
 
 
 def _from_file(path: Path) -> Checkpoint:
