@@ -18,7 +18,7 @@ from specjax.types import Params
 Place = Callable[[str, tuple[int, ...]], jax.sharding.Sharding]  # (path, shape) -> where this parameter lives
 
 NAMED = 5  # tensors named in an error message, of each kind
-TILE = 256  # rows of a transposing copy: what stays in cache
+TILE = 128  # rows and columns of a transposing copy: what stays in cache
 
 
 class Leaf(NamedTuple):
