@@ -1,0 +1,10 @@
+"""Checkpoints of every format, in and out."""
+
+from specjax.convert.assemble import load_params as load_params
+from specjax.convert.locate import Checkpoint as Checkpoint
+from specjax.convert.locate import locate as locate
+from specjax.convert.save import save_pretrained as save_pretrained
+from specjax.convert.shards import open_source as open_source
+from specjax.convert.sources import TensorSource as TensorSource
+from specjax.convert.table import NameTable as NameTable
+from specjax.convert.tables import table_for as table_for

@@ -1,0 +1,160 @@
+"""Parameters in and out: from any tensor source to the nested dict that a model runs on, and back to a folder.
+
+Tensors go one at a time from the file into their final dtype, orientation and place, so the host holds about one copy
+of the weights; under a mesh each host reads the slices of its own devices and never holds the whole model.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax.convert.sources import Index, TensorSource
+from specjax.convert.table import NameTable
+from specjax.models.format import Format
+from specjax.types import Params
+
+Place = Callable[[str, tuple[int, ...]], jax.sharding.Sharding]  # (path, shape) -> where this parameter lives
+
+NAMED = 5  # tensors named in an error message, of each kind
+TILE = 128  # rows and columns of a transposing copy: what stays in cache
+
+
+class Leaf(NamedTuple):
+    """One parameter of the model and the stored tensors that it is made of."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    pieces: tuple[str, ...]  # paths with separate layers: one, or L where layers are stacked
+    stacked: bool
+    flipped: bool  # stored (out, in), wanted (in, out)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of each stored tensor, as Hugging Face writes it."""
+        shape = self.shape[1:] if self.stacked else self.shape
+        return shape[::-1] if self.flipped else shape
+
+
+def leaves(params: Params, fmt: Format) -> list[Leaf]:
+    """Every parameter of a nested dict (of arrays, or of shapes as `jax.eval_shape` gives them), by dotted path."""
+    found = []
+    for keys, value in jax.tree_util.tree_flatten_with_path(params)[0]:
+        path = ".".join(str(key.key) for key in keys)
+        stacked = fmt.stacked and "layers" in path.split(".")
+        pieces = (path,)
+        if stacked:
+            pieces = tuple(path.replace("layers.", f"layers.{i}.", 1) for i in range(value.shape[0]))
+        flipped = path.endswith(".kernel") and not fmt.out_in
+        found.append(Leaf(path, tuple(value.shape), np.dtype(value.dtype), pieces, stacked, flipped))
+    return found
+
+
+def load_params(
+    source: TensorSource, table: NameTable, abstract: Params, *, fmt: Format, place: Place | None = None
+) -> Params:
+    """Reads the parameters of a model.
+
+    Args:
+      source: where the tensors lie.
+      table: the model's names.
+      abstract: nested dict of shapes and dtypes in the format's own layout: `jax.eval_shape` of the model's `init`.
+      fmt: orientation of kernels, and whether layers are stacked.
+      place: sharding of each parameter; None puts everything on the default device.
+
+    Returns:
+      The nested dict of arrays.
+
+    Raises:
+      ValueError: tensors are missing, unexpected or of another shape; the message names them.
+    """
+    wanted = leaves(abstract, fmt)
+    names = _resolve(source, table, wanted)
+    params: dict[str, Any] = {}
+    for leaf in wanted:
+        *parents, last = leaf.path.split(".")
+        node = params
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = _read(source, leaf, [names[piece] for piece in leaf.pieces], place)
+    return params
+
+
+def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict[str, str]:
+    """Parameter path -> name in the source; every mismatch is collected into one error."""
+    shapes = {piece: leaf.stored_shape for leaf in wanted for piece in leaf.pieces}
+    found: dict[str, tuple[int, str]] = {}
+    unexpected = []
+    for name in source.names():
+        hits = [hit for hit in table.candidates(name) if hit[1] in shapes]
+        if hits:
+            rank, path = min(hits)
+            found[path] = min(found.get(path, (rank, name)), (rank, name))
+        elif not table.is_ignored(name):
+            unexpected.append(name)
+    missing = [table.name(path) for path in shapes if path not in found]
+    misshaped = [
+        f"{name} has shape {source.shape(name)}, not {shapes[path]}"
+        for path, (_, name) in found.items()
+        if source.shape(name) != shapes[path]
+    ]
+    faults = [
+        f"{kind}: {', '.join(items[:NAMED])}{f' and {len(items) - NAMED} more' if len(items) > NAMED else ''}"
+        for kind, items in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+        if items
+    ]
+    if faults:
+        raise ValueError(f"{source.where} does not fit its configuration - {'; '.join(faults)}")
+    return {path: name for path, (_, name) in found.items()}
+
+
+def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | None) -> jax.Array:
+    def gather(index: Index) -> np.ndarray:
+        out = np.empty([len(range(n)[s]) for n, s in zip(leaf.shape, index, strict=True)], leaf.dtype)
+        inner = index[1:] if leaf.stacked else index
+        chosen = names[index[0]] if leaf.stacked else names
+        for part, name in zip(out if leaf.stacked else (out,), chosen, strict=True):
+            stored = source.read(name, inner[::-1] if leaf.flipped else inner)
+            copy_into(part, stored.T if leaf.flipped else stored)
+        return out
+
+    if place is None:
+        return jax.device_put(gather(tuple(slice(0, n) for n in leaf.shape)))
+    read: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # replicas on this host share one reading
+
+    def once(index: Index | None) -> np.ndarray:
+        bounds = index or (slice(None),) * len(leaf.shape)
+        key = tuple(s.indices(n) for s, n in zip(bounds, leaf.shape, strict=True))
+        if key not in read:
+            read[key] = gather(tuple(slice(*bound) for bound in key))
+        return read[key]
+
+    return jax.make_array_from_callback(leaf.shape, place(leaf.path, leaf.shape), once)
+
+
+def copy_into(out: np.ndarray, values: np.ndarray) -> None:
+    """Copies and casts; in tiles where it transposes, or a large matrix would miss the cache at every entry."""
+    if out.ndim != 2 or values.flags.c_contiguous:
+        out[...] = values
+        return
+    for top in range(0, out.shape[0], TILE):
+        for left in range(0, out.shape[1], TILE):
+            tile = np.s_[top : top + TILE, left : left + TILE]
+            out[tile] = values[tile]
+
+
+def stored_tensors(params: Params, table: NameTable, fmt: Format) -> list[tuple[str, Leaf, int]]:
+    """(Hugging Face name, parameter, layer within it) of everything to be written, in the order of the parameters."""
+    return [
+        (table.name(piece), leaf, number) for leaf in leaves(params, fmt) for number, piece in enumerate(leaf.pieces)
+    ]
+
+
+def lookup(params: Mapping[str, Any], path: str) -> Any:
+    """The leaf at a dotted path."""
+    node: Any = params
+    for key in path.split("."):
+        node = node[key]
+    return node

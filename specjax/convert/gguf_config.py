@@ -1,0 +1,191 @@
+"""Configuration and tokenizer from the metadata of a GGUF file: no other file and no network is needed."""
+
+from typing import Any
+
+import numpy as np
+
+from specjax.convert.gguf_source import GGUF, ROPE_FACTORS
+
+CONTROL, USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def gguf_config(gguf: GGUF) -> dict[str, Any]:
+    """The config.json that Hugging Face would hold for this file."""
+    heads = int(gguf.hyper("attention.head_count"))
+    width = int(gguf.hyper("embedding_length"))
+    tokens = {name: gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
+    config = {
+        "model_type": gguf.architecture,
+        "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[gguf.architecture]],
+        "vocab_size": int(gguf.tensors["token_embd.weight"].shape[-1]),
+        "hidden_size": width,
+        "intermediate_size": int(gguf.hyper("feed_forward_length")),
+        "num_hidden_layers": int(gguf.hyper("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(gguf.hyper("attention.head_count_kv", heads)),
+        "head_dim": int(gguf.hyper("attention.key_length", width // heads)),
+        "max_position_embeddings": int(gguf.hyper("context_length")),
+        "rms_norm_eps": float(gguf.hyper("attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(gguf.hyper("rope.freq_base", 10000.0)),
+        "hidden_act": "silu",
+        "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        "bos_token_id": tokens["bos"],
+        "eos_token_id": tokens["eos"],
+        "pad_token_id": tokens["padding"],
+    }
+    scaling = _rope_scaling(gguf)
+    return config if scaling is None else {**config, "rope_scaling": scaling}
+
+
+def _rope_scaling(gguf: GGUF) -> dict[str, Any] | None:
+    """Rotary scaling: linear from the metadata, or Llama 3.1's, which the file spells as one divisor a frequency."""
+    kind = gguf.metadata.get(f"{gguf.architecture}.rope.scaling.type", "none")
+    if kind not in ("none", "linear"):
+        raise ValueError(f"{gguf.path} has rope scaling {kind!r}: specjax reads linear and llama3 from GGUF")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": float(gguf.hyper("rope.scaling.factor"))}
+    if ROPE_FACTORS not in gguf.tensors:
+        return None
+    stored = np.asarray(gguf.tensors[ROPE_FACTORS].data, np.float32)
+    scaling = {  # what every published Llama 3.1-3.3 has; the largest divisor is the factor
+        "rope_type": "llama3",
+        "factor": float(stored.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    theta = float(gguf.hyper("rope.freq_base", 10000.0))
+    if not np.allclose(stored, llama3_divisors(2 * stored.size, theta, scaling), rtol=1e-3):
+        raise ValueError(f"{gguf.path}: {ROPE_FACTORS} are not Llama 3's: this rope scaling is not supported")
+    return scaling
+
+
+def llama3_divisors(width: int, theta: float, scaling: dict[str, Any]) -> np.ndarray:
+    """[width / 2]: what Llama 3.1 divides each rotary frequency by (1 for fast ones, `factor` for slow ones)."""
+    wavelength = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
+    turns = scaling["original_max_position_embeddings"] / wavelength
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    fast = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1.0 / (fast + (1.0 - fast) / scaling["factor"])
+
+
+def gguf_tokenizer(gguf: GGUF) -> Any:
+    """The file's own tokenizer, as a transformers tokenizer: byte-level BPE or SentencePiece BPE.
+
+    Raises:
+      ValueError: a tokenizer model or pre-tokenizer that this function does not know.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    meta = {name.removeprefix("tokenizer.ggml."): value for name, value in gguf.metadata.items()}
+    tokens: list[str] = meta["tokens"]
+    backend = _backend(gguf, meta, tokens)
+    named = {
+        role: tokens[meta[key]]
+        for role, key in (
+            ("bos_token", "bos_token_id"),
+            ("eos_token", "eos_token_id"),
+            ("unk_token", "unknown_token_id"),
+            ("pad_token", "padding_token_id"),
+        )
+        if key in meta
+    }
+    template = {"chat_template": meta["tokenizer.chat_template"]} if "tokenizer.chat_template" in meta else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=int(gguf.hyper("context_length")),
+        clean_up_tokenization_spaces=False,
+        **named,
+        **template,
+    )
+
+
+def _backend(gguf: GGUF, meta: dict[str, Any], tokens: list[str]) -> Any:
+    from tokenizers import AddedToken, processors
+
+    pre = meta.get("pre", "default")
+    if meta["model"] == "gpt2":
+        backend = _byte_level(gguf, meta, tokens, pre)
+    elif meta["model"] == "llama":
+        backend = _sentencepiece(meta, tokens)
+    else:
+        raise ValueError(f"{gguf.path} has tokenizer model {meta['model']!r}: give the tokenizer's folder instead")
+    for token, kind in zip(tokens, meta.get("token_type", []), strict=False):
+        if kind == CONTROL:
+            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif kind == USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False)])
+    # llama.cpp's defaults where the file does not say
+    if meta.get("add_bos_token", meta["model"] == "llama" or pre == "llama-bpe") and "bos_token_id" in meta:
+        bos = tokens[meta["bos_token_id"]]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, meta["bos_token_id"])]
+        )
+    return backend
+
+
+def _byte_level(gguf: GGUF, meta: dict[str, Any], tokens: list[str], pre: str) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    def split(pattern: str) -> Any:
+        pieces = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        return pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    known = {
+        "default": plain,
+        "gpt-2": plain,
+        "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain]),
+        "llama-bpe": split(LLAMA3_SPLIT),
+        "qwen2": split(QWEN2_SPLIT),
+    }
+    if pre not in known:
+        raise ValueError(
+            f"{gguf.path} has pre-tokenizer {pre!r}, not one of {', '.join(known)}: give a tokenizer folder"
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
+    backend.pre_tokenizer = known[pre]
+    backend.decoder = decoders.ByteLevel()
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def _sentencepiece(meta: dict[str, Any], tokens: list[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    unknown = tokens[meta.get("unknown_token_id", 0)]
+    merges = merges_from_scores(tokens, meta["scores"])
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    space = "\u2581"
+    prefix = meta.get("add_space_prefix", True)
+    steps = [normalizers.Prepend(space)] if prefix else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", space)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend
+
+
+def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """The merge list that a SentencePiece BPE vocabulary implies: better-scored results first."""
+    ids = {token: index for index, token in enumerate(tokens)}
+    found = []
+    for token, score in zip(tokens, scores, strict=True):
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ids and right in ids:
+                found.append((-score, ids[token], ids[left], ids[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]

@@ -1,0 +1,116 @@
+"""GGUF files of the Llama architecture and of Qwen2, through the optional gguf package: dequantised slice by slice.
+
+llama.cpp turns neighbouring pairs of a head's entries where Hugging Face turns entry j with j + K/2, so its files of
+the Llama architecture store the rows of q and k interleaved. Row r of ours is row `half_split_rows(...)[r]` of the
+file.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax.convert.sources import Index, StoredTensor, TensorSource
+
+INTERLEAVED = ("llama",)  # architectures whose q and k rows are permuted
+ARCHITECTURES = ("llama", "qwen2")
+BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1's frequency divisors; they belong to the config, not to the weights
+
+
+class GGUF(NamedTuple):
+    """An opened GGUF file: its metadata, and its tensors as the gguf package maps them."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        return self.metadata["general.architecture"]
+
+    def hyper(self, key: str, default: Any = None) -> Any:
+        """The architecture's own `key`; without a default, its absence is an error."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if value is None:
+            raise ValueError(f"{self.path} has no metadata {self.architecture}.{key}")
+        return value
+
+
+def open_gguf(path: Path) -> GGUF:
+    """Reads the header of a GGUF file.
+
+    Raises:
+      ValueError: the gguf package is not installed, the file is corrupted or truncated, one part of a split file, or of
+        an architecture that specjax does not run.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ValueError(f"{path} is a GGUF file: reading it needs gguf (pip install 'specjax[gguf]')") from error
+    try:
+        reader = GGUFReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # the reader checks nothing: a broken file fails wherever its bytes lead it
+        raise ValueError(f"{path} is truncated, corrupted or no GGUF file: {error}") from error
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"{path} has architecture {architecture!r}: specjax reads {', '.join(ARCHITECTURES)}")
+    if metadata.get("split.count", 0) > 1:
+        raise ValueError(
+            f"{path} is one of {metadata['split.count']} parts: merge them first (llama-gguf-split --merge)"
+        )
+    return GGUF(path, metadata, {tensor.name: tensor for tensor in reader.tensors})
+
+
+def half_split_rows(rows: int, heads: int) -> np.ndarray:
+    """[rows]: where the rows of a half-split rotary projection lie in its interleaved copy."""
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def gguf_source(gguf: GGUF) -> TensorSource:
+    """The tensors of an opened GGUF file, by Hugging Face's names, float32 where they were quantised."""
+    heads = int(gguf.hyper("attention.head_count"))
+    turned = {"attn_q": heads, "attn_k": int(gguf.hyper("attention.head_count_kv", heads))}
+    tensors = {}
+    for name, tensor in gguf.tensors.items():
+        if name == ROPE_FACTORS:
+            continue
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+        part = match[2] if match else ""
+        order = None
+        if gguf.architecture in INTERLEAVED and part in turned:
+            order = half_split_rows(int(tensor.shape[-1]), turned[part])
+        known = f"model.layers.{match[1]}.{BLOCK[part]}.{match[3]}" if match and part in BLOCK else TOP.get(name, name)
+        tensors[known] = _stored(tensor, order, gguf.path.name)
+    return TensorSource(tensors, str(gguf.path))
+
+
+def _stored(tensor: Any, order: np.ndarray | None, file: str) -> StoredTensor:
+    from gguf import GGMLQuantizationType, dequantize
+
+    shape = tuple(int(n) for n in reversed(tensor.shape))  # the file counts from the fastest axis
+    kind = tensor.tensor_type
+    plain = kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+
+    def load(index: Index) -> np.ndarray:
+        rows = tensor.data[index[0]] if order is None else tensor.data[order[index[0]]]
+        return (rows if plain else dequantize(rows, kind))[(slice(None), *index[1:])]
+
+    return StoredTensor(shape, tensor.data.dtype if plain else np.dtype(np.float32), load, file)

@@ -1,0 +1,168 @@
+"""From a name to a checkpoint: a folder, a GGUF file, a bundled model or a Hugging Face id; only the last downloads."""
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax.convert.gguf_config import gguf_config, gguf_tokenizer
+from specjax.convert.gguf_source import gguf_source, open_gguf
+from specjax.convert.shards import FORMATS, open_source
+from specjax.convert.sources import TensorSource
+
+BUNDLED = "bundled/"
+BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
+CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and tokenizer, of any kind
+TOKENIZER_FILES = ("tokenizer*", "spiece.model", "vocab.*", "merges.txt")
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HUB_SECONDS = 15.0  # patience with the hub before it counts as out of reach
+ROWS = 4096  # rows compared at a time when a head is compared with its embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model on this machine, opened but not read.
+
+    Attributes:
+      path: its folder, or its GGUF file.
+      config: contents of config.json, with ties settled by what the weights hold (see `settle_ties`).
+      source: its tensors. Close it when they are read.
+      tokenizer: () -> transformers tokenizer, built when called from these files alone; None if there is none.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    source: TensorSource
+    tokenizer: Callable[[], Any]
+
+
+def locate(name: str | os.PathLike[str]) -> Checkpoint:
+    """Opens the checkpoint that `name` means.
+
+    Args:
+      name: a folder in Hugging Face's layout, a GGUF file (or a folder that holds one and no other weights),
+        "bundled/<name>", or an id of the Hugging Face hub. A hub id is looked up in the local cache first and
+        downloaded only if it is not there, safetensors before Flax before PyTorch.
+
+    Raises:
+      FileNotFoundError: there is no such thing; the message says where it was looked for.
+      ValueError: it is there but is no model, is corrupted, or is of a kind that specjax does not read.
+    """
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return _from_file(path)
+    if text and path.is_dir():
+        return _from_folder(path)
+    if text.startswith(BUNDLED):
+        return _from_bundle(text.removeprefix(BUNDLED))
+    if HUB_ID.fullmatch(text) and path.suffix != ".gguf":
+        return _from_folder(_download(text))
+    raise FileNotFoundError(f"{text!r} is no file, no folder and no Hugging Face id")
+
+
+def _from_file(path: Path) -> Checkpoint:
+    with path.open("rb") as stream:
+        magic = stream.read(4)
+    if magic != b"GGUF":
+        raise ValueError(f"{path} is no GGUF file: name the folder of a Hugging Face checkpoint, or a .gguf file")
+    gguf = open_gguf(path)
+    return Checkpoint(path, gguf_config(gguf), gguf_source(gguf), lambda: gguf_tokenizer(gguf))
+
+
+def _from_folder(folder: Path) -> Checkpoint:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(folder.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _from_file(ggufs[0])
+        many = f"; it holds {len(ggufs)} GGUF files: name one" if ggufs else ""
+        raise FileNotFoundError(f"{folder} is no model: looked for config.json, or one .gguf file{many}")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'} is corrupted: not JSON ({error})") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ValueError(f"{folder / 'config.json'} is no model configuration: it has no model_type")
+    source = open_source(folder)
+    return Checkpoint(folder, settle_ties(config, source), source, lambda: _tokenizer(folder))
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever its many loaders raise, the user's remedy is the same
+        raise ValueError(f"{folder} holds no tokenizer that transformers can read: {_line(error)}") from error
+
+
+def _from_bundle(name: str) -> Checkpoint:
+    present = sorted(folder.name for folder in BUNDLED_FOLDER.glob("*") if (folder / "config.json").is_file())
+    if name not in present:
+        raise FileNotFoundError(f"no bundled model {name!r}: there is {', '.join(present) or 'none'}")
+    return _from_folder(BUNDLED_FOLDER / name)
+
+
+def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
+    """T5's configuration with `tie_word_embeddings` and `scale_decoder_outputs` both stated and true of the weights.
+
+    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, and infers from it that the tied head's scaling
+    is off; transformers 5 writes true for every T5, states the scaling apart, and unties a head that is in the file
+    and differs from the embedding. Other models' configurations mean what they say and are returned as they are.
+    """
+    if config.get("model_type") != "t5":
+        return config
+    tied = config.get("tie_word_embeddings", True)
+    scaled = config.get("scale_decoder_outputs", tied)
+    head, table = "lm_head.weight", "shared.weight"
+    if head not in source.names():
+        tied = True
+    elif tied and table in source.names():
+        tied = _equal(source, head, table)
+    return {**config, "tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
+
+
+def _equal(source: TensorSource, one: str, other: str) -> bool:
+    shape = source.shape(one)
+    if shape != source.shape(other):
+        return False
+    blocks = ((slice(i, min(i + ROWS, shape[0])), slice(0, shape[1])) for i in range(0, shape[0], ROWS))
+    return all(np.array_equal(source.read(one, block), source.read(other, block)) for block in blocks)
+
+
+def _download(name: str) -> Path:
+    """The local snapshot of a hub id, from the cache if it is whole there, else from the network."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True))
+        open_source(folder).close()
+        if (folder / "config.json").is_file():
+            return folder
+    except (OSError, ValueError):  # not in the cache, or only in part
+        pass
+    try:
+        files = {entry.rfilename for entry in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
+        held = [form for form in FORMATS if form.single in files or form.index in files]
+        if not held:
+            looked = ", ".join(form.single for form in FORMATS)
+            raise FileNotFoundError(f"{name} on the Hugging Face hub holds no weights: looked for {looked}")
+        patterns = [held[0].pattern, held[0].index, *CONFIG_FILES]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # the hub's errors have no common base across its versions
+        raise FileNotFoundError(
+            f"{name} is no file or folder here, and the Hugging Face hub did not give it: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

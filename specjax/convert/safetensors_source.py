@@ -1,0 +1,78 @@
+"""Safetensors: eight bytes of header length, a JSON header, then the tensors' bytes.
+
+The header is read here, not by the safetensors package, so that every tensor is mapped apart from the others (see
+`sources.mapped`), bfloat16 and float8 need no framework, and a broken file is named in one line.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from specjax.convert.sources import StoredTensor, mapped
+
+HEADER_LIMIT = 100_000_000  # the format's own limit: a longer header is a corrupted length
+DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+def read_safetensors(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file.
+
+    Raises:
+      ValueError: not safetensors, corrupted, or shorter than its header promises.
+    """
+    header, start, size = _header(file)
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        try:
+            dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
+            begin, end = (int(n) for n in entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} is corrupted: bad header entry of {name}: {entry}") from error
+        if begin < 0 or any(n < 0 for n in shape) or end - begin != int(np.prod(shape, dtype=object)) * dtype.itemsize:
+            raise ValueError(f"{file} is corrupted: {name} has {end - begin} bytes for shape {shape} of {dtype}")
+        if start + end > size:
+            raise ValueError(f"{file} is truncated: {size} bytes, but {name} ends at byte {start + end}")
+        tensors[name] = mapped(file, dtype, shape, start + begin)
+    return tensors
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int, int]:
+    """The JSON header, the offset of the data, and the size of the file."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        if len(prefix) < 8:
+            raise ValueError(f"{file} is truncated: {size} bytes hold no safetensors header")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > HEADER_LIMIT:
+            raise ValueError(f"{file} is not a safetensors file, or is corrupted: header of {length} bytes")
+        if 8 + length > size:
+            raise ValueError(f"{file} is truncated: {size} bytes, but its header alone ends at byte {8 + length}")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise ValueError(f"{file} is corrupted: its safetensors header is not JSON") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{file} is corrupted: its safetensors header is not a table of tensors")
+    return header, 8 + length, size

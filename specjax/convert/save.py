@@ -1,0 +1,142 @@
+"""Writing a checkpoint: safetensors in Hugging Face's layout, tensor by tensor, under temporary names until whole."""
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax.convert.assemble import Leaf, copy_into, lookup, stored_tensors
+from specjax.convert.safetensors_source import DTYPES
+from specjax.convert.tables import table_for
+from specjax.models.format import Format
+from specjax.types import Params
+
+SHARD_BYTES = 5_000_000_000  # what Hugging Face cuts at
+ALIGN = 8
+INDEX = "model.safetensors.index.json"
+
+
+class Pending(NamedTuple):
+    """A tensor about to be written."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fetch: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+
+def save_pretrained(
+    folder: str | os.PathLike[str],
+    params: Params,
+    config: Mapping[str, Any],
+    *,
+    fmt: Format,
+    tokenizer: Any = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes config.json, the weights and the tokenizer so that `transformers` loads the folder as it stands.
+
+    Files are written aside and renamed into place when all are whole; weights of an earlier save are removed. Each
+    tensor keeps its dtype.
+
+    Args:
+      folder: made if absent.
+      params: nested dict of arrays in the format's layout; all of it must be addressable from this process.
+      config: contents of config.json, with its model_type.
+      fmt: the layout of `params`.
+      tokenizer: a transformers tokenizer (anything with save_pretrained(folder)), or None.
+      shard_bytes: weights above this are cut into several files.
+
+    Raises:
+      ValueError: an unknown model type, a parameter without a name, or arrays that lie on other hosts.
+    """
+    table = table_for(config)
+    far = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable]
+    if far:
+        raise ValueError("parameters lie on several hosts: gather them on one before saving, or save with orbax")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept: dict[str, np.ndarray] = {}  # the last parameter brought to the host: stacked layers share one transfer
+    tensors = [
+        Pending(name, leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
+        for name, leaf, number in stored_tensors(params, table, fmt)
+    ]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as aside:
+        work = Path(aside)
+        described = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": fmt.dtype}
+        _write_weights(work, tensors, shard_bytes)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(work)
+        (work / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        stale = {file.name for file in (*folder.glob("model*.safetensors"), *folder.glob(INDEX))}
+        fresh = sorted(work.iterdir(), key=lambda file: file.suffix == ".json")  # the index and the config come last
+        for file in fresh:
+            if file.is_dir() and (folder / file.name).exists():
+                shutil.rmtree(folder / file.name)
+            os.replace(file, folder / file.name)
+        for name in stale - {file.name for file in fresh}:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / name).unlink()
+
+
+def _fetcher(params: Params, leaf: Leaf, number: int, kept: dict[str, np.ndarray]) -> Callable[[], np.ndarray]:
+    def fetch() -> np.ndarray:
+        if leaf.path not in kept:
+            kept.clear()
+            kept[leaf.path] = np.asarray(lookup(params, leaf.path))
+        value = kept[leaf.path][number] if leaf.stacked else kept[leaf.path]
+        if not leaf.flipped:
+            return np.ascontiguousarray(value)
+        out = np.empty(leaf.stored_shape, leaf.dtype)
+        copy_into(out, value.T)
+        return out
+
+    return fetch
+
+
+def _write_weights(folder: Path, tensors: list[Pending], shard_bytes: int) -> None:
+    shards: list[list[Pending]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    if len(shards) == 1:
+        write_safetensors(folder / "model.safetensors", shards[0])
+        return
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        write_safetensors(folder / name, shard)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
+        "weight_map": {t.name: name for name, shard in zip(names, shards, strict=True) for t in shard},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def write_safetensors(file: Path, tensors: list[Pending]) -> None:
+    """One safetensors file, the tensors fetched and written one by one."""
+    codes = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files that do not say
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.nbytes
+        entry = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[tensor.name] = entry
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGN)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            stream.write(tensor.fetch().reshape(-1).view(np.uint8).data)
