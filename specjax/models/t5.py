@@ -1,0 +1,334 @@
+"""T5 v1.0, v1.1 and Flan (Raffel et al. 2020, arXiv 1910.10683; Chung et al. 2022, arXiv 2210.11416): every published
+shape.
+
+Root-mean-square norms before the sub-layers, no biases, no scaling of the attention scores. Positions enter through a
+bias on the self-attention scores alone: one table an encoder and one a decoder, shared by their layers. v1.0 has ReLU
+and a head tied to the embedding; v1.1 and Flan have a gated GELU and a head of their own.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.base import LanguageModel, Prefilled
+from specjax.models import cache as caches
+from specjax.models.attention import attend
+from specjax.models.cache import KV, Cache
+from specjax.models.format import Format
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, structure, walk
+from specjax.models.relative import block_distance, plain_distance, position_bias
+from specjax.types import Output, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Shape of a T5 model. `heads * head_width` need not be `width`; `start_token` opens every decoder row."""
+
+    vocab_size: int = 32128
+    width: int = 512
+    head_width: int = 64
+    heads: int = 8
+    mlp_width: int = 2048
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    buckets: int = 32
+    max_distance: int = 128
+    gated: bool = False
+    activation: str = "relu"
+    tied: bool = True
+    eps: float = 1e-6
+    start_token: int = 0
+
+
+def sizes() -> dict[str, T5Config]:
+    """The published shapes, by the names of their repositories."""
+    first = {
+        "small": (512, 64, 8, 2048, 6), "base": (768, 64, 12, 3072, 12), "large": (1024, 64, 16, 4096, 24),
+        "3b": (1024, 128, 32, 16384, 24), "11b": (1024, 128, 128, 65536, 24),
+    }  # fmt: skip
+    second = {
+        "small": (512, 64, 6, 1024, 8), "base": (768, 64, 12, 2048, 12), "large": (1024, 64, 16, 2816, 24),
+        "xl": (2048, 64, 32, 5120, 24), "xxl": (4096, 64, 64, 10240, 24),
+    }  # fmt: skip
+
+    def shape(width: int, head_width: int, heads: int, mlp_width: int, layers: int) -> T5Config:
+        return T5Config(
+            width=width, head_width=head_width, heads=heads, mlp_width=mlp_width,
+            encoder_layers=layers, decoder_layers=layers,
+        )  # fmt: skip
+
+    shapes = {f"t5-{name}": shape(*numbers) for name, numbers in first.items()}
+    for name, numbers in second.items():
+        config = dataclasses.replace(shape(*numbers), gated=True, activation="gelu_new", tied=False)
+        shapes[f"t5-v1_1-{name}"] = shapes[f"flan-t5-{name}"] = config
+    return shapes
+
+
+class Memory(NamedTuple):
+    """What the decoder reads of the encoder, `Cache.cross`: written once, by prefill.
+
+    Attributes:
+      layers: keys and values of the encoder's output, one KV [B,H,P,K] a decoder layer or one stacked KV.
+      visible: prompt positions below each row's own length.
+    """
+
+    layers: tuple[KV, ...] | KV
+    visible: Bool[Array, "B P"]
+
+
+class Sight(NamedTuple):
+    """What the positions of a block see of their own sequence, and the bias on it: the same for every layer."""
+
+    visible: Bool[Array, "B S T"]
+    bias: Float[Array, "#B H S T"]
+
+
+class Attention(nnx.Module):
+    """Multi-head attention without biases or scaling."""
+
+    def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
+        width, inner = config.width, config.heads * config.head_width
+        make = functools.partial(Linear, fmt=fmt, bias=False, rngs=rngs)
+        self.config, self.fmt = config, fmt
+        # The missing scale of the scores is folded into the draw of the queries.
+        self.q = make(width, inner, std=(width * config.head_width) ** -0.5)
+        self.k, self.v = make(width, inner, std=width**-0.5), make(width, inner, std=width**-0.5)
+        self.o = make(inner, width, std=inner**-0.5)
+
+    def _split(self, x: Float[Array, "B S F"]) -> Float[Array, "B S H K"]:
+        return x.reshape(*x.shape[:2], self.config.heads, self.config.head_width)
+
+    def keys_values(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H K"]]:
+        return self._split(self.k(x)), self._split(self.v(x))
+
+    def __call__(self, x, kv: KV, visible, bias=None) -> Float[Array, "B S D"]:
+        out = attend(self._split(self.q(x)), kv, visible, scale=1.0, flat=self.fmt.flat_heads, bias=bias)
+        return self.o(out)
+
+
+class MLP(nnx.Module):
+    """Up, activation, down; gated, the activation is of the gate and multiplies `up`."""
+
+    def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
+        make = functools.partial(Linear, fmt=fmt, bias=False, rngs=rngs)
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate = make(config.width, config.mlp_width, std=config.width**-0.5) if config.gated else None
+        self.up = make(config.width, config.mlp_width, std=config.width**-0.5)
+        self.down = make(config.mlp_width, config.width, std=config.mlp_width**-0.5)
+
+    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One layer of the encoder, or one of the decoder, which also reads the encoder's output."""
+
+    def __init__(self, config: T5Config, fmt: Format, *, decoder: bool, rngs: nnx.Rngs):
+        self.attn_norm = RMSNorm(config.width, config.eps)
+        self.attn = Attention(config, fmt, rngs=rngs)
+        self.cross_norm = RMSNorm(config.width, config.eps) if decoder else None
+        self.cross = Attention(config, fmt, rngs=rngs) if decoder else None
+        self.mlp_norm = RMSNorm(config.width, config.eps)
+        self.mlp = MLP(config, fmt, rngs=rngs)
+
+    def __call__(self, x, sight: Sight, memory: Memory | None, layers, index, start):
+        normed = self.attn_norm(x)
+        layers, kv = caches.write(layers, index, *self.attn.keys_values(normed), start)
+        x = x + self.attn(normed, kv, sight.visible, sight.bias)
+        if self.cross is not None and self.cross_norm is not None and memory is not None:
+            seen = jnp.broadcast_to(memory.visible[:, None], (*x.shape[:2], memory.visible.shape[1]))
+            x = x + self.cross(self.cross_norm(x), _layer(memory.layers, index), seen)
+        return x + self.mlp(self.mlp_norm(x)), layers
+
+
+def _layer(layers: tuple[KV, ...] | KV, index) -> KV:
+    if isinstance(layers, KV):
+        return KV(*(jax.lax.dynamic_index_in_dim(a, index, keepdims=False) for a in layers))
+    return layers[index]
+
+
+class Stack(nnx.Module):
+    """What an encoder or a decoder has beside its layers."""
+
+    def __init__(self, config: T5Config, *, decoder: bool, rngs: nnx.Rngs):
+        self.config, self.decoder = config, decoder
+        self.relative_bias = Table(config.buckets, config.heads, "float32", std=config.width**-0.5, rngs=rngs)
+        self.final_norm = RMSNorm(config.width, config.eps)
+
+    def bias(self, distance: Int[Array, "B S T"]) -> Float[Array, "B H S T"]:
+        return position_bias(
+            self.relative_bias.table[...],
+            distance,
+            max_distance=self.config.max_distance,
+            bidirectional=not self.decoder,
+        )
+
+
+class Embed(nnx.Module):
+    """The word table, which encoder and decoder share."""
+
+    def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
+        self.tokens = Table(config.vocab_size, config.width, fmt.dtype, std=1.0, rngs=rngs, min_rows=fmt.min_rows)
+
+
+class Trunk(nnx.Module):
+    """Everything but the layers."""
+
+    def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embed(config, fmt, rngs=rngs)
+        self.encoder = Stack(config, decoder=False, rngs=rngs)
+        self.decoder = Stack(config, decoder=True, rngs=rngs)
+        head = None
+        if not config.tied:
+            head = Linear(config.width, config.vocab_size, fmt, bias=False, std=config.width**-0.5, rngs=rngs)
+        self.head = head
+
+    def logits(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+        """A tied head undoes the embedding's unit variance by a scale; a head of its own learned it."""
+        if self.head is None:
+            return self.embed.tokens.logits(features * self.config.width**-0.5)
+        return self.head(features)
+
+
+def init(key: jax.Array, config: T5Config, fmt: Format) -> Params:
+    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
+    rngs = nnx.Rngs(params=key)
+    params = nnx.to_pure_dict(nnx.state(Trunk(config, fmt, rngs=rngs), nnx.Param))
+    for name, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        make = functools.partial(_block, config, fmt, name == "decoder")
+        params[name]["layers"] = init_layers(make, rngs, count, fmt.stacked)
+    return params
+
+
+def _block(config: T5Config, fmt: Format, decoder: bool, rngs: nnx.Rngs) -> Block:
+    return Block(config, fmt, decoder=decoder, rngs=rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderDecoder:
+    """The model's structure, split once: the encoder, the bridge and the decoder as functions of the parameters."""
+
+    config: T5Config
+    fmt: Format
+    trunk_def: Any
+    encoder_def: Any
+    decoder_def: Any
+
+    def trunk(self, params: Params) -> Trunk:
+        stacks = {s: {n: v for n, v in params[s].items() if n != "layers"} for s in ("encoder", "decoder")}
+        return nnx.merge(self.trunk_def, {**params, **stacks})
+
+    def encode(self, params: Params, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
+        """The encoder's output; tokens at `length` and after change nothing before it."""
+        trunk, (rows, width) = self.trunk(params), tokens.shape
+        below = jnp.arange(width, dtype=jnp.int32)[None] < length[:, None]
+        visible = jnp.broadcast_to(below[:, None], (rows, width, width))
+        sight = Sight(visible, trunk.encoder.bias(plain_distance(width, width)))
+
+        def step(block, index, x, state):
+            return block(x, sight, None, state, index, None)
+
+        x = trunk.embed.tokens(tokens)
+        x, _, _ = walk(self.encoder_def, params["encoder"]["layers"], self.config.encoder_layers, step, x, None)
+        return trunk.encoder.final_norm(x)
+
+    def remember(self, params: Params, encoded: Float[Array, "B P D"], length: Int[Array, "B"]) -> Memory:
+        """Keys and values of the encoder's output for every decoder layer."""
+        layers = params["decoder"]["layers"]
+
+        def one(layer) -> KV:
+            kv = nnx.merge(self.decoder_def, layer).cross.keys_values(encoded)
+            return KV(*(a.transpose(0, 2, 1, 3) for a in kv))
+
+        count = self.config.decoder_layers
+        kept = tuple(one(layers[str(i)]) for i in range(count)) if "0" in layers else jax.lax.map(one, layers)
+        return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
+
+    def decode(
+        self, params: Params, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=()
+    ) -> tuple[Output, Any]:
+        """One pass of the decoder; `layers` None remembers nothing."""
+        trunk = self.trunk(params)
+        sight = Sight(visible, trunk.decoder.bias(distance))
+
+        def step(block, index, x, layers):
+            return block(x, sight, memory, layers, index, start)
+
+        x = trunk.embed.tokens(tokens)
+        count = self.config.decoder_layers
+        x, layers, hiddens = walk(self.decoder_def, params["decoder"]["layers"], count, step, x, layers, capture)
+        features = trunk.decoder.final_norm(x)
+        return Output(trunk.logits(features), features, hiddens), layers
+
+
+def encoder_decoder(config: T5Config, fmt: Format) -> EncoderDecoder:
+    """Splits the model's structure from its parameters."""
+    trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
+    encoder_def: Any = structure(functools.partial(_block, config, fmt, False))
+    decoder_def: Any = structure(functools.partial(_block, config, fmt, True))
+    return EncoderDecoder(config, fmt, trunk_def, encoder_def, decoder_def)
+
+
+def score(
+    params: Params,
+    config: T5Config,
+    fmt: Format,
+    encoder_tokens: Int[Array, "B P"],
+    encoder_length: Int[Array, "B"],
+    decoder_tokens: Int[Array, "B S"],
+) -> Float[Array, "B S V"]:
+    """Next-token logits at every position of left-aligned decoder tokens (the start token first), with no cache."""
+    model = encoder_decoder(config, fmt)
+    rows, width = decoder_tokens.shape
+    memory = model.remember(params, model.encode(params, encoder_tokens, encoder_length), encoder_length)
+    distance = plain_distance(width, width)
+    visible = jnp.broadcast_to(distance <= 0, (rows, width, width))
+    return model.decode(params, decoder_tokens, visible, distance, memory, None, None)[0].logits
+
+
+def language_model(config: T5Config, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+    """The model as pure functions over a nested dict of arrays.
+
+    Prefill runs the encoder and stores its keys and values; the decoder starts from an empty cache with `start_token`
+    pending. Rows of a batch decode, accept and roll back each at its own length.
+
+    Args:
+      capture: decoder layers whose entering residual stream `extend` returns in `Output.hiddens`.
+    """
+    model = encoder_decoder(config, fmt)
+
+    def prefill(params: Params, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int) -> Prefilled:
+        rows = prompt.shape[0]
+        memory = model.remember(params, model.encode(params, prompt, length), length)
+        memory = memory._replace(layers=jax.tree.map(lambda a: a.astype(fmt.cache_dtype), memory.layers))
+        layers = caches.allocate(rows, config.heads, cache_len, config.head_width, config.decoder_layers, fmt)
+        cache = Cache(layers, jnp.zeros((rows,), jnp.int32), memory)
+        pending = jnp.full((rows,), config.start_token, jnp.int32)
+        return Prefilled(cache, pending, jnp.zeros((rows, 0, config.width), jnp.float32))
+
+    def extend(
+        params: Params,
+        tokens: Int[Array, "B S"],
+        cache: Cache,
+        mask: Bool[Array | np.ndarray, "... S N"],
+        depth: Int[Array | np.ndarray, "... S"],
+        offset: int = 0,
+    ) -> tuple[Output, Cache]:
+        mask, slots = jnp.asarray(mask), caches.slots(cache)
+        depth = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
+        visible = caches.visibility(cache.length, mask, slots, tokens.shape[0])
+        distance = block_distance(cache.length, mask, depth, slots)
+        start = cache.length + offset
+        out, layers = model.decode(params, tokens, visible, distance, cache.cross, cache.layers, start, capture)
+        return out, cache._replace(layers=layers)
+
+    return LanguageModel(prefill, extend, caches.keep, config.vocab_size, encoder_decoder=True)
