@@ -19,7 +19,7 @@ from specjax.models.attention import attend
 from specjax.models.decoder import Decoder
 from specjax.models.format import Format
 from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, structure, walk
-from specjax.models.rope import Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
+from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
 from specjax.types import Output, Params
 
 
@@ -44,7 +44,7 @@ class LlamaConfig:
     mlp_width: int = 11008
     max_positions: int = 4096
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling = RopeScaling()
+    rope_scaling: RopeScaling = UNSCALED
     eps: float = 1e-5
     qkv_bias: bool = False
     o_bias: bool = False

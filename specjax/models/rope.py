@@ -35,6 +35,9 @@ class RopeScaling:
         return 1.0
 
 
+UNSCALED = RopeScaling()
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearScaling(RopeScaling):
     """Positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
@@ -195,7 +198,7 @@ def _read_yarn(given: Mapping[str, Any], max_positions: int) -> RopeScaling:
 
 
 READERS = {
-    "default": lambda given, max_positions: RopeScaling(),
+    "default": lambda given, max_positions: UNSCALED,
     "linear": lambda given, max_positions: LinearScaling(given["factor"]),
     "dynamic": lambda given, max_positions: DynamicScaling(given["factor"], trained=max_positions),
     "llama3": _read_llama3,
