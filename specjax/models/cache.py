@@ -58,6 +58,11 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
     One scatter of B windows: a dynamic-update-slice would clamp at the end and overwrite committed slots of a full row.
     """
     rows = jnp.arange(new.shape[0], dtype=start.dtype)
+    if new.shape[0] == 1:
+        # XLA rewrites a scatter of one window into a guarded slice update that copies the buffer four times on CPU. A
+        # second window past the end, always dropped, keeps it a scatter.
+        past = jnp.maximum(start, buffer.shape[-2]) + 1
+        rows, start, new = jnp.zeros((2,), start.dtype), jnp.concatenate([start, past]), jnp.concatenate([new, new])
     index = jnp.stack([rows, start], -1)
     lead: tuple[int, ...] = ()
     if layer is not None:
