@@ -1,8 +1,8 @@
 """What a compiled program does inside its loop: read from `compiled.as_text()`, where nothing is noisy.
 
-    text = jax.jit(f).lower(*abstract).compile().as_text()
-    body = hlo.while_body(text)
-    assert not hlo.copies(body, cache_elements)
+text = jax.jit(f).lower(*abstract).compile().as_text()
+body = hlo.while_body(text)
+assert not hlo.copies(body, cache_elements)
 """
 
 import collections
