@@ -53,32 +53,26 @@ def slots(cache: Cache) -> int:
 
 
 def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"], start: Int[Array, "B"], layer=None):
-    """Writes new[b] into buffer[b, :, start[b]:start[b]+S], in place.
+    """Writes new[b] into buffer[b, :, start[b]:start[b]+S] in place; a window that does not fit is dropped whole.
 
-    Every window must fit: whoever allocates the slots leaves room for a block past the longest row, and a row stops
-    before it outgrows them.
-
-    One scatter: a window a row, or a window a head where there is one row. A scatter of a single window XLA rewrites
-    into a dynamic-update-slice, which its CPU backend then fuses twice, into the carry and into the attention dot, at
-    the price of copies of the whole cache.
+    One scatter of B windows: a dynamic-update-slice would clamp at the end and overwrite committed slots of a full row.
     """
-    rows, heads = new.shape[:2]
-    by_head = rows == 1
-    if by_head:
-        count = jnp.arange(heads, dtype=start.dtype)
-        index = jnp.stack([jnp.zeros_like(count), count, jnp.broadcast_to(start, (heads,))], -1)
-        new = new[0]
-    else:
-        index = jnp.stack([jnp.arange(rows, dtype=start.dtype), start], -1)
-    lead = 0
+    rows = jnp.arange(new.shape[0], dtype=start.dtype)
+    if new.shape[0] == 1:
+        # XLA rewrites a scatter of one window into a guarded slice update that copies the buffer four times on CPU. A
+        # second window past the end, always dropped, keeps it a scatter.
+        past = jnp.maximum(start, buffer.shape[-2]) + 1
+        rows, start, new = jnp.zeros((2,), start.dtype), jnp.concatenate([start, past]), jnp.concatenate([new, new])
+    index = jnp.stack([rows, start], -1)
+    lead: tuple[int, ...] = ()
     if layer is not None:
         index = jnp.concatenate([jnp.full_like(index[:, :1], layer), index], -1)
-        lead = 1
-    fixed = tuple(range(lead + 1 + by_head))
+        lead = (0,)
+    n = len(lead)
     dims = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(range(1, new.ndim)),
-        inserted_window_dims=fixed,
-        scatter_dims_to_operand_dims=(*fixed, lead + 2),
+        update_window_dims=(1, 2, 3),
+        inserted_window_dims=(*lead, n),
+        scatter_dims_to_operand_dims=(*lead, n, n + 2),
     )
     return jax.lax.scatter(
         buffer,
@@ -87,7 +81,7 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         dims,
         indices_are_sorted=True,
         unique_indices=True,
-        mode=jax.lax.GatherScatterMode.CLIP,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )
 
 
@@ -150,14 +144,14 @@ def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int
     index = jnp.stack([jnp.arange(rows, dtype=length.dtype), length], -1)
     return jax.lax.scatter(
         base, index, mask, dims, indices_are_sorted=True, unique_indices=True,
-        mode=jax.lax.GatherScatterMode.CLIP,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )  # fmt: skip
 
 
 def keep(cache: Cache, path: Int[Array, "B W"] | None, n: Int[Array, "B"]) -> Cache:
     """Commits the first n[b] nodes of `path` (block positions): moves them to the front of the block, advances length.
 
-    A chain (path None) moves nothing.
+    A chain (path None) moves nothing. A row whose window does not fit keeps its slots as they are.
     """
     if path is None:
         return cache._replace(length=cache.length + n)

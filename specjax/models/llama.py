@@ -1,0 +1,289 @@
+"""The Llama family (Touvron et al. 2023, arXiv 2302.13971): RMS norms, rotary positions, gated MLP, grouped queries.
+
+One file for Llama 1 to 3.2, Vicuna, TinyLlama, SmolLM2 and Qwen2 / 2.5 (which add biases to q, k and v).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from specjax.base import LanguageModel
+from specjax.models import cache as caches
+from specjax.models import decoder as decoders
+from specjax.models.attention import attend
+from specjax.models.decoder import Decoder
+from specjax.models.format import Format
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, structure, walk
+from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
+from specjax.types import Output, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a model of the Llama family; hashable, so a static argument.
+
+    Attributes:
+      kv_heads: key-value heads, each shared by heads / kv_heads query heads.
+      qkv_bias, o_bias, mlp_bias: which projections have biases.
+      tied: the head is the embedding table.
+      max_positions: trained length; rotary positions do not end there.
+      rope_theta, rope_scaling: base of the rotary frequencies, and how they are stretched.
+    """
+
+    vocab_size: int = 32000
+    width: int = 4096
+    layers: int = 32
+    heads: int = 32
+    kv_heads: int = 32
+    head_width: int = 128
+    mlp_width: int = 11008
+    max_positions: int = 4096
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling = UNSCALED
+    eps: float = 1e-5
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    tied: bool = False
+    activation: str = "silu"
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
+        if self.head_width % 2:
+            raise ValueError(f"rotary positions turn halves of a head: head_width must be even, got {self.head_width}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+
+
+def sizes() -> dict[str, LlamaConfig]:
+    """The published shapes, by family and size."""
+
+    def shapes(table: Mapping[str, tuple[int, int, int, int, int]], **common: Any) -> dict[str, LlamaConfig]:
+        return {
+            name: LlamaConfig(
+                width=width, layers=layers, heads=heads, kv_heads=kv, head_width=width // heads, mlp_width=mlp, **common
+            )
+            for name, (width, layers, heads, kv, mlp) in table.items()
+        }
+
+    seven, thirteen = (4096, 32, 32, 32, 11008), (5120, 40, 40, 40, 13824)
+    eight, seventy = (4096, 32, 32, 8, 14336), (8192, 80, 64, 8, 28672)
+    llama3 = {"vocab_size": 128256, "rope_theta": 500000.0}
+    long = {**llama3, "max_positions": 131072}
+    smol = {"vocab_size": 49152, "max_positions": 8192, "tied": True}
+    qwen = {"max_positions": 32768, "rope_theta": 1e6, "eps": 1e-6, "qkv_bias": True}
+    return {
+        **shapes(
+            {
+                "llama-7b": seven, "llama-13b": thirteen,
+                "llama-30b": (6656, 60, 52, 52, 17920), "llama-65b": (8192, 80, 64, 64, 22016),
+            },
+            max_positions=2048, eps=1e-6,
+        ),
+        **shapes({"llama-2-7b": seven, "llama-2-13b": thirteen, "llama-2-70b": seventy}),
+        **shapes({"vicuna-7b": seven, "vicuna-13b": thirteen}),
+        **shapes({"llama-3-8b": eight, "llama-3-70b": seventy}, max_positions=8192, **llama3),
+        **shapes(
+            {"llama-3.1-8b": eight, "llama-3.1-70b": seventy},
+            rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192), **long,
+        ),
+        **shapes(
+            {"llama-3.2-1b": (2048, 16, 32, 8, 8192), "llama-3.2-3b": (3072, 28, 24, 8, 8192)},
+            rope_scaling=Llama3Scaling(32.0, 1.0, 4.0, 8192), tied=True, **long,
+        ),
+        **shapes({"tinyllama-1.1b": (2048, 22, 32, 4, 5632)}, max_positions=2048),
+        **shapes(
+            {"smollm2-135m": (576, 30, 9, 3, 1536), "smollm2-360m": (960, 32, 15, 5, 2560)},
+            rope_theta=100000.0, **smol,
+        ),
+        **shapes({"smollm2-1.7b": (2048, 24, 32, 32, 8192)}, rope_theta=130000.0, **smol),
+        **shapes(
+            {
+                "qwen2.5-0.5b": (896, 24, 14, 2, 4864), "qwen2.5-1.5b": (1536, 28, 12, 2, 8960),
+                "qwen2.5-3b": (2048, 36, 16, 2, 11008),
+            },
+            vocab_size=151936, tied=True, **qwen,
+        ),
+        **shapes(
+            {
+                "qwen2.5-7b": (3584, 28, 28, 4, 18944), "qwen2.5-14b": (5120, 48, 40, 8, 13824),
+                "qwen2.5-32b": (5120, 64, 40, 8, 27648), "qwen2.5-72b": (8192, 80, 64, 8, 29568),
+            },
+            vocab_size=152064, **qwen,
+        ),
+    }  # fmt: skip
+
+
+def from_published(published: Mapping[str, Any]) -> LlamaConfig:
+    """The shape that a published config.json describes (model types llama, mistral and qwen2).
+
+    Args:
+      published: the parsed config.json, older (`rope_theta`, `rope_scaling`) or newer (`rope_parameters`) layout.
+
+    Raises:
+      ValueError: another model type, a missing number, an unknown rope scaling, or sliding-window attention, which
+        full attention would get wrong.
+    """
+    kind = published.get("model_type")
+    if kind not in ("llama", "mistral", "qwen2"):
+        raise ValueError(f"model_type {kind!r} is not of the Llama family; known are llama, mistral, qwen2")
+    refuse_sliding_window(published)
+    required = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    missing = [name for name in required if published.get(name) is None]
+    if missing:
+        raise ValueError(f"the configuration of a {kind} model lacks {', '.join(missing)}")
+    width, heads = published["hidden_size"], published["num_attention_heads"]
+    max_positions = published.get("max_position_embeddings") or (32768 if kind == "qwen2" else 2048)
+    rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
+    biases = published if kind == "llama" else {}  # qwen2 has them on q, k and v, mistral nowhere
+    return LlamaConfig(
+        vocab_size=published["vocab_size"],
+        width=width,
+        layers=published["num_hidden_layers"],
+        heads=heads,
+        kv_heads=published.get("num_key_value_heads") or heads,
+        head_width=published.get("head_dim") or width // heads,
+        mlp_width=published["intermediate_size"],
+        max_positions=max_positions,
+        rope_theta=float(rope.get("rope_theta") or published.get("rope_theta") or 10000.0),
+        rope_scaling=read_scaling(rope, max_positions),
+        eps=published.get("rms_norm_eps", 1e-6),
+        qkv_bias=kind == "qwen2" or bool(biases.get("attention_bias", False)),
+        o_bias=bool(biases.get("attention_bias", False)),
+        mlp_bias=bool(biases.get("mlp_bias", False)),
+        tied=bool(published.get("tie_word_embeddings", False)),
+        activation=published.get("hidden_act", "silu"),
+    )
+
+
+def refuse_sliding_window(published: Mapping[str, Any]) -> None:
+    """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does."""
+    kind = published.get("model_type")
+    window = published.get("sliding_window", 4096 if kind == "mistral" else None)
+    if kind == "qwen2" and not published.get("use_sliding_window", False):
+        window = None
+    kinds = published.get("layer_types")
+    first = published.get("max_window_layers", 0) if kind == "qwen2" else 0
+    windowed = "sliding_attention" in kinds if kinds else first < published.get("num_hidden_layers", 1)
+    if (kinds or window is not None) and windowed:
+        raise ValueError(
+            f"this {kind} checkpoint attends over a sliding window of {window} positions, which is not implemented: "
+            "full attention would give other logits; use a checkpoint without sliding_window"
+        )
+
+
+class Attention(nnx.Module):
+    """Grouped-query self-attention with rotary positions."""
+
+    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+        queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
+        make = functools.partial(Linear, config.width, fmt=fmt, bias=config.qkv_bias, std=0.02, rngs=rngs)
+        self.config, self.fmt = config, fmt
+        self.q, self.k, self.v = make(queries), make(keys), make(keys)
+        std = 0.02 / (2 * config.layers) ** 0.5
+        self.o = Linear(queries, config.width, fmt, bias=config.o_bias, std=std, rngs=rngs)
+
+    def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
+        def split(a: Array) -> Array:
+            return a.reshape(*a.shape[:2], -1, self.config.head_width)
+
+        q, k, v = rotate(split(self.q(x)), turn), rotate(split(self.k(x)), turn), split(self.v(x))
+        layers, kv = caches.write(layers, index, k, v, start, fresh=fresh)
+        out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
+        return self.o(out), layers
+
+
+class MLP(nnx.Module):
+    """Gate and up, their product through the activation, down."""
+
+    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.activation = ACTIVATIONS[config.activation]
+        make = functools.partial(Linear, fmt=fmt, bias=config.mlp_bias, rngs=rngs)
+        self.gate = make(config.width, config.mlp_width, std=0.02)
+        self.up = make(config.width, config.mlp_width, std=0.02)
+        self.down = make(config.mlp_width, config.width, std=0.02 / (2 * config.layers) ** 0.5)
+
+    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One layer: norms before the sub-layers."""
+
+    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.attn_norm = RMSNorm(config.width, config.eps)
+        self.attn = Attention(config, fmt, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.width, config.eps)
+        self.mlp = MLP(config, fmt, rngs=rngs)
+
+    def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
+        mixed, layers = self.attn(self.attn_norm(x), turn, visible, layers, index, start, fresh)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), layers
+
+
+class Embed(nnx.Module):
+    """Word table."""
+
+    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.tokens = Table(config.vocab_size, config.width, fmt.dtype, std=0.02, rngs=rngs, min_rows=fmt.min_rows)
+
+
+class Trunk(nnx.Module):
+    """Everything but the layers."""
+
+    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+        self.embed = Embed(config, fmt, rngs=rngs)
+        self.final_norm = RMSNorm(config.width, config.eps)
+        make = functools.partial(Linear, config.width, config.vocab_size, fmt, bias=False, std=0.02, rngs=rngs)
+        self.head = None if config.tied else make()
+
+    def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
+        features = self.final_norm(x)
+        return self.embed.tokens.logits(features) if self.head is None else self.head(features), features
+
+
+def init(key: jax.Array, config: LlamaConfig, fmt: Format) -> Params:
+    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
+    rngs = nnx.Rngs(params=key)
+    params = nnx.to_pure_dict(nnx.state(Trunk(config, fmt, rngs=rngs), nnx.Param))
+    layers = init_layers(lambda r: Block(config, fmt, rngs=r), rngs, config.layers, fmt.stacked)
+    return {**params, "layers": layers}
+
+
+def decoder(config: LlamaConfig, fmt: Format) -> Decoder:
+    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run."""
+    trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
+    block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
+
+    def run(params, tokens, positions, visible, layers, start, capture, *, fresh) -> tuple[Output, Any]:
+        trunk = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
+        x = trunk.embed.tokens(tokens)
+        turn = rotation(
+            positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling
+        )  # once for all layers
+
+        def step(block, index, x, layers):
+            return block(x, turn, visible, layers, index, start, fresh)
+
+        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture)
+        logits, features = trunk.leave(x)
+        return Output(logits, features, hiddens), layers
+
+    return Decoder(run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt)
+
+
+def score(params: Params, config: LlamaConfig, fmt: Format, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+    """Next-token logits at every position of left-aligned tokens, with no cache: for training and scoring."""
+    return decoders.score(decoder(config, fmt), params, tokens)
+
+
+def language_model(config: LlamaConfig, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+    """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
+    return decoders.language_model(decoder(config, fmt), capture=capture)

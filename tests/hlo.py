@@ -1,0 +1,137 @@
+"""What a compiled program does inside its loop: read from `compiled.as_text()`, where nothing is noisy.
+
+text = jax.jit(f).lower(*abstract).compile().as_text()
+body = hlo.while_body(text)
+assert not hlo.copies(body, cache_elements)
+"""
+
+import collections
+import dataclasses
+import math
+import re
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_CALLS = r"(?:calls|to_apply|body|condition|branch_computations|called_computations)="
+_CALLED = re.compile(_CALLS + r"(?:\{([^}]*)\}|%?([\w.\-]+))")
+_OPCODE = re.compile(r"^(?:\(.*?\)|\w+\[[\d,]*\](?:\{[^}]*\})?) ([\w\-]+)\(")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    opcode: str
+    dtype: str
+    shape: tuple[int, ...]
+    operands: tuple[str, ...]
+    line: str
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+Computation = tuple[Instruction, ...]
+
+
+def computations(text: str) -> dict[str, Computation]:
+    """Every computation of a module, by name."""
+    found: dict[str, list[Instruction]] = {}
+    current: list[Instruction] | None = None
+    for line in text.splitlines():
+        header = _COMPUTATION.match(line)
+        if header:
+            current = found.setdefault(header.group(2), [])
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (parsed := _parse(line)) is not None:
+            current.append(parsed)
+    return {name: tuple(body) for name, body in found.items()}
+
+
+def _parse(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    name, rest = match.groups()
+    opcode, shape = _OPCODE.match(rest), _SHAPE.search(rest)
+    if opcode is None:
+        raise ValueError(f"an HLO line that this parser does not read: {line.strip()[:200]}")
+    dims = tuple(int(n) for n in shape.group(2).split(",") if n) if shape else ()
+    inside = rest[opcode.end() :].split(")")[0]
+    operands = tuple(re.findall(r"%([\w.\-]+)", inside))
+    return Instruction(name, opcode.group(1), shape.group(1) if shape else "", dims, operands, line.strip())
+
+
+def reachable(found: dict[str, Computation], root: str) -> list[Instruction]:
+    """Instructions of a computation and of everything that it calls: fusions, calls, inner loops."""
+    seen, queue = set(), [root]
+    lines: list[Instruction] = []
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for instruction in found[name]:
+            lines.append(instruction)
+            for several, single in _CALLED.findall(instruction.line):
+                queue += [name.strip().lstrip("%") for name in (several or single).split(",") if name.strip()]
+    return lines
+
+
+def while_bodies(text: str) -> list[list[Instruction]]:
+    """Bodies of the loops in the entry computation and in what it calls outside any loop, in order of appearance."""
+    found = computations(text)
+    entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.M)
+    if entry is None:
+        raise ValueError("no ENTRY computation in the text")
+    bodies, queue, seen = [], [entry.group(1)], set()
+    while queue:
+        name = queue.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        for instruction in found[name]:
+            body = re.search(r"body=%?([\w.\-]+)", instruction.line)
+            if instruction.opcode == "while" and body:
+                bodies.append(reachable(found, body.group(1)))
+            elif instruction.opcode == "call":
+                queue += [c.lstrip("%") for c in re.findall(r"to_apply=(%?[\w.\-]+)", instruction.line)]
+    return bodies
+
+
+def while_body(text: str) -> list[Instruction]:
+    """The body of the program's only outermost loop that holds dots (scatters expand to loops of their own)."""
+    bodies = [body for body in while_bodies(text) if any(i.opcode in ("dot", "custom-call") for i in body)]
+    if len(bodies) != 1:
+        raise ValueError(f"expected one loop with matrix products in the program, found {len(bodies)}")
+    return bodies[0]
+
+
+def copies(body: list[Instruction], elements: int) -> list[str]:
+    """Copies and transposes of at least `elements` elements, fused ones included."""
+    kinds = ("copy", "copy-start", "transpose")
+    return [i.line for i in body if i.opcode in kinds and i.elements >= elements]
+
+
+def converts(body: list[Instruction], elements: int) -> list[str]:
+    """Conversions of at least `elements` elements from or to a half-precision type, fused ones included."""
+    dtypes = {i.name: i.dtype for i in body}
+    half = ("bf16", "f16")
+    return [
+        i.line
+        for i in body
+        if i.opcode == "convert"
+        and i.elements >= elements
+        and (i.dtype in half or any(dtypes.get(name) in half for name in i.operands))
+    ]
+
+
+def collectives(instructions: list[Instruction]) -> collections.Counter:
+    """How often each kind of collective stands in the instructions; a start and its done count once."""
+    names = [i.opcode.removesuffix("-start") for i in instructions]
+    return collections.Counter(name for name in names if name in COLLECTIVES)

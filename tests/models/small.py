@@ -1,0 +1,132 @@
+"""Tiny decoders whose every parameter matters, in every layout: what the tests of models/ share."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.base import LanguageModel
+from specjax.models import llama, opt
+from specjax.models.format import Format
+from specjax.models.rope import Llama3Scaling
+from specjax.types import Params
+
+FLOAT32 = Format()
+CONFIGS: dict[str, tuple[Any, Any]] = {
+    "opt": (
+        opt,
+        opt.OPTConfig(
+            vocab_size=71, width=32, embed_width=32, layers=2, heads=4, mlp_width=48, max_positions=64,
+        ),
+    ),
+    "opt-350m": (
+        opt,
+        opt.OPTConfig(
+            vocab_size=71, width=32, embed_width=16, layers=2, heads=4, mlp_width=48, max_positions=64, pre_norm=False
+        ),
+    ),
+    "llama": (
+        llama,
+        llama.LlamaConfig(
+            vocab_size=71, width=32, layers=2, heads=4, kv_heads=2, head_width=8, mlp_width=48, max_positions=64,
+            rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 16),
+        ),
+    ),
+    "llama-tied": (
+        llama,
+        llama.LlamaConfig(
+            vocab_size=71, width=24, layers=2, heads=2, kv_heads=2, head_width=16, mlp_width=40, max_positions=64,
+            tied=True, qkv_bias=True, o_bias=True, mlp_bias=True,
+        ),
+    ),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+    """A built model: its parameters, its pure functions, and its cacheless scores."""
+
+    params: Params
+    model: LanguageModel
+    score: Callable
+    config: Any
+    fmt: Format
+
+    @property
+    def extend(self) -> Callable:
+        return _jitted(self.model.extend)
+
+    @property
+    def keep(self) -> Callable:
+        return _jitted(self.model.keep)
+
+
+@functools.cache
+def _jitted(f: Callable) -> Callable:
+    return jax.jit(f, static_argnames=("offset",))
+
+
+@functools.cache
+def parameters(name: str) -> Params:
+    """Separate float32 layers, kernels (in, out), drawn so that no bias is 0, no scale 1 and the logits spread."""
+    module, config = CONFIGS[name]
+    params = module.init(jax.random.key(1), config, FLOAT32)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    drawn = [
+        leaf + (0.25 if leaf.ndim == 2 else 0.3) * jax.random.normal(key, leaf.shape)
+        for key, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, drawn)
+
+
+def laid_out(params: Params, fmt: Format) -> Params:
+    """The same weights as `fmt` wants them in memory."""
+
+    def lay(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name.endswith("kernel"):
+            return (leaf.T if fmt.out_in else leaf).astype(fmt.dtype)
+        return leaf.astype(fmt.dtype) if name == "embed.tokens.table" else leaf
+
+    params = jax.tree_util.tree_map_with_path(lay, params)
+    if fmt.stacked:
+        layers = params["layers"]
+        order = [layers[str(index)] for index in range(len(layers))]
+        params = {**params, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *order)}
+    return params
+
+
+@functools.cache
+def build(name: str, fmt: Format = FLOAT32, capture: tuple[int, ...] = ()) -> Small:
+    module, config = CONFIGS[name]
+    params = laid_out(parameters(name), fmt)
+    model = module.language_model(config, fmt, capture=capture)
+    score = jax.jit(lambda params, tokens: module.score(params, config, fmt, tokens))
+    return Small(params, model, score, config, fmt)
+
+
+def tokens(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 71, shape).astype(np.int32)
+
+
+def padded(rows: list[list[int]], width: int) -> np.ndarray:
+    """Left-aligned rows, the rest filled with an id that would be noticed if it were read."""
+    out = np.full((len(rows), width), 70, np.int32)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = row
+    return out
+
+
+def assert_close(got, want, bound: float = 2e-5) -> None:
+    """Maximal difference within `bound` of the scale of `want`."""
+    got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+    assert got.shape == want.shape
+    difference, scale = np.abs(got - want).max(), np.abs(want).max()
+    assert difference <= bound * scale, (
+        f"differs by {difference:.3g} on a scale of {scale:.3g}: {difference / scale:.3g}"
+    )
