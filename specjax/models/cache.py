@@ -57,17 +57,18 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
 
     One scatter of B windows: a dynamic-update-slice would clamp at the end and overwrite committed slots of a full row.
     """
-    rows = jnp.arange(new.shape[0], dtype=start.dtype)
-    index = jnp.stack([rows, start], -1)
+    index = start[:, None]
     lead: tuple[int, ...] = ()
     if layer is not None:
-        index = jnp.concatenate([jnp.full_like(index[:, :1], layer), index], -1)
+        index = jnp.concatenate([jnp.full_like(index, layer), index], -1)
         lead = (0,)
     n = len(lead)
     dims = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(1, 2, 3),
-        inserted_window_dims=(*lead, n),
-        scatter_dims_to_operand_dims=(*lead, n, n + 2),
+        inserted_window_dims=lead,
+        scatter_dims_to_operand_dims=(*lead, n + 2),
+        operand_batching_dims=(n,),  # each row writes to itself: under a mesh nothing crosses the data axis
+        scatter_indices_batching_dims=(0,),
     )
     return jax.lax.scatter(
         buffer,
@@ -134,9 +135,13 @@ def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int
     committed = jnp.arange(slots)[None, None] < length[:, None, None]
     base = jnp.broadcast_to(committed, (rows, mask.shape[1], slots))
     dims = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 2), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 2)
+        update_window_dims=(1, 2),
+        inserted_window_dims=(),
+        scatter_dims_to_operand_dims=(2,),
+        operand_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
     )
-    index = jnp.stack([jnp.arange(rows, dtype=length.dtype), length], -1)
+    index = length[:, None]
     return jax.lax.scatter(
         base, index, mask, dims, indices_are_sorted=True, unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,

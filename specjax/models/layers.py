@@ -15,7 +15,7 @@ from specjax.models.format import Format
 from specjax.types import Params, PyTree
 
 
-def dot(x: Float[Array, "*B D"], kernel: Float[Array, "I O"], *, out_in: bool, min_rows: int) -> Float[Array, "*B O"]:
+def dot(x: Float[Array, "*B D"], kernel: Float[Array, "_ _"], *, out_in: bool, min_rows: int) -> Float[Array, "*B F"]:
     """x times a kernel in the kernel's dtype, accumulated and returned in float32.
 
     Fewer rows than `min_rows` are padded: a one-row half-precision dot leaves XLA's fast path on CPU.
