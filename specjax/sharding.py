@@ -11,6 +11,7 @@ Tensor parallelism after Shoeybi et al. 2019 (arXiv 1909.08053).
 
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.base import LanguageModel
+from specjax.generate import GenerationState
 from specjax.models.cache import KV
 from specjax.models.format import Format
 from specjax.types import Params, PyTree
@@ -249,12 +251,34 @@ def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
     return jax.tree.map(one, cache, is_leaf=lambda node: isinstance(node, KV))
 
 
+def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, draft: Rules) -> GenerationState:
+    """Shardings of a generation state: rows on data, the target's heads by `rules`, the draft's by `draft`.
+
+    Lay the state that `prefill` returned by these (`jax.device_put`): a round then returns it as it was laid.
+    """
+    check_rows(state.stop.shape[0], mesh)
+    placed = cache_shardings(state, mesh, rules)
+    return placed._replace(draft=cache_shardings(state.draft, mesh, draft))
+
+
+@functools.cache
 def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
     """The same model, whose caches keep their sharding: they leave `prefill`, `extend` and `keep` as
-    `cache_shardings` has it, whatever XLA would have preferred."""
+    `cache_shardings` has it, whatever XLA would have preferred.
+
+    Logits leave `extend` whole on every device of the model axis: one all-gather a call, after which warping, drawing
+    and verifying run as they do without a mesh. Cached: the same arguments give the same static argument of `generate`.
+    """
+    axis = rules.vocabulary if rules.vocabulary and model.vocab_size % mesh.shape[rules.vocabulary] == 0 else None
 
     def pin(cache: PyTree) -> PyTree:
         return jax.lax.with_sharding_constraint(cache, cache_shardings(cache, mesh, rules))
+
+    def gathered(logits):
+        # Split first, then whole: of the second constraint alone, XLA makes a gather of the head's weights.
+        for spec in (P(DATA, None, axis), P(DATA, None, None)):
+            logits = jax.lax.with_sharding_constraint(logits, NamedSharding(mesh, spec))
+        return logits
 
     def prefill(params, prompt, length, cache_len):
         check_rows(prompt.shape[0], mesh)
@@ -263,7 +287,7 @@ def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
 
     def extend(params, tokens, cache, mask, depth, offset=0):
         out, cache = model.extend(params, tokens, cache, mask, depth, offset)
-        return out, pin(cache)
+        return out._replace(logits=gathered(out.logits)), pin(cache)
 
     def keep(cache, path, n):
         return pin(model.keep(cache, path, n))

@@ -85,10 +85,13 @@ def put_rows(
     buffer: Shaped[Array, "B T"], new: Shaped[Array, "B W"], start: Int[Array, "B"], active: Bool[Array, "B"]
 ) -> Shaped[Array, "B T"]:
     """Writes new[b] into buffer[b, start[b]:start[b]+W] of the active rows; a window that does not fit is dropped."""
-    rows = jnp.arange(new.shape[0], dtype=jnp.int32)
-    index = jnp.stack([rows, jnp.where(active, start, buffer.shape[1])], -1)
+    index = jnp.where(active, start, buffer.shape[1])[:, None]
     dims = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
+        update_window_dims=(1,),
+        inserted_window_dims=(),
+        scatter_dims_to_operand_dims=(1,),
+        operand_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
     )
     return jax.lax.scatter(
         buffer, index, new, dims, indices_are_sorted=True, unique_indices=True,
