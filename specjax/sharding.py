@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.base import LanguageModel
-from specjax.generate import GenerationState
+from specjax.decoding import GenerationState
 from specjax.models.cache import KV
 from specjax.models.format import Format
 from specjax.types import Params, PyTree
@@ -126,6 +126,7 @@ T5 = Rules(
         Rule(r"(encoder|decoder)\.final_norm\.scale", (_VECTOR,)),
     )
 )
+TABLES = {"opt": OPT, "llama": LLAMA, "t5": T5}  # by the name of the model's file
 
 
 def replicated(rules: Rules) -> Rules:
