@@ -9,15 +9,14 @@ come in sharded, `on_mesh` pins the caches, and XLA's partitioner does the rest.
 Tensor parallelism after Shoeybi et al. 2019 (arXiv 1909.08053).
 """
 
-import collections
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -208,7 +207,7 @@ def shardings(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads
 def check_heads(mesh: Mesh, rules: Rules, *, kv_heads: int) -> None:
     """Raises ValueError where the axis of the heads does not divide them; query heads are a multiple of `kv_heads`."""
     if rules.heads is not None and kv_heads % mesh.shape[rules.heads]:
-        best = int(np.gcd(kv_heads, mesh.shape[rules.heads]))
+        best = math.gcd(kv_heads, mesh.shape[rules.heads])
         raise ValueError(
             f"{kv_heads} key-value heads do not divide over {rules.heads}={mesh.shape[rules.heads]}: "
             f"use {rules.heads}={best} and give the other devices to {DATA!r}, or replicate the model"
@@ -296,10 +295,24 @@ def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
     return model._replace(prefill=prefill, extend=extend, keep=keep)
 
 
-_COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+class Collective(NamedTuple):
+    """One operation in which devices talk to each other: its kind in XLA's words, and the most elements it returns."""
+
+    kind: str
+    size: int
 
 
-def collectives(compiled: str) -> dict[str, int]:
-    """How often each kind of collective stands in a compiled function's text (`.compile().as_text()`); the body of a
-    loop, such as the scan over layers, counts once."""
-    return dict(collections.Counter(_COLLECTIVE.findall(compiled)))
+_COLLECTIVE = re.compile(
+    r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+
+
+def collectives(compiled: str) -> list[Collective]:
+    """The collectives in a compiled function's text (`.compile().as_text()`). The body of a loop, such as the scan
+    over layers, counts once."""
+
+    def size(result: str) -> int:
+        shapes = re.findall(r"[a-z]\d+\[([\d,]*)\]", result)
+        return max(math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)
+
+    return [Collective(kind, size(result)) for result, kind in _COLLECTIVE.findall(compiled)]
