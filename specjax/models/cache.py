@@ -56,28 +56,30 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
     """Writes new[b] into buffer[b, :, start[b]:start[b]+S] in place; a window that does not fit is dropped whole.
 
     One scatter of B windows: a dynamic-update-slice would clamp at the end and overwrite committed slots of a full row.
+    A scatter of a single window XLA rewrites into a guarded slice update, for which its CPU backend copies the whole
+    buffer; so a single row writes a second window past the end, which is always dropped.
     """
-    rows = jnp.arange(new.shape[0], dtype=start.dtype)
-    if new.shape[0] == 1:
-        # XLA rewrites a scatter of one window into a guarded slice update that copies the buffer four times on CPU. A
-        # second window past the end, always dropped, keeps it a scatter.
-        past = jnp.maximum(start, buffer.shape[-2]) + 1
-        rows, start, new = jnp.zeros((2,), start.dtype), jnp.concatenate([start, past]), jnp.concatenate([new, new])
-    index = jnp.stack([rows, start], -1)
+    rows = new.shape[0]
+    windows = 2 if rows == 1 else 1
+    past = jnp.maximum(start, buffer.shape[-2]) + 1
+    index = jnp.stack([start, past][:windows], 1)[..., None]
+    updates = jnp.broadcast_to(new[:, None], (rows, windows, *new.shape[1:]))
     lead: tuple[int, ...] = ()
     if layer is not None:
-        index = jnp.concatenate([jnp.full_like(index[:, :1], layer), index], -1)
+        index = jnp.concatenate([jnp.full_like(index, layer), index], -1)
         lead = (0,)
     n = len(lead)
     dims = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 2, 3),
-        inserted_window_dims=(*lead, n),
-        scatter_dims_to_operand_dims=(*lead, n, n + 2),
+        update_window_dims=(2, 3, 4),
+        inserted_window_dims=lead,
+        scatter_dims_to_operand_dims=(*lead, n + 2),
+        operand_batching_dims=(n,),  # each row writes to itself: under a mesh nothing crosses the data axis
+        scatter_indices_batching_dims=(0,),
     )
     return jax.lax.scatter(
         buffer,
         index,
-        new.astype(buffer.dtype),
+        updates.astype(buffer.dtype),
         dims,
         indices_are_sorted=True,
         unique_indices=True,
@@ -89,10 +91,13 @@ def put_rows(
     buffer: Shaped[Array, "B T"], new: Shaped[Array, "B W"], start: Int[Array, "B"], active: Bool[Array, "B"]
 ) -> Shaped[Array, "B T"]:
     """Writes new[b] into buffer[b, start[b]:start[b]+W] of the active rows; a window that does not fit is dropped."""
-    rows = jnp.arange(new.shape[0], dtype=jnp.int32)
-    index = jnp.stack([rows, jnp.where(active, start, buffer.shape[1])], -1)
+    index = jnp.where(active, start, buffer.shape[1])[:, None]
     dims = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
+        update_window_dims=(1,),
+        inserted_window_dims=(),
+        scatter_dims_to_operand_dims=(1,),
+        operand_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
     )
     return jax.lax.scatter(
         buffer, index, new, dims, indices_are_sorted=True, unique_indices=True,
@@ -139,9 +144,13 @@ def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int
     committed = jnp.arange(slots)[None, None] < length[:, None, None]
     base = jnp.broadcast_to(committed, (rows, mask.shape[1], slots))
     dims = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 2), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 2)
+        update_window_dims=(1, 2),
+        inserted_window_dims=(),
+        scatter_dims_to_operand_dims=(2,),
+        operand_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
     )
-    index = jnp.stack([jnp.arange(rows, dtype=length.dtype), length], -1)
+    index = length[:, None]
     return jax.lax.scatter(
         base, index, mask, dims, indices_are_sorted=True, unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,

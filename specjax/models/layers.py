@@ -73,12 +73,19 @@ class RMSNorm(nnx.Module):
 
 
 def lookup(table: Float[Array, "V D"], index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """Rows of a table, float32. A half-precision table is gathered as integers, or XLA's CPU backend converts the
-    whole table to float32 first."""
+    """Rows of a table, float32.
+
+    XLA's CPU backend converts a whole half-precision table to float32 before it gathers: there the rows are gathered as
+    integers. On a TPU that detour would copy the table.
+    """
     if table.dtype == jnp.float32:
         return table[index]
-    rows = jax.lax.bitcast_convert_type(table, jnp.uint16)[index]
-    return jax.lax.bitcast_convert_type(rows, table.dtype).astype(jnp.float32)
+
+    def as_integers(table, index):
+        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[index], table.dtype)
+
+    rows = jax.lax.platform_dependent(table, index, cpu=as_integers, default=lambda table, index: table[index])
+    return rows.astype(jnp.float32)
 
 
 class Table(nnx.Module):

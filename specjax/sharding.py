@@ -1,0 +1,318 @@
+"""Where parameters, caches and states lie on a mesh: one rule table a model, from parameter path to PartitionSpec.
+
+    axis     what is split over it
+    data     rows of the batch: tokens, lengths, keys, caches
+    model    heads (q, k, v by columns, o by rows), feed-forward (gate, up by columns, down by rows), vocabulary
+
+Each layer then needs two all-reduces, one after `o` and one after `down`. Models know nothing of meshes: parameters
+come in sharded, `on_mesh` pins the caches, and XLA's partitioner does the rest.
+Tensor parallelism after Shoeybi et al. 2019 (arXiv 1909.08053).
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from specjax.base import LanguageModel
+from specjax.decoding import GenerationState
+from specjax.models.cache import KV
+from specjax.models.format import Format
+from specjax.types import Params, PyTree
+
+DATA = "data"
+MODEL = "model"
+
+
+def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of `data` x `model` devices, its axes of type Auto (XLA propagates the shardings).
+
+    Args:
+      data: ways in which the rows of a batch are split.
+      model: ways in which heads, feed-forward and vocabulary are split.
+      devices: which devices; default all that jax sees.
+
+    Raises:
+      ValueError: a factor below 1, or factors whose product is not the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    if data < 1 or model < 1:
+        raise ValueError(f"mesh axes must be at least 1, got data={data}, model={model}")
+    if data * model != len(devices):
+        raise ValueError(
+            f"a mesh of data={data} x model={model} takes {data * model} devices, there are {len(devices)}: "
+            f"choose factors of {len(devices)}, or name {data * model} devices with devices=..."
+        )
+    return jax.make_mesh((data, model), (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
+
+
+class Rule(NamedTuple):
+    """Parameters whose path matches `pattern` whole lie as the first of `specs` that divides their shape.
+
+    Paths are dotted and without layer numbers ("layers.attn.q.kernel"); specs speak of one layer's array, kernels as
+    (in, out). A second spec is a stated fallback; with one spec, a shape that does not divide is an error.
+    """
+
+    pattern: str
+    specs: tuple[P, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """One model's rule table; hashable, so a static argument.
+
+    Attributes:
+      table: every parameter must match one of these; the first match counts. No catch-all, so that a new parameter
+        is placed by decision and not by accident.
+      heads: mesh axis of the attention heads, which keys and values in the caches follow; None: not split.
+      vocabulary: mesh axis of the logits' last axis; None: not split.
+    """
+
+    table: tuple[Rule, ...]
+    heads: str | None = MODEL
+    vocabulary: str | None = MODEL
+
+
+_COLUMNS, _ROWS, _ALONG, _VECTOR, _WHOLE = P(None, MODEL), P(MODEL, None), P(MODEL), P(None), P(None, None)
+# A vocabulary that the axis does not divide: the width is split instead, at the price of an all-reduce of the logits.
+_EMBEDDING = Rule(r"embed\.tokens\.table", (_ROWS, _COLUMNS))
+_HEAD = Rule(r"head\.kernel", (_COLUMNS, _ROWS))
+
+
+def _block(prefix: str, norms: str) -> tuple[Rule, ...]:
+    return (
+        Rule(rf"{prefix}\.(attn|cross)\.[qkv]\.kernel", (_COLUMNS,)),
+        Rule(rf"{prefix}\.(attn|cross)\.[qkv]\.bias", (_ALONG,)),
+        Rule(rf"{prefix}\.(attn|cross)\.o\.kernel", (_ROWS,)),
+        Rule(rf"{prefix}\.(attn|cross)\.o\.bias", (_VECTOR,)),
+        Rule(rf"{prefix}\.mlp\.(gate|up)\.kernel", (_COLUMNS,)),
+        Rule(rf"{prefix}\.mlp\.(gate|up)\.bias", (_ALONG,)),
+        Rule(rf"{prefix}\.mlp\.down\.kernel", (_ROWS,)),
+        Rule(rf"{prefix}\.mlp\.down\.bias", (_VECTOR,)),
+        Rule(rf"{prefix}\.({norms})\.(scale|bias)", (_VECTOR,)),
+    )
+
+
+OPT = Rules(
+    (
+        _EMBEDDING,
+        Rule(r"embed\.positions\.table", (_WHOLE,)),
+        Rule(r"project_(in|out)\.kernel", (_WHOLE,)),
+        *_block("layers", "attn_norm|mlp_norm"),
+        Rule(r"final_norm\.(scale|bias)", (_VECTOR,)),
+    )
+)
+LLAMA = Rules(
+    (
+        _EMBEDDING,
+        _HEAD,
+        *_block("layers", "attn_norm|mlp_norm"),
+        Rule(r"final_norm\.scale", (_VECTOR,)),
+    )
+)
+T5 = Rules(
+    (
+        _EMBEDDING,
+        _HEAD,
+        *_block(r"(encoder|decoder)\.layers", "attn_norm|cross_norm|mlp_norm"),
+        Rule(r"(encoder|decoder)\.relative_bias\.table", (_COLUMNS,)),  # [buckets, H]
+        Rule(r"(encoder|decoder)\.final_norm\.scale", (_VECTOR,)),
+    )
+)
+TABLES = {"opt": OPT, "llama": LLAMA, "t5": T5}  # by the name of the model's file
+
+
+def replicated(rules: Rules) -> Rules:
+    """The same parameters, each whole on every device: what a small draft model wants, whose layers would wait for
+    their all-reduces longer than they compute."""
+    table = tuple(Rule(r.pattern, (P(*(None for _ in r.specs[0])),)) for r in rules.table)
+    return Rules(table, heads=None, vocabulary=None)
+
+
+def path_of(keys: tuple) -> str:
+    """The dotted path of a leaf: "layers.0.attn.q.kernel"."""
+    return jax.tree_util.keystr(keys, simple=True, separator=".")
+
+
+def _candidates(path: str, rules: Rules, fmt: Format) -> tuple[P, ...]:
+    """The specs that the first matching rule allows, in the array's own orientation and rank."""
+    name = re.sub(r"(?<=\blayers\.)\d+\.", "", path)
+    for rule in rules.table:
+        if re.fullmatch(rule.pattern, name):
+            break
+    else:
+        raise ValueError(f"no sharding rule names the parameter {path!r}: add it to the model's table in sharding.py")
+    specs = rule.specs
+    if fmt.out_in and name.endswith(".kernel"):
+        specs = tuple(P(*reversed(spec)) for spec in specs)
+    if fmt.stacked and re.search(r"\blayers\.", name):
+        specs = tuple(P(None, *spec) for spec in specs)
+    return specs
+
+
+def spec_for(path: str, rules: Rules, fmt: Format) -> P:
+    """The PartitionSpec of one parameter where every dimension divides: transposed for (out, in) kernels, one leading
+    None for stacked layers.
+
+    Args:
+      path: dotted, with or without layer numbers: "layers.3.attn.q.kernel".
+
+    Raises:
+      ValueError: no rule names the parameter.
+    """
+    return _candidates(path, rules, fmt)[0]
+
+
+def _divides(shape: tuple[int, ...], spec: P, mesh: Mesh) -> bool:
+    return all(axis is None or n % mesh.shape[axis] == 0 for n, axis in zip(shape, spec, strict=True))
+
+
+def shardings(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads: int) -> PyTree:
+    """A NamedSharding for every parameter, in the tree's own structure.
+
+    Args:
+      params: arrays or their shapes (`jax.eval_shape` of a model's `init`).
+      kv_heads: heads of keys and values; the model axis must divide them, or a head would be cut.
+
+    Raises:
+      ValueError: no rule names a parameter, its rank is not the rule's, or its shape does not divide.
+    """
+    check_heads(mesh, rules, kv_heads=kv_heads)
+
+    def one(keys: tuple, leaf) -> NamedSharding:
+        path = path_of(keys)
+        specs = _candidates(path, rules, fmt)
+        if len(specs[0]) != len(leaf.shape):
+            raise ValueError(
+                f"{path} has shape {leaf.shape}, its sharding rule speaks of {len(specs[0])} axes: "
+                f"is the format right (stacked={fmt.stacked})?"
+            )
+        for spec in specs:
+            if _divides(leaf.shape, spec, mesh):
+                return NamedSharding(mesh, spec)
+        raise ValueError(
+            f"{path} of shape {leaf.shape} does not divide over {specs[-1]} of a mesh of {dict(mesh.shape)}: "
+            "choose a smaller model axis"
+        )
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def check_heads(mesh: Mesh, rules: Rules, *, kv_heads: int) -> None:
+    """Raises ValueError where the axis of the heads does not divide them; query heads are a multiple of `kv_heads`."""
+    if rules.heads is not None and kv_heads % mesh.shape[rules.heads]:
+        best = math.gcd(kv_heads, mesh.shape[rules.heads])
+        raise ValueError(
+            f"{kv_heads} key-value heads do not divide over {rules.heads}={mesh.shape[rules.heads]}: "
+            f"use {rules.heads}={best} and give the other devices to {DATA!r}, or replicate the model"
+        )
+
+
+def place(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads: int) -> Params:
+    """Lays parameters over the mesh; every device is handed its own shard and no more. See `shardings`."""
+    return jax.device_put(params, shardings(params, mesh, rules, fmt, kv_heads=kv_heads))
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """For arrays whose first axis is the rows of a batch: prompts, lengths, budgets."""
+    return NamedSharding(mesh, P(DATA))
+
+
+def check_rows(rows: int, mesh: Mesh) -> None:
+    """Raises ValueError where a batch of `rows` does not divide over the data axis."""
+    if rows % mesh.shape[DATA]:
+        raise ValueError(
+            f"a batch of {rows} rows does not divide over {DATA}={mesh.shape[DATA]}: pad it to "
+            f"{-(-rows // mesh.shape[DATA]) * mesh.shape[DATA]} rows or use a smaller data axis"
+        )
+
+
+def _kv_spec(rank: int, heads: str | None) -> P:
+    return P(*(None for _ in range(rank - 4)), DATA, heads, None, None)  # [L,] B, K, T, H
+
+
+def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
+    """Shardings of a cache, or of any state that holds some: rows on data, heads of keys and values on the rules' axis.
+
+    Leaves apart from keys and values are led by rows (lengths, tokens, visibility); scalars are replicated.
+    """
+
+    def one(leaf):
+        if isinstance(leaf, KV):
+            return KV(*(NamedSharding(mesh, _kv_spec(len(a.shape), rules.heads)) for a in leaf))
+        return NamedSharding(mesh, P(DATA) if leaf.shape else P())
+
+    return jax.tree.map(one, cache, is_leaf=lambda node: isinstance(node, KV))
+
+
+def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, draft: Rules) -> GenerationState:
+    """Shardings of a generation state: rows on data, the target's heads by `rules`, the draft's by `draft`.
+
+    Lay the state that `prefill` returned by these (`jax.device_put`): a round then returns it as it was laid.
+    """
+    check_rows(state.stop.shape[0], mesh)
+    placed = cache_shardings(state, mesh, rules)
+    return placed._replace(draft=cache_shardings(state.draft, mesh, draft))
+
+
+@functools.cache
+def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
+    """The same model, whose caches keep their sharding: they leave `prefill`, `extend` and `keep` as
+    `cache_shardings` has it, whatever XLA would have preferred.
+
+    Logits leave `extend` whole on every device of the model axis: one all-gather a call, after which warping, drawing
+    and verifying run as they do without a mesh. Cached: the same arguments give the same static argument of `generate`.
+    """
+    axis = rules.vocabulary if rules.vocabulary and model.vocab_size % mesh.shape[rules.vocabulary] == 0 else None
+
+    def pin(cache: PyTree) -> PyTree:
+        return jax.lax.with_sharding_constraint(cache, cache_shardings(cache, mesh, rules))
+
+    def gathered(logits):
+        # Split first, then whole: of the second constraint alone, XLA makes a gather of the head's weights.
+        for spec in (P(DATA, None, axis), P(DATA, None, None)):
+            logits = jax.lax.with_sharding_constraint(logits, NamedSharding(mesh, spec))
+        return logits
+
+    def prefill(params, prompt, length, cache_len):
+        check_rows(prompt.shape[0], mesh)
+        read = model.prefill(params, prompt, length, cache_len)
+        return read._replace(cache=pin(read.cache))
+
+    def extend(params, tokens, cache, mask, depth, offset=0):
+        out, cache = model.extend(params, tokens, cache, mask, depth, offset)
+        return out._replace(logits=gathered(out.logits)), pin(cache)
+
+    def keep(cache, path, n):
+        return pin(model.keep(cache, path, n))
+
+    return model._replace(prefill=prefill, extend=extend, keep=keep)
+
+
+class Collective(NamedTuple):
+    """One operation in which devices talk to each other: its kind in XLA's words, and the most elements it returns."""
+
+    kind: str
+    size: int
+
+
+_COLLECTIVE = re.compile(
+    r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+
+
+def collectives(compiled: str) -> list[Collective]:
+    """The collectives in a compiled function's text (`.compile().as_text()`). The body of a loop, such as the scan
+    over layers, counts once."""
+
+    def size(result: str) -> int:
+        shapes = re.findall(r"[a-z]\d+\[([\d,]*)\]", result)
+        return max(math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)
+
+    return [Collective(kind, size(result)) for result, kind in _COLLECTIVE.findall(compiled)]

@@ -1,0 +1,164 @@
+"""Checkpoints come back as they were, onto another mesh too, and say clearly what they cannot give."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specjax import checkpoint, sharding
+from specjax.models import opt
+from specjax.models.format import Format
+
+CONFIG = opt.OPTConfig(96, width=64, embed_width=64, layers=2, heads=8, mlp_width=128, max_positions=32)
+FMT = Format(dtype="bfloat16", stacked=True, flat_heads=False)
+
+
+def params():
+    return opt.init(jax.random.key(0), CONFIG, FMT)
+
+
+def placed(mesh):
+    return sharding.place(params(), mesh, sharding.OPT, FMT, kv_heads=CONFIG.heads)
+
+
+def wanted(mesh):
+    shapes = jax.eval_shape(params)
+    return checkpoint.like(shapes, sharding.shardings(shapes, mesh, sharding.OPT, FMT, kv_heads=CONFIG.heads))
+
+
+def same(a, b) -> bool:
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        x.dtype == y.dtype and np.array_equal(jax.device_get(x), jax.device_get(y))
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints") / "run" / "tiny"
+    checkpoint.save(folder, placed(sharding.make_mesh(2, 4)), family="opt", config=CONFIG, fmt=FMT, notes={"step": 3})
+    return folder
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 8), (4, 2)], ids=str)
+def test_parameters_come_back_onto_any_mesh(saved, shape):
+    """Bit for bit, sharded as wanted, and no device is handed more than its shard."""
+    mesh = sharding.make_mesh(*shape)
+    back = checkpoint.restore(saved, wanted(mesh), fmt=FMT)
+    assert same(back, params())
+    kernel = back["layers"]["attn"]["q"]["kernel"]
+    assert kernel.sharding == wanted(mesh)["layers"]["attn"]["q"]["kernel"].sharding
+    assert {s.data.shape for s in kernel.addressable_shards} == {(2, 64, 64 // shape[1])}
+
+
+def test_parameters_come_back_onto_one_device(saved):
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(params)
+    back = checkpoint.restore(saved, checkpoint.like(shapes, jax.tree.map(lambda _: here, shapes)), fmt=FMT)
+    assert same(back, params())
+
+
+def test_it_says_what_it_is(saved):
+    told = checkpoint.about(saved)
+    assert (told.family, told.fmt, told.notes) == ("opt", FMT, {"step": 3})
+    assert opt.OPTConfig(**told.config) == CONFIG
+
+
+def test_a_training_state_comes_back(tmp_path):
+    """Optimizer moments, a typed key and plain numbers, in the same containers."""
+    mesh = sharding.make_mesh(1, 8)
+    weights = placed(mesh)
+    state = {
+        "params": weights,
+        "opt": optax.adamw(1e-3).init(weights),
+        "key": jax.random.key(7),
+        "keys": jax.random.split(jax.random.key(8), 3),
+        "step": jnp.int32(12),
+        "position": 345,
+    }
+    checkpoint.save(tmp_path / "state", state, family="opt", config=CONFIG, fmt=FMT)
+    back = checkpoint.restore(tmp_path / "state", checkpoint.like(state))
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    assert back["position"] == 345
+    assert (jax.random.key_data(back["keys"]) == jax.random.key_data(state["keys"])).all()
+    assert jax.random.key_data(back["key"]).tolist() == jax.random.key_data(state["key"]).tolist()
+    assert same(back["params"], weights) and same(back["opt"], state["opt"])
+    mu = back["opt"][0].mu["layers"]["mlp"]["up"]["kernel"]
+    assert mu.sharding.shard_shape(mu.shape) == (2, 64, 16)
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no checkpoint at .*nothing"):
+        checkpoint.restore(tmp_path / "nothing", {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    for read in (lambda f: checkpoint.restore(f, {}), checkpoint.about):
+        with pytest.raises(ValueError, match=r"other is no checkpoint of specjax"):
+            read(tmp_path / "other")
+
+
+def change(tree, path: str, leaf):
+    """A copy of a nested dict with one leaf replaced, or removed where `leaf` is None."""
+    head, _, rest = path.partition(".")
+    copy = dict(tree)
+    if rest:
+        copy[head] = change(tree.get(head, {}), rest, leaf)
+    elif leaf is None:
+        del copy[head]
+    else:
+        copy[head] = leaf
+    return copy
+
+
+def test_other_arrays_than_wanted_are_named(saved):
+    good = wanted(sharding.make_mesh(2, 4))
+    table = good["embed"]["tokens"]["table"]
+    longer = jax.ShapeDtypeStruct((104, 64), table.dtype, sharding=table.sharding)
+    wider = jax.ShapeDtypeStruct(table.shape, jnp.float32, sharding=table.sharding)
+    for tree, message in (
+        (change(good, "embed.tokens.table", longer), r"embed\.tokens\.table has shape \(96, 64\).* wanted is \(104, 64\)"),
+        (change(good, "embed.tokens.table", wider), r"embed\.tokens\.table has dtype bfloat16.* wanted is float32"),
+        (change(good, "embed.tokens.table", None), r"has unexpected 'embed\.tokens\.table' \(1 such"),
+        (change(good, "head.kernel", table), r"lacks 'head\.kernel' \(1 such"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            checkpoint.restore(saved, tree)
+
+
+@pytest.mark.parametrize("field, value", [("out_in", True), ("dtype", "float32"), ("stacked", False)])
+def test_another_format_is_refused(saved, field, value):
+    """Square kernels have the same shape in both orientations: only the format tells."""
+    other = dataclasses.replace(FMT, **{field: value})
+    with pytest.raises(ValueError, match=rf"{field}={getattr(FMT, field)}, wanted are {field}={value}"):
+        checkpoint.restore(saved, wanted(sharding.make_mesh(2, 4)), fmt=other)
+
+
+def test_a_damaged_checkpoint_is_called_so(tmp_path):
+    folder = tmp_path / "cut"
+    small = {"a": jnp.arange(4.0)}
+    checkpoint.save(folder, small, family="opt", config=CONFIG, fmt=FMT)
+    assert same(checkpoint.restore(folder, checkpoint.like(small)), small)
+    for file in (folder / "tree").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(ValueError, match=r"cut cannot be read, it is damaged or was cut short"):
+        checkpoint.restore(folder, checkpoint.like(small))
+    (folder / "about" / "metadata").write_text('{"version": 1')
+    with pytest.raises(ValueError, match=r"cut cannot be read, it is damaged or was cut short"):
+        checkpoint.about(folder)
+
+
+def test_nothing_is_overwritten(saved):
+    with pytest.raises(ValueError, match=r"tiny exists: a checkpoint is never overwritten"):
+        checkpoint.save(saved, {"a": jnp.zeros(3)}, family="opt", config=CONFIG, fmt=FMT)
+    assert same(checkpoint.restore(saved, wanted(sharding.make_mesh(2, 4))), params())
+
+
+def test_a_save_that_fails_leaves_nothing_of_that_name(tmp_path):
+    with pytest.raises(ValueError, match="must be JSON"):
+        checkpoint.save(tmp_path / "a", {}, family="opt", config=CONFIG, fmt=FMT, notes={"x": object()})
+    with pytest.raises(Exception):  # noqa: B017 - orbax's own, of any kind
+        checkpoint.save(tmp_path / "a", {"x": jnp.zeros(3), "y": object()}, family="opt", config=CONFIG, fmt=FMT)
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,146 @@
+"""What a TPU slice would run, compiled ahead of time without one: memory a chip, collectives, compile time.
+
+Each case compiles in a process of its own: TPU topologies want another environment than the fake CPU devices.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu (of the test extra) is not installed"
+)
+GIB, MIB = 2**30, 2**20
+COMPILE_SECONDS = 5.0
+
+PROGRAM = '''
+import json, sys, time
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from specjax import checkpoint, decoding, sampling, sharding, stopping
+from specjax.drafters import chain
+from specjax.models import opt
+from specjax.models.format import default_format
+from specjax.verify.token import token_level
+
+case = json.loads(sys.argv[1])
+devices = topologies.get_topology_desc(topology_name=case["topology"], platform="tpu").devices
+mesh = sharding.make_mesh(case["data"], case["model"], devices=devices)
+fmt = default_format("bfloat16", platform="tpu", sharded=True)
+rows, slots = case["rows"], case["slots"]
+
+
+def load(size, rules):
+    """(model on the mesh, shapes of its parameters with their shardings)."""
+    config = opt.sizes()[size]
+    shapes = jax.eval_shape(lambda key: opt.init(key, config, fmt), jax.random.key(0))
+    placed = sharding.shardings(shapes, mesh, rules, fmt, kv_heads=config.heads)
+    return sharding.on_mesh(opt.language_model(config, fmt), mesh, rules), checkpoint.like(shapes, placed), config
+
+
+def on_rows(shape, dtype=jnp.int32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.row_sharding(mesh))
+
+
+target, params, config = load("13b", sharding.OPT)
+if case["draft"] is None:
+    cache = jax.eval_shape(lambda p, t, n: target.prefill(p, t, n, slots).cache, params, *(
+        jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,))))
+    cache = checkpoint.like(cache, sharding.cache_shardings(cache, mesh, sharding.OPT))
+    block = case["block"]
+
+    def step(params, tokens, cache):
+        out, cache = target.extend(
+            params, tokens, cache, jnp.tril(jnp.ones((block, block), bool)), jnp.arange(block, dtype=jnp.int32))
+        return out.logits, target.keep(cache, None, jnp.full((rows,), block, jnp.int32))
+
+    lowered = jax.jit(step, donate_argnums=2).lower(params, on_rows((rows, block)), cache)
+else:
+    rules = sharding.replicated(sharding.OPT)
+    draft, draft_params, _ = load(case["draft"], rules)
+    drafter = chain.chain(draft, case["block"] - 1)
+    warps, stages = sampling.sampling_params(rows, config.vocab_size, temperature=0.8, top_p=0.9)
+    given = decoding.DecodeParams(params, draft_params, warps, stopping.rules(config.vocab_size, eos=[2]))
+    init = decoding.make_init(target, drafter, stages, cache_len=slots, max_new=slots // 2)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    state = jax.eval_shape(init, given, keys, *(
+        jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,), (rows,))))
+    state = checkpoint.like(state, sharding.state_shardings(state, mesh, sharding.OPT, rules))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    given = given._replace(
+        sampling=checkpoint.like(given.sampling, jax.tree.map(lambda _: sharding.row_sharding(mesh), given.sampling)),
+        stop=checkpoint.like(given.stop, jax.tree.map(lambda _: whole, given.stop)))
+    lowered = decoding.generate.lower(
+        given, state, model=target, drafter=drafter, verify=token_level, stages=stages)
+
+started = time.perf_counter()
+compiled = lowered.compile()
+seconds = time.perf_counter() - started
+memory, text = compiled.memory_analysis(), compiled.as_text()
+print(json.dumps({
+    "seconds": seconds,
+    "arguments": memory.argument_size_in_bytes,
+    "temporaries": memory.temp_size_in_bytes,
+    "collectives": sharding.collectives(text),
+}))
+'''
+
+
+@functools.cache
+def compiled(*, topology="v5e:2x4", data=1, model=8, rows=1, slots=1024, block=2, draft=None) -> dict:
+    case = {
+        "topology": topology, "data": data, "model": model, "rows": rows, "slots": slots, "block": block,
+        "draft": draft,
+    }  # fmt: skip
+    environment = os.environ | {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # or the compile time would be that of reading a file
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here owns a chip, so other processes do no harm
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(case)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def kinds(result: dict) -> dict[str, int]:
+    names = [kind for kind, _ in result["collectives"]]
+    return {name: names.count(name) for name in names}
+
+
+@pytest.mark.parametrize("block", [2, 8])
+def test_a_decode_step_of_opt_13b_on_eight_chips(block):
+    """Scanned layers: the two all-reduces of a layer stand once in the text. Arguments are the weights, an eighth of
+    the 24 GiB but for positions and norms, and the cache; a bigger block costs the same bytes."""
+    got = compiled(block=block)
+    assert kinds(got) == {"all-reduce": 2 + 1, "all-gather": 1}  # the embedding; the logits
+    assert max(size for _, size in got["collectives"]) == block * 50272
+    assert 3.09 * GIB < got["arguments"] < 3.16 * GIB
+    assert got["temporaries"] <= MIB
+    assert got["seconds"] < COMPILE_SECONDS
+
+
+def test_a_data_and_model_mesh_splits_rows_too():
+    """Two rows, one a replica: as many bytes of cache a chip, and weights over four chips."""
+    got = compiled(data=2, model=4, rows=2, block=4)
+    assert kinds(got) == {"all-reduce": 2 + 1, "all-gather": 1}
+    assert 6.0 * GIB < got["arguments"] < 6.4 * GIB
+    assert got["temporaries"] <= MIB
+
+
+def test_the_whole_speculative_loop_of_opt_13b_with_a_replicated_draft():
+    """Draft, verify and commit in one while_loop. The draft's layers talk to nobody, so nothing is added to what the
+    target's step needs."""
+    got = compiled(rows=2, block=5, draft="125m")
+    assert kinds(got) == {"all-reduce": 2 + 1, "all-gather": 1}
+    assert got["seconds"] < 2 * COMPILE_SECONDS
