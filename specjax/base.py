@@ -1,7 +1,7 @@
 """The three seams: LanguageModel, Drafter, VerifyFn. Each is a NamedTuple of pure functions, or one function."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
@@ -43,6 +43,7 @@ class LanguageModel(NamedTuple):
     encoder_decoder: bool = False
 
 
+@runtime_checkable
 class Warp(Protocol):
     """Logits to float32 log-probabilities under each row's sampling parameters.
 
@@ -74,6 +75,7 @@ class Drafter(NamedTuple):
     vocab_size: int | None = None
 
 
+@runtime_checkable
 class VerifyFn(Protocol):
     """Decides which path of the tree to accept, and what to append. Stateless, so a function.
 
