@@ -64,8 +64,10 @@ def logits_of(path, golden, fmt: Format, change=lambda params: params) -> np.nda
         params = change(load_params(source, table_for(found.config), abstract, fmt=fmt))
     if "decoder" in golden:
         lengths = jnp.asarray(golden["mask"].sum(1).astype(np.int32))
-        return np.asarray(family.score(params, config, fmt, golden["tokens"], lengths, golden["decoder"]))
-    return np.asarray(family.score(params, config, fmt, golden["tokens"]))
+        return np.asarray(
+            family.score(params, config, fmt, *map(jnp.asarray, (golden["tokens"], lengths, golden["decoder"])))
+        )
+    return np.asarray(family.score(params, config, fmt, jnp.asarray(golden["tokens"])))
 
 
 def fault(logits: np.ndarray, golden) -> float:
