@@ -349,7 +349,7 @@ def two_large_tokens(table: np.ndarray) -> np.ndarray:
 def test_shipped_code_has_the_joint_law_at_a_real_vocabulary(monkeypatch):
     table = large_laws()
     p, (first_p, first_q) = table[0], table[:, 0]
-    ranked = np.argsort(first_p)
+    ranked = np.argsort(first_p / (first_p + first_q + 1e-30))  # where the laws differ, a broken verifier shows
     bins = np.empty(LARGE, np.int64)
     bins[ranked] = np.minimum((np.cumsum(first_p[ranked]) * BINS).astype(int), BINS - 1)
     law = binned(first_p, p, bins)
