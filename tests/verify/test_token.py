@@ -11,7 +11,7 @@ from specjax.sampling import sampling_params, warp
 from specjax.types import Draft
 from specjax.verify import token, token_level
 from tests import laws
-from tests.verify.enumerate import chain_batch, enable_x64, token_outcomes
+from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
 LARGEST_U = np.float32(1) - np.finfo(np.float32).epsneg  # 1 - ulp
 P, Q, SPARSE_P, SPARSE_Q = (
@@ -233,7 +233,7 @@ def exact(temperature: float, model: int = 0) -> laws.Model:
 
 
 def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: bool = False) -> np.ndarray:
-    """The first three tokens of `samples` rows a temperature: [temperatures, samples, 3]. One round, then the target."""
+    """The first three tokens, [temperatures, samples, 3]: of one round, and then of the target."""
     batch = samples * len(TEMPERATURES)
     params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * samples)
 
