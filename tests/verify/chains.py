@@ -27,7 +27,7 @@ def chain_batch(
     gamma: int,
     *,
     points: bool = False,
-    proposes: Callable[[Prefix], bool] | None = None,
+    proposes: Callable[[Prefix], bool] = lambda prefix: True,
 ) -> tuple[np.ndarray, Draft, jnp.ndarray]:
     """One row for each chain that q can draft: its probability, the draft, and the target's laws.
 
