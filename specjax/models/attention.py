@@ -18,7 +18,7 @@ def attend(
     *,
     scale: float,
     flat: bool,
-    bias: Float[Array, "B H S T"] | None = None,
+    bias: Float[Array, "#B H S T"] | None = None,
 ) -> Float[Array, "B S F"]:
     """Softmax attention; H query heads share K key-value heads in groups of H / K. Returns heads joined, F = H * D.
 

@@ -136,9 +136,12 @@ def assert_close(got, want, bound: float = 2e-5) -> None:
     )
 
 
-def assert_parity(theirs, model: LanguageModel, params: Params, *, vocab: int, logits: Callable) -> None:
+def assert_parity(
+    theirs, model: LanguageModel, params: Params, *, vocab: int, logits: Callable, last: Callable = np.asarray
+) -> None:
     """Equal to a transformers model on a ragged, right-padded batch: layer after layer, then the logits, then read as a
-    prompt, as a block and one token at a time through the cache. `model` captures the stream into every layer."""
+    prompt, as a block and one token at a time through the cache. `model` captures the stream into every layer;
+    `last` turns our features into their last hidden state."""
     import torch
 
     rng = np.random.default_rng(0)
@@ -157,14 +160,14 @@ def assert_parity(theirs, model: LanguageModel, params: Params, *, vocab: int, l
     out, _ = extend(params, jnp.asarray(ids), ready.cache, *chain)  # the whole text as one block over an empty cache
     for index, (stream, hidden) in enumerate(zip(out.hiddens[:-1], want.hidden_states[:-1], strict=True)):
         assert_close(np.asarray(stream)[real], hidden.numpy()[real], 1e-4), index
-    assert_close(np.asarray(out.features)[real], want.hidden_states[-1].numpy()[real], 1e-4)
+    assert_close(last(out.features)[real], want.hidden_states[-1].numpy()[real], 1e-4)
     assert_close(np.asarray(out.logits)[real], expected[real], 1e-4)
     assert_close(np.asarray(logits(jnp.asarray(ids)))[real], expected[real], 1e-4)
 
     prompts = np.asarray([4, 17, 1, 8], np.int32)
     ready = jax.jit(model.prefill, static_argnums=3)(params, jnp.asarray(ids), jnp.asarray(prompts), 40)
     inside = np.arange(width)[None] < prompts[:, None]
-    assert_close(np.asarray(ready.features)[inside], want.hidden_states[-1].numpy()[inside], 1e-4)
+    assert_close(last(ready.features)[inside], want.hidden_states[-1].numpy()[inside], 1e-4)
     cache, one = ready.cache, (jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32))
     for _ in range(8):
         at = np.asarray(cache.length)

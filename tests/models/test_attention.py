@@ -60,7 +60,7 @@ def test_a_query_that_sees_nothing_is_finite():
 @pytest.mark.parametrize("biased", [True, False])
 def test_chunks_change_nothing(monkeypatch, block, biased):
     q, kv, visible, bias = drawn(2, block, 2)
-    arguments = dict(scale=0.3, flat=True, bias=jnp.asarray(bias) if biased else None)
+    arguments = {"scale": 0.3, "flat": True, "bias": jnp.asarray(bias) if biased else None}
     whole = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), **arguments)
     monkeypatch.setattr(attention, "QUERY_CHUNK", 4)
     called = []

@@ -13,7 +13,7 @@ from tests.models import small
 
 PUBLISHED = {
     "125m": 125_239_296, "350m": 331_196_416, "1.3b": 1_315_758_080, "2.7b": 2_651_596_800, "6.7b": 6_658_473_984,
-    "13b": 12_853_473_280, "30b": 29_974_540_288, "66b": 65_719_185_408,
+    "13b": 12_853_473_280, "30b": 29_974_540_288, "66b": 65_719_701_504,
 }  # fmt: skip
 
 
@@ -122,7 +122,12 @@ def test_parity_with_transformers(name):
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, abstract)
     model = opt.language_model(config, Format(), capture=tuple(range(config.layers + 1)))
     small.assert_parity(
-        theirs, model, params, vocab=config.vocab_size, logits=lambda t: opt.score(params, config, Format(), t)
+        theirs,
+        model,
+        params,
+        vocab=config.vocab_size,
+        logits=lambda t: opt.score(params, config, Format(), t),
+        last=lambda f: np.asarray(f if config.pre_norm else f @ params["project_out"]["kernel"]),
     )
 
 
