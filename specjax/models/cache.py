@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.models.format import Format
@@ -76,7 +77,7 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         operand_batching_dims=(n,),  # each row writes to itself: under a mesh nothing crosses the data axis
         scatter_indices_batching_dims=(0,),
     )
-    return jax.lax.scatter(
+    out = jax.lax.scatter(
         buffer,
         index,
         updates.astype(buffer.dtype),
@@ -85,6 +86,7 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )
+    return with_layout_constraint(out, Layout(tuple(range(out.ndim))))
 
 
 def put_rows(
