@@ -86,7 +86,13 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )
-    return with_layout_constraint(out, Layout(tuple(range(out.ndim))))
+    return jax.lax.platform_dependent(out, tpu=_row_major, default=lambda out: out)
+
+
+def _row_major(buffer: Array) -> Array:
+    """Keeps a buffer in the layout in which it is passed around. Left to itself, the TPU compiler fits a cache to the
+    block that is written into it, and copies all of it in and out of every step."""
+    return with_layout_constraint(buffer, Layout(tuple(range(buffer.ndim))))
 
 
 def put_rows(
