@@ -53,8 +53,8 @@ def lookup(name: str, table: Mapping[str, T], what: str) -> T:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"no {what} is named {name!r}: {hint}there are {', '.join(table)}")
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"no {what} is named {name!r}{hint} (known: {', '.join(table)})")
 
 
 def one_line(error: Any) -> str:

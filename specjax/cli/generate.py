@@ -54,7 +54,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
             compared = session.measure(work, progress, repeats=printing.repeats)
             interrupted = compared is None
             if compared is not None and not quiet:
-                report.show(console, report.comparison_table(compared))
+                report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
     content = record.to_json(record.record(out, work, chosen.verifier.name, record.settings(options), compared))
     if printing.output is not None:
         record.write_whole(printing.output, content)

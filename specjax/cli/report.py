@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -21,19 +23,13 @@ def closing_table(out: Generation, target: Model, guide: Guide, verifier: str) -
     table.add_row("target calls", f"{stats.rounds}" + (" (summed over the texts)" if rows > 1 else ""))
     table.add_row("tokens per call", _number(stats.tokens_per_call))
     if stats.drafted:
-        table.add_row(
-            "accepted / tested", f"{_number(stats.accepted_per_tested)}  ({stats.accepted} of {stats.tested})"
-        )
-        table.add_row(
-            "accepted / drafted", f"{_number(stats.accepted_per_drafted)}  ({stats.accepted} of {stats.drafted})"
-        )
+        share = lambda rate, of: f"{_number(rate)}  ({stats.accepted} of {of})"
+        table.add_row("accepted / tested", share(stats.accepted_per_tested, stats.tested))
+        table.add_row("accepted / drafted", share(stats.accepted_per_drafted, stats.drafted))
         table.add_row("overlap", f"{_number(stats.overlap)}  mean of \u03a3 min(p, q) over the tested tokens")
         table.add_row("accepted by depth", "  ".join(_number(rate) for rate in stats.by_depth))
-    parts = [
-        f"{name} {_seconds(seconds[name])}" for name in ("prefill", "draft", "verify", "decode") if name in seconds
-    ]
-    if "draft" in seconds:
-        parts.pop()
+    shown = ("prefill", "draft", "verify") if "draft" in seconds else ("prefill", "decode")
+    parts = [f"{name} {_seconds(seconds[name])}" for name in shown]
     whole = seconds.get("prefill", 0.0) + seconds.get("decode", 0.0)
     table.add_row("walltime", f"{_seconds(whole)}: {', '.join(parts)}")
     table.add_row("compile, apart", f"{_seconds(seconds.get('compile', 0.0))}")
@@ -46,8 +42,8 @@ def closing_table(out: Generation, target: Model, guide: Guide, verifier: str) -
 
 
 def comparison_table(compared: Comparison) -> Table:
-    """Both ways of decoding side by side, the speed-up, and whether the texts are equal."""
-    table = Table(title="compared with plain decoding", title_justify="left", title_style="bold")
+    """Both ways of decoding side by side."""
+    table = Table(title="compared with plain decoding", title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("")
     for name in ("prefill", "decode", "tokens", "tokens/s", "compile, apart"):
         table.add_column(name, justify="right")
@@ -56,9 +52,6 @@ def comparison_table(compared: Comparison) -> Table:
             name, _seconds(run.prefill), _seconds(run.decode), str(run.tokens), _number(run.speed, 1),
             _seconds(run.compile),
         )  # fmt: skip
-    table.caption_justify = "left"
-    table.caption_style = ""
-    table.caption = "\n".join(comparison_lines(compared))
     return table
 
 
@@ -91,10 +84,12 @@ def warnings(out: Generation) -> list[str]:
     ]
 
 
-def show(console: Console, table: Table) -> None:
-    """A table after a blank line."""
+def show(console: Console, table: Table, lines: Sequence[str] = ()) -> None:
+    """A table after a blank line, and the lines that sum it up."""
     console.print()
     console.print(table, highlight=False, markup=False)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
 
 
 def described(model: Model) -> str:
@@ -103,7 +98,9 @@ def described(model: Model) -> str:
 
 
 def _grid(title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     return table
