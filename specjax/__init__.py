@@ -7,6 +7,7 @@ from specjax.api import Event as Event
 from specjax.api import Generation as Generation
 from specjax.api import generate as generate
 from specjax.api import stream as stream
+from specjax.load import load as load
 from specjax.model import Model as Model
 from specjax.stopping import Stop as Stop
 

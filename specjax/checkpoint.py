@@ -144,7 +144,9 @@ def _checked(folder: str | Path) -> Path:
 
 
 def _damaged(folder: Path, error: Exception) -> ValueError:
-    return ValueError(f"checkpoint {folder} cannot be read, it is damaged or was cut short: {str(error).splitlines()[0]}")
+    return ValueError(
+        f"checkpoint {folder} cannot be read, it is damaged or was cut short: {str(error).splitlines()[0]}"
+    )
 
 
 def _check_format(folder: Path, held: Format, wanted: Format) -> None:

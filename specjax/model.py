@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from specjax import sharding
 from specjax.base import LanguageModel
 from specjax.models.format import Format
 from specjax.text import Text
@@ -26,7 +28,7 @@ class Model:
       params: nested dict of arrays.
       text: its tokenizer; None where the checkpoint has none, and then prompts are token ids.
       eos: tokens that end a row.
-      mesh: where the parameters lie, None on one device.
+      mesh, rules: where the parameters lie; None on one device.
     """
 
     name: str
@@ -36,12 +38,16 @@ class Model:
     params: Params
     text: Text | None = None
     eos: tuple[int, ...] = ()
-    mesh: Any = None
+    mesh: Mesh | None = None
+    rules: sharding.Rules | None = None
 
     @functools.cached_property
     def lm(self) -> LanguageModel:
         """Pure functions for the decoding loop; one object a (config, fmt), so equal models share compiled code."""
-        return self.family.language_model(self.config, self.fmt)
+        plain = _language_model(self.family, self.config, self.fmt)
+        if self.mesh is None or self.rules is None:
+            return plain
+        return sharding.on_mesh(plain, self.mesh, self.rules)
 
     @property
     def encoder_decoder(self) -> bool:
@@ -76,6 +82,11 @@ class Model:
             lengths = (arrays[0] != self.config.start_token).sum(1).astype(np.int32)
             arrays = [arrays[0], lengths, arrays[1]]
         return _score(self.params, self.family, self.config, self.fmt, *map(jnp.asarray, arrays))
+
+
+@functools.cache
+def _language_model(family, config, fmt) -> LanguageModel:
+    return family.language_model(config, fmt)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

@@ -302,9 +302,7 @@ class Collective(NamedTuple):
     size: int
 
 
-_COLLECTIVE = re.compile(
-    r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
+_COLLECTIVE = re.compile(r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 
 
 def collectives(compiled: str) -> list[Collective]:

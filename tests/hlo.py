@@ -83,13 +83,22 @@ def reachable(found: dict[str, Computation], root: str) -> list[Instruction]:
     return lines
 
 
-def while_bodies(text: str) -> list[list[Instruction]]:
-    """Bodies of the loops in the entry computation and in what it calls outside any loop, in order of appearance."""
-    found = computations(text)
+def _entry(text: str) -> str:
     entry = re.search(r"^ENTRY %?([\w.\-]+)", text, re.M)
     if entry is None:
         raise ValueError("no ENTRY computation in the text")
-    bodies, queue, seen = [], [entry.group(1)], set()
+    return entry.group(1)
+
+
+def program(text: str) -> list[Instruction]:
+    """Every instruction that the program can reach."""
+    return reachable(computations(text), _entry(text))
+
+
+def while_bodies(text: str) -> list[list[Instruction]]:
+    """Bodies of the loops in the entry computation and in what it calls outside any loop, in order of appearance."""
+    found = computations(text)
+    bodies, queue, seen = [], [_entry(text)], set()
     while queue:
         name = queue.pop(0)
         if name in seen:

@@ -119,7 +119,10 @@ def test_other_arrays_than_wanted_are_named(saved):
     longer = jax.ShapeDtypeStruct((104, 64), table.dtype, sharding=table.sharding)
     wider = jax.ShapeDtypeStruct(table.shape, jnp.float32, sharding=table.sharding)
     for tree, message in (
-        (change(good, "embed.tokens.table", longer), r"embed\.tokens\.table has shape \(96, 64\).* wanted is \(104, 64\)"),
+        (
+            change(good, "embed.tokens.table", longer),
+            r"embed\.tokens\.table has shape \(96, 64\).* wanted is \(104, 64\)",
+        ),
         (change(good, "embed.tokens.table", wider), r"embed\.tokens\.table has dtype bfloat16.* wanted is float32"),
         (change(good, "embed.tokens.table", None), r"has unexpected 'embed\.tokens\.table' \(1 such"),
         (change(good, "head.kernel", table), r"lacks 'head\.kernel' \(1 such"),

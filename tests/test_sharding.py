@@ -155,9 +155,7 @@ def test_every_published_size_has_a_rule_for_every_parameter(size, stacked):
     fmt = Format(dtype="bfloat16", out_in=not stacked, stacked=stacked)
     params = jax.eval_shape(lambda key: opt.init(key, config, fmt), jax.random.key(0))
     ways = int(np.gcd(config.heads, 8))
-    placed = sharding.shardings(
-        params, sharding.make_mesh(8 // ways, ways), sharding.OPT, fmt, kv_heads=config.heads
-    )
+    placed = sharding.shardings(params, sharding.make_mesh(8 // ways, ways), sharding.OPT, fmt, kv_heads=config.heads)
     assert jax.tree.structure(placed) == jax.tree.structure(params)
     assert placed["embed"]["tokens"]["table"].spec == P("model", None)
 

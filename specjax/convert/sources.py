@@ -7,7 +7,6 @@ map is (out, in)) whatever the file's own; shards are merged in `shards.py`. Ope
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Self
 
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with numpy
 import numpy as np
@@ -90,7 +89,7 @@ class TensorSource:
     def close(self) -> None:
         self._tensors = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "TensorSource":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -176,3 +177,30 @@ def score(params: Params, config: OPTConfig, fmt: Format, tokens: Int[Array, "B 
 def language_model(config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
     """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
     return decoders.language_model(decoder(config, fmt), capture=capture)
+
+
+def from_published(published: Mapping[str, Any]) -> OPTConfig:
+    """The shape that a published config.json describes.
+
+    Raises:
+      ValueError: a missing number, or a variant that no published OPT has (no biases, norms without parameters).
+    """
+    required = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim")
+    missing = [name for name in required if published.get(name) is None]
+    if missing:
+        raise ValueError(f"the configuration of an OPT model lacks {', '.join(missing)}")
+    for name in ("enable_bias", "layer_norm_elementwise_affine", "tie_word_embeddings"):
+        if not published.get(name, True):
+            raise ValueError(f"OPT with {name}=false is not supported: every published OPT has it true")
+    width = published["hidden_size"]
+    return OPTConfig(
+        vocab_size=published["vocab_size"],
+        width=width,
+        embed_width=published.get("word_embed_proj_dim") or width,
+        layers=published["num_hidden_layers"],
+        heads=published["num_attention_heads"],
+        mlp_width=published["ffn_dim"],
+        max_positions=published.get("max_position_embeddings", 2048),
+        pre_norm=published.get("do_layer_norm_before", True),
+        activation=published.get("activation_function", "relu"),
+    )

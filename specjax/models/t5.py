@@ -8,6 +8,7 @@ and a head tied to the embedding; v1.1 and Flan have a gated GELU and a head of 
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -332,3 +333,36 @@ def language_model(config: T5Config, fmt: Format, *, capture: tuple[int, ...] = 
         return out, cache._replace(layers=layers)
 
     return LanguageModel(prefill, extend, caches.keep, config.vocab_size, encoder_decoder=True)
+
+
+def from_published(published: Mapping[str, Any]) -> T5Config:
+    """The shape that a published config.json describes.
+
+    Raises:
+      ValueError: a missing number, or a head whose scaling does not go with its tie.
+    """
+    required = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+    missing = [name for name in required if published.get(name) is None]
+    if missing:
+        raise ValueError(f"the configuration of a T5 model lacks {', '.join(missing)}")
+    tied = bool(published.get("tie_word_embeddings", True))
+    if bool(published.get("scale_decoder_outputs", tied)) != tied:
+        raise ValueError("T5 with a tied head that is not scaled, or a scaled head that is not tied, is not supported")
+    gate, _, kind = str(published.get("feed_forward_proj", "relu")).rpartition("-")
+    start = published.get("decoder_start_token_id")
+    return T5Config(
+        vocab_size=published["vocab_size"],
+        width=published["d_model"],
+        head_width=published["d_kv"],
+        heads=published["num_heads"],
+        mlp_width=published["d_ff"],
+        encoder_layers=published["num_layers"],
+        decoder_layers=published.get("num_decoder_layers") or published["num_layers"],
+        buckets=published.get("relative_attention_num_buckets", 32),
+        max_distance=published.get("relative_attention_max_distance", 128),
+        gated=bool(gate),
+        activation="gelu_new" if gate and kind == "gelu" else kind,
+        tied=tied,
+        eps=published.get("layer_norm_epsilon", 1e-6),
+        start_token=published.get("pad_token_id", 0) if start is None else start,
+    )

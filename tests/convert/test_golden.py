@@ -1,9 +1,10 @@
 """Golden checkpoints through the whole path, from file to logits, against what transformers said of them."""
 
-import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from specjax.models.format import Format
 from tests.convert.writers import GGUF_NAMES, GOLDEN, NAMES, WRITERS, write_gguf
 
 TOLERANCE = 1e-4  # of the largest logit
-FORMATS = {"separate": Format(), "stacked": Format(stacked=True), "(out, in)": Format(out_in=True)}
+FORMATS = {"separate": Format(), "stacked": Format(stacked=True, out_in=True)}
 
 
 def opt_config(published: dict) -> opt.OPTConfig:
@@ -55,67 +56,74 @@ FAMILIES = {
 }
 
 
-def logits_of(path, golden, fmt: Format, change=lambda params: params) -> np.ndarray:
-    """[rows, positions, V]: the logits of the checkpoint at `path` on the golden inputs."""
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def score(family, params, config, fmt: Format, *inputs) -> jax.Array:
+    return family.score(params, config, fmt, *inputs)
+
+
+class Loaded(NamedTuple):
+    """A checkpoint as a model runs it, and the golden inputs of the model that it should be."""
+
+    family: Any
+    config: Any
+    fmt: Format
+    params: dict
+    golden: dict[str, np.ndarray]
+
+    def fault(self, params: dict | None = None) -> float:
+        """The largest difference from the golden logits at real positions, relative to the largest of them."""
+        golden = self.golden
+        real, inputs = golden["mask"].astype(bool), [golden["tokens"]]
+        if "decoder" in golden:
+            real, inputs = slice(None), [golden["tokens"], golden["mask"].sum(1).astype(np.int32), golden["decoder"]]
+        got = score(self.family, self.params if params is None else params, self.config, self.fmt, *inputs)
+        return float(np.abs(got - golden["logits"])[real].max() / np.abs(golden["logits"][real]).max())
+
+
+def load(path: Path, name: str, fmt: Format) -> Loaded:
+    """The checkpoint at `path`, which should be the golden model `name`."""
     with (found := locate(path)).source as source:
         family, configure = FAMILIES[found.config["model_type"]]
         config = configure(found.config)
         abstract = jax.eval_shape(lambda key: family.init(key, config, fmt), jax.random.key(0))
-        params = change(load_params(source, table_for(found.config), abstract, fmt=fmt))
-    if "decoder" in golden:
-        lengths = jnp.asarray(golden["mask"].sum(1).astype(np.int32))
-        return np.asarray(family.score(params, config, fmt, golden["tokens"], lengths, golden["decoder"]))
-    return np.asarray(family.score(params, config, fmt, golden["tokens"]))
-
-
-def fault(logits: np.ndarray, golden) -> float:
-    """The largest difference over real positions, relative to the largest logit."""
-    real = np.ones(logits.shape[:2], bool) if "decoder" in golden else golden["mask"].astype(bool)
-    return float(np.abs(logits - golden["logits"])[real].max() / np.abs(golden["logits"][real]).max())
+        params = load_params(source, table_for(found.config), abstract, fmt=fmt)
+    return Loaded(family, config, fmt, params, dict(np.load(GOLDEN / name / "logits.npz")))
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_logits(name, fmt):
-    golden = np.load(GOLDEN / name / "logits.npz")
-    assert fault(logits_of(GOLDEN / name, golden, fmt), golden) <= TOLERANCE
+    assert load(GOLDEN / name, name, fmt).fault() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_weights_are_near_and_float32_is_not_free(name):
-    """The negative control: rounded weights leave the tolerance, so the goldens would show a wrong dtype."""
-    golden = np.load(GOLDEN / name / "logits.npz")
-    error = fault(logits_of(GOLDEN / name, golden, dataclasses.replace(FORMATS["(out, in)"], dtype="bfloat16")), golden)
-    assert TOLERANCE < error < 0.1
+def test_bfloat16_weights_are_near_but_show(name):
+    """A negative control: rounded weights leave the tolerance, so a wrong dtype would be seen."""
+    assert TOLERANCE < load(GOLDEN / name, name, Format(dtype="bfloat16", out_in=True)).fault() < 0.1
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_matters(name):
-    """The other control: a small change of any one parameter shows, so none of them is ignored or read in vain."""
-    golden = np.load(GOLDEN / name / "logits.npz")
-    fmt = FORMATS["separate"]
-    paths: list = []
-    logits_of(GOLDEN / name, golden, fmt, change=lambda p: paths.extend(jax.tree_util.tree_leaves_with_path(p)) or p)
-    for keys, _ in paths:
+    """The other control: a change of any one parameter shows, so none is ignored or mistaken for another.
 
-        def bump(params, keys=keys):
-            return jax.tree_util.tree_map_with_path(lambda k, v: v * 1.5 if k == keys else v, params)
-
-        error = fault(logits_of(GOLDEN / name, golden, fmt, change=bump), golden)
-        key_bias = keys[-2:] == (jax.tree_util.DictKey("k"), jax.tree_util.DictKey("bias"))
-        # a bias of the keys alone shifts every score of a query alike where positions do not rotate
-        assert (error > TOLERANCE) != (key_bias and name.startswith("opt")), jax.tree_util.keystr(keys)
+    Except the bias of the keys in OPT: without rotation it moves all scores of a query alike, which softmax undoes.
+    """
+    loaded = load(GOLDEN / name, name, FORMATS["stacked"])
+    leaves, structure = jax.tree_util.tree_flatten_with_path(loaded.params)
+    for number, (keys, _) in enumerate(leaves):
+        changed = [value * (1.5 if i == number else 1.0) for i, (_, value) in enumerate(leaves)]
+        error = loaded.fault(jax.tree_util.tree_unflatten(structure, changed))
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        assert (error > TOLERANCE) == (not (name.startswith("opt") and path.endswith("attn.k.bias"))), (path, error)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_golden_logits_from_every_file_format(writer, rewrite):
-    for name in ("opt-post-norm-projected", "t5-gated-untied", "llama-grouped-untied"):
-        golden = np.load(GOLDEN / name / "logits.npz")
-        assert fault(logits_of(rewrite(name, writer), golden, FORMATS["stacked"]), golden) <= TOLERANCE
+@pytest.mark.parametrize("name", ["opt-post-norm-projected", "t5-gated-untied", "llama-grouped-untied"])
+def test_golden_logits_from_every_file_format(name, writer, rewrite):
+    assert load(rewrite(name, writer), name, FORMATS["stacked"]).fault() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in GGUF_NAMES if "scaled" not in name])
 def test_golden_logits_from_gguf(name, tmp_path):
     write_gguf(tmp_path / "model.gguf", name)
-    golden = np.load(GOLDEN / name / "logits.npz")
-    assert fault(logits_of(tmp_path / "model.gguf", golden, FORMATS["stacked"]), golden) <= TOLERANCE
+    assert load(tmp_path / "model.gguf", name, FORMATS["stacked"]).fault() <= TOLERANCE

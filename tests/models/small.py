@@ -57,8 +57,12 @@ class Small:
     fmt: Format
 
     @property
+    def prefill(self) -> Callable:
+        return _jitted(self.model.prefill, "cache_len")
+
+    @property
     def extend(self) -> Callable:
-        return _jitted(self.model.extend)
+        return _jitted(self.model.extend, "offset")
 
     @property
     def keep(self) -> Callable:
@@ -66,8 +70,8 @@ class Small:
 
 
 @functools.cache
-def _jitted(f: Callable) -> Callable:
-    return jax.jit(f, static_argnames=("offset",))
+def _jitted(f: Callable, *static: str) -> Callable:
+    return jax.jit(f, static_argnames=static)
 
 
 @functools.cache

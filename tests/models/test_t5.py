@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from specjax import trees
+from specjax import decoding, sampling, stopping, trees
+from specjax.drafters.chain import chain
 from specjax.models import t5
 from specjax.models.format import Format
 from specjax.models.relative import block_distance, bucket
+from specjax.verify.token import token_level
 
 # Heads narrower than width / heads, unlike depths, and distances that reach the shared and the last bucket.
 TIED = t5.T5Config(
@@ -320,3 +322,35 @@ def test_one_trace_for_every_length(config):
         _, cache = step(weights(config), jnp.ones((3, 2), jnp.int32), cache, jnp.asarray(n, jnp.int32))
     assert cache.length.tolist() == [3, 3, 3]
     assert len(traces) == 1
+
+
+def greedy(config, new):
+    """Plain greedy decoding by `score` alone: [B, new]."""
+    tokens = np.full((3, 1 + new), config.start_token, np.int32)
+    score = compiled(config)[-1]
+    for step in range(new):
+        logits = score(weights(config), *prompts(config), jnp.asarray(tokens))
+        tokens[:, step + 1] = np.asarray(logits[:, step]).argmax(-1)
+    return tokens[:, 1:]
+
+
+def test_speculation_with_a_t5_draft_is_greedy_decoding(config):
+    """A draft that is right about half of the time, on rows of unlike prompts and budgets."""
+    gamma, budget = 3, [12, 5, 9]
+    lm = compiled(config)[0]
+    noise = iter(jax.random.split(jax.random.key(9), 200))
+    near = lambda leaf: leaf * (1 + 0.2 * jax.random.normal(next(noise), leaf.shape))
+    draft = jax.tree.map(near, weights(config))
+    sampled, stages = sampling.sampling_params(3, config.vocab_size, temperature=0.0)
+    params = decoding.DecodeParams(weights(config), draft, sampled, stopping.rules(config.vocab_size))
+    static = {"model": lm, "drafter": chain(lm, gamma), "stages": stages}
+    key = decoding.row_keys(0, jnp.arange(3))
+    state = decoding.prefill(
+        params, key, *prompts(config), jnp.asarray(budget, jnp.int32), **static, cache_len=16, max_new=12
+    )
+    state = decoding.generate(params, state, verify=token_level, **static)
+    expected = greedy(config, 12)
+    for row, new in enumerate(budget):
+        assert state.tokens[row, :new].tolist() == expected[row, :new].tolist()
+    accepted, tested = int(state.totals.accepted.sum()), int(state.totals.tested.sum())
+    assert 0.2 * tested < accepted < tested  # both outcomes were met

@@ -15,13 +15,19 @@ from tests.laws import Model, Prefix, drafts, measure
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64
 else:  # where older versions of jax keep it
-    from jax.experimental import enable_x64
+    pass
 
 ROOT_TOKEN = 0
 
 
 def chain_batch(
-    p: Model, q: Model, vocab: int, gamma: int, *, points: bool = False, proposes: Callable[[Prefix], bool] | None = None
+    p: Model,
+    q: Model,
+    vocab: int,
+    gamma: int,
+    *,
+    points: bool = False,
+    proposes: Callable[[Prefix], bool] | None = None,
 ) -> tuple[np.ndarray, Draft, jnp.ndarray]:
     """One row for each chain that q can draft: its probability, the draft, and the target's laws.
 

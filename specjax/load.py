@@ -1,0 +1,110 @@
+"""From a name to a model ready to decode: configuration, weights straight into their place, tokenizer, end tokens."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from specjax import convert, sharding, text
+from specjax.model import Model
+from specjax.models import llama, opt, t5
+from specjax.models.format import default_format
+from specjax.sharding import Rules
+from specjax.types import Params
+
+
+class Family(NamedTuple):
+    """What a model type of Hugging Face runs on."""
+
+    module: Any
+    rules: Rules
+    kv_heads: str  # the field of its configuration that counts key-value heads
+
+
+FAMILIES: dict[str, Family] = {
+    "opt": Family(opt, sharding.OPT, "heads"),
+    "t5": Family(t5, sharding.T5, "heads"),
+    "llama": Family(llama, sharding.LLAMA, "kv_heads"),
+    "mistral": Family(llama, sharding.LLAMA, "kv_heads"),
+    "qwen2": Family(llama, sharding.LLAMA, "kv_heads"),
+}
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: str = "float32",
+    mesh: Mesh | None = None,
+    replicate: bool = False,
+    stacked: bool | None = None,
+) -> Model:
+    """Reads a model: tensor by tensor into the wanted dtype and place, about one copy in host memory.
+
+    Args:
+      name: a folder in Hugging Face's layout, a GGUF file, "bundled/<name>", or a Hugging Face id (looked up in the
+        local cache first; the only case that may use the network).
+      dtype: of kernels and tables: "float32", "bfloat16" or "float16".
+      mesh: from `sharding.make_mesh`; each device is handed its own shard, and no host holds the whole model.
+      replicate: under a mesh, the whole model on every device: what a small draft model wants.
+      stacked: layers stacked and scanned, or separate and unrolled; default by platform.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint. ValueError: it is corrupted, of an unknown kind, or its tensors
+        are not those of its configuration; the message names them.
+    """
+    checkpoint = convert.locate(name)
+    try:
+        kind = str(checkpoint.config.get("model_type"))
+        if kind not in FAMILIES:
+            raise ValueError(f"{name} is of model type {kind!r}: specjax runs {', '.join(FAMILIES)}")
+        family = FAMILIES[kind]
+        config = family.module.from_published(checkpoint.config)
+        fmt = default_format(dtype, sharded=mesh is not None, stacked=stacked)
+        abstract = jax.eval_shape(lambda key: family.module.init(key, config, fmt), jax.random.key(0))
+        rules = sharding.replicated(family.rules) if replicate else family.rules
+        place = None
+        if mesh is not None:
+            kv_heads = getattr(config, family.kv_heads)
+            place = _placer(sharding.shardings(abstract, mesh, rules, fmt, kv_heads=kv_heads))
+        table = convert.table_for(checkpoint.config)
+        params = convert.load_params(checkpoint.source, table, abstract, fmt=fmt, place=place)
+    finally:
+        checkpoint.source.close()
+    return Model(
+        name=str(name),
+        family=family.module,
+        config=config,
+        fmt=fmt,
+        params=params,
+        text=_text(checkpoint),
+        eos=end_tokens(checkpoint.path, checkpoint.config),
+        mesh=mesh,
+        rules=rules,
+    )
+
+
+def _placer(shardings: Params):
+    by_path: dict[str, NamedSharding] = {}
+    for keys, value in jax.tree_util.tree_flatten_with_path(shardings)[0]:
+        by_path[sharding.path_of(keys)] = value
+    return lambda path, shape: by_path[path]
+
+
+def _text(checkpoint: convert.Checkpoint) -> text.Text | None:
+    if (checkpoint.path / "tokenizer.json").is_file():
+        return text.from_folder(checkpoint.path)
+    tokenizer = checkpoint.tokenizer()
+    return None if tokenizer is None else text.from_transformers(tokenizer)
+
+
+def end_tokens(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Tokens that end a text: those of generation_config.json, which knows more of them, else of config.json."""
+    file = path / "generation_config.json"
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    eos = found.get("eos_token_id", config.get("eos_token_id"))
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)
