@@ -68,7 +68,7 @@ def decode(
 def _show(
     run: api.Stream, work: Work, open_sink, progress: Progress, asked: Callable[[], bool], *, marks: bool
 ) -> list[float]:
-    """Feeds each round to the rows' sinks until all rows have ended or the user asked to stop; seconds of each round."""
+    """Feeds each round to the rows' sinks until all rows have ended or the user asked to stop; seconds a round."""
     stops, tree = work.options["stop"], work.guide.drafter.tree
     texts = [RowText(work.target.text, tree, stops=stops, marks=marks) for _ in work.prompts]
     running = dict(enumerate(texts))

@@ -128,7 +128,7 @@ def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> 
     draft = None
     if chosen.draft is not None:
         tell(f"loading {chosen.draft}")
-        draft = specjax.load(chosen.draft, dtype=options.models.dtype, mesh=mesh)
+        draft = specjax.load(chosen.draft, dtype=options.models.dtype, mesh=mesh, replicate=mesh is not None)
     return target, DRAFTERS[chosen.drafter].make(draft, chosen.gamma)
 
 

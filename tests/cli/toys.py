@@ -40,7 +40,7 @@ def params(seed: int, config: opt.OPTConfig, *, noise: float = 0.0):
 
 
 def write_model(folder: Path, *, seed: int = 0, noise: float = 0.0, vocab: int = 257, broken: bool = False) -> Path:
-    """An OPT of one layer. `noise` stirs the weights, which makes a draft that is often right; `broken`: NaN in them."""
+    """An OPT of one layer. `noise` stirs the weights, as a draft's; `broken`: NaN in them."""
     config = opt.OPTConfig(
         vocab_size=vocab, width=16, embed_width=16, layers=1, heads=2, mlp_width=32, max_positions=POSITIONS
     )
