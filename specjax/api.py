@@ -140,8 +140,11 @@ class Stream:
                 texts = [s.add(t) for s, t in zip(self._streamers, tokens, strict=True)]
             yield Event(texts, tokens, info)
 
-    def result(self) -> Generation:
+    def result(self, *, profile: bool = False) -> Generation:
+        """Everything so far; with `profile`, decoding time is split into draft and verify (compiles two functions)."""
         seconds = {"prefill": self._job.prefill_seconds, "decode": self._seconds}
+        if profile:
+            seconds |= split_seconds(self._job, self._state, self._seconds)
         return finish(self._job, self._state, seconds)
 
 

@@ -89,7 +89,7 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
         # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
         used = jnp.ones_like(length) if model.encoder_decoder else length  # the start token, or the prompt
         room = jnp.minimum(budget, cache_len - used + 1)
-        room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL))
+        room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL)).astype(jnp.int32)
         seen = None
         if stages.repetition_penalty:
             given = read.pending[:, None] if model.encoder_decoder else prompt

@@ -1,0 +1,95 @@
+"""The command line: one program, `specjax`, one small file a sub-command.
+
+A sub-command's module is imported when it is called, and jax when it starts to work, so that `--help` answers at once.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specjax.cli.arguments import lookup, one_line
+
+INTERRUPTED = 128 + signal.SIGINT
+BAD_INPUT = 2
+
+
+class Command(NamedTuple):
+    """A sub-command: the module whose `main(args) -> exit code` runs it, and its line in the overview."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
+}
+
+OVERVIEW = """\
+usage: specjax COMMAND [OPTIONS]
+
+Speculative decoding in JAX: several times faster, without changing a single probability.
+
+commands:
+{commands}
+
+specjax COMMAND --help explains a command; specjax --version prints the version.
+exit codes: 0 done, 1 the model failed (its logits hold NaN), 2 bad input, 130 interrupted.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program and returns its exit code; no traceback reaches the user (SPECJAX_TRACEBACK=1 lets it)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    for output in (sys.stdout, sys.stderr):
+        if hasattr(output, "reconfigure"):  # a terminal that cannot show a character shows `?`, and we go on
+            output.reconfigure(errors="replace")
+    prog = "specjax"
+    try:
+        if not args or args[0] in ("-h", "--help"):
+            print(overview(), end="")
+            return 0 if args else BAD_INPUT
+        if args[0] == "--version":
+            from specjax import __version__
+
+            print(f"specjax {__version__}")
+            return 0
+        name, rest = split_command(args)
+        prog = f"specjax {name}"
+        return importlib.import_module(COMMANDS[name].module).main(rest)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            raise
+        print(f"{prog}: error: {one_line(error)}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
+    """The command's name, of one word or two ("train lm"), and what follows it.
+
+    Raises:
+      ValueError: no such command; the nearest name is suggested.
+    """
+    two = " ".join(args[:2])
+    if two in COMMANDS:
+        return two, list(args[2:])
+    first = args[0]
+    longer = [name for name in COMMANDS if name.startswith(first + " ")]
+    if longer and first not in COMMANDS:
+        raise ValueError(f"{first!r} needs a second word: {', '.join(longer)}")
+    lookup(first, COMMANDS, "command")
+    return first, list(args[1:])
+
+
+def overview() -> str:
+    """What `specjax --help` prints."""
+    width = max(map(len, COMMANDS))
+    return OVERVIEW.format(commands="\n".join(f"  {name:{width}}  {c.summary}" for name, c in COMMANDS.items()))

@@ -1,0 +1,65 @@
+"""`specjax generate`: continue text, show it while it is written, and say what it took."""
+
+import signal
+from collections.abc import Sequence
+
+from specjax.cli.arguments import parse
+from specjax.cli.options import Options
+from specjax.cli.prompts import read_prompts
+
+DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+
+
+def main(args: Sequence[str]) -> int:
+    """Parses the arguments and runs; returns the exit code.
+
+    Raises:
+      ValueError, OSError: bad input; nothing has been decoded then.
+    """
+    options = parse(Options, args, prog="specjax generate")
+    prompts = read_prompts(options.prompt, options.prompts)
+    return run(options, prompts)
+
+
+def run(options: Options, prompts: Sequence[str]) -> int:
+    """Checks, loads, decodes and reports; jax is imported here, after the arguments have been read."""
+    from rich.console import Console
+
+    from specjax.cli import live, record, report, session, setup
+    from specjax.cli.progress import Progress
+
+    chosen, printing = setup.plan(options), options.printing
+    if printing.output is not None:
+        record.check_writable(printing.output)
+    console, errors = Console(), Console(stderr=True)
+    quiet = printing.json or printing.quiet
+    with Progress(errors, show=not printing.quiet) as progress:
+        target, guide = setup.load_models(options, chosen, progress.tell)
+        work = session.Work(target, prompts, guide, setup.decode_options(options, chosen))
+        heads = [""] * len(prompts) if quiet or target.encoder_decoder else prompts
+
+        def open_sink() -> live.Sink:
+            if printing.json:
+                return live.Silent()
+            in_panels = len(prompts) > 1 and live.coloured(console) and not printing.quiet
+            return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
+
+        out, interrupted = session.decode(work, open_sink, progress, marks=printing.show_draft, split=not quiet)
+        if not quiet:
+            report.show(console, report.closing_table(out, target, guide, chosen.verifier.name))
+        for line in report.warnings(out):
+            errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, highlight=False)
+        compared = None
+        if printing.compare and not interrupted:
+            compared = session.measure(work, progress, repeats=printing.repeats)
+            interrupted = compared is None
+            if compared is not None and not quiet:
+                report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
+    content = record.to_json(record.record(out, work, chosen.verifier.name, record.settings(options), compared))
+    if printing.output is not None:
+        record.write_whole(printing.output, content)
+    if printing.json:
+        print(content, flush=True)
+    if interrupted:
+        return INTERRUPTED
+    return BROKEN_MODEL if "nan" in out.stop_reasons else DONE

@@ -1,0 +1,120 @@
+"""What `specjax generate` can be told. The docstrings are its help."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+TARGET = "bundled/opt-target"  # what runs when no model is named
+DRAFT = "bundled/opt-draft"
+DRAFTERS = ("model", "ngram", "plain")
+REPEATS = 5
+
+arg = tyro.conf.arg
+Flag = Annotated[bool, arg(help_behavior_hint="")]
+Several = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """A model is a Hugging Face id, a folder, a GGUF file, or bundled/NAME."""
+
+    target: Annotated[str, arg(metavar="MODEL")] = TARGET
+    """The model whose text you want."""
+    draft: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFT} for {TARGET})")] = None
+    """A smaller model with the same tokenizer, for the drafter "model"."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the weights. Greedy text is token for token that of plain decoding in float32."""
+    mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
+    """Devices to spread over, such as 2x4: rows of the batch in 2 parts, weights in 4. The product is all devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """How tokens are guessed before the target confirms them. A lossless verifier keeps the text's law."""
+
+    drafter: Annotated[
+        str | None, arg(metavar="{model,ngram,plain}", help_behavior_hint="(default: model with a draft, else ngram)")
+    ] = None
+    """model: a smaller model writes ahead. ngram: copies what followed the same words before. plain: no draft."""
+    gamma: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 5, ngram 8)")] = None
+    """Draft tokens a round."""
+    verifier: Annotated[str, arg(metavar="NAME")] = "token"
+    """How draft tokens are accepted. token: rejection token by token, lossless."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, arg(metavar="T")] = 0.0
+    """0: always the most probable token (greedy). 1: the model's own law."""
+    top_k: Annotated[int, arg(metavar="K", help_behavior_hint="(default: off)")] = 0
+    """Draw from the K most probable tokens."""
+    top_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 1.0
+    """Draw from the fewest tokens that hold probability P together."""
+    min_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 0.0
+    """Drop tokens less probable than P times the most probable one."""
+    repetition_penalty: Annotated[float, arg(metavar="X", help_behavior_hint="(default: 1, off)")] = 1.0
+    """Above 1: tokens already there become less likely."""
+    logit_bias: Annotated[Several, arg(metavar="TOKEN=VALUE")] = ()
+    """Add VALUE to a token id's logit; -inf bans it."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+    """Of the random draws: the same seed gives the same text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopping:
+    """When a text ends."""
+
+    max_new_tokens: Annotated[int, arg(metavar="N")] = 64
+    """At most this many new tokens for each prompt."""
+    stop: Annotated[Several, arg(metavar="STRING")] = ()
+    """End before this string."""
+    stop_token: Annotated[tyro.conf.UseAppendAction[tuple[int, ...]], arg(metavar="ID")] = ()
+    """End at this token id."""
+    ignore_eos: Flag = False
+    """Go on past the model's own end of text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Printing:
+    """What is printed, and where it goes. Text and tables go to stdout, progress and warnings to stderr."""
+
+    show_draft: Flag = False
+    """Show every guess: accepted tokens green, rejected red, the target's own blue; without colour [-red-] {+blue+}."""
+    compare: Flag = False
+    """Decode plainly too: print the measured speed-up, and whether the texts are equal."""
+    repeats: Annotated[int, arg(metavar="N")] = REPEATS
+    """Timed runs of each kind for --compare; the median counts."""
+    json: Flag = False
+    """Print one JSON object instead: texts, tokens, stop reasons, statistics, models, versions."""
+    output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """Write that JSON object to a file too; the file appears whole or not at all."""
+    quiet: Flag = False
+    """Print the new text alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Continue text, several tokens a call of the model, without changing a single probability.
+
+    specjax generate "Once upon a time"
+
+    specjax generate "Once upon a time" --show-draft --compare
+
+    specjax generate --target facebook/opt-1.3b --draft facebook/opt-125m --temperature 0.8 "Once upon a time"
+
+    specjax generate --prompts questions.jsonl --drafter ngram --json > answers.json
+    """
+
+    prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
+    """Text to continue; several make a batch."""
+    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """More prompts: a text file, one a line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    models: Models = Models()
+    drafting: Drafting = Drafting()
+    sampling: Sampling = Sampling()
+    stopping: Stopping = Stopping()
+    printing: Printing = Printing()

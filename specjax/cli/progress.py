@@ -1,0 +1,59 @@
+"""Progress on stderr, and Ctrl-C that waits for the round under way."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress:
+    """One line on stderr that says what is going on; nothing where stderr is no terminal, or `show` is False."""
+
+    def __init__(self, console: Console, *, show: bool):
+        self._console, self._show = console, show
+        self._status: Status | None = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.clear()
+
+    def tell(self, text: str) -> None:
+        """Shows the line, or changes it."""
+        if not self._show or not self._console.is_terminal:
+            return
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def clear(self) -> None:
+        """Takes the line away, so that stdout may use the same screen."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Within it the first Ctrl-C only makes the yielded function return True; a second one raises as usual."""
+    asked = False
+
+    def on_interrupt(*_) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield lambda: asked
+        return
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,63 @@
+"""Prompts: from the command line, a text file, a JSONL file or stdin. Every error names its line."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+STDIN = "-"
+
+
+def read_prompts(given: Sequence[str], file: str | None) -> list[str]:
+    """The prompts of the command line, then those of `file`.
+
+    Raises:
+      ValueError: none at all, an empty one, text that is not UTF-8, a file that cannot be read, or a bad line.
+    """
+    prompts = [_checked(prompt, f"prompt {number}") for number, prompt in enumerate(given, start=1)]
+    if file is not None:
+        prompts += read_file(file)
+    if not prompts:
+        raise ValueError('there is no prompt: write one, as in specjax generate "Once upon a time", or use --prompts')
+    return prompts
+
+
+def read_file(file: str) -> list[str]:
+    """One prompt a line; JSONL where the name ends in .jsonl, or where stdin's first line begins with a brace."""
+    name = "stdin" if file == STDIN else file
+    try:
+        data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the prompts of {name}: {error.strerror or error}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ValueError(f"{name} line {line} is not UTF-8: save the file as UTF-8") from None
+    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{name} holds no prompt: write one a line")
+    json_lines = lines[0][1].lstrip().startswith("{") if file == STDIN else file.endswith(".jsonl")
+    if not json_lines:
+        return [_checked(line, f"{name} line {number}") for number, line in lines]
+    return [_from_json(line, f"{name} line {number}") for number, line in lines]
+
+
+def _from_json(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise ValueError(f'{where} has no text under "prompt": write {{"prompt": "..."}}')
+    return _checked(record["prompt"], where)
+
+
+def _checked(prompt: str, where: str) -> str:
+    if not prompt.strip():
+        raise ValueError(f"{where} is empty: give at least one word to continue")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where} is not valid UTF-8") from None
+    return prompt

@@ -1,0 +1,91 @@
+"""A run as one JSON object, and files that appear whole or not at all."""
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from specjax import __version__
+from specjax.api import Generation
+from specjax.cli.comparing import Comparison
+from specjax.cli.session import Work
+from specjax.model import Model
+
+
+def record(
+    out: Generation, work: Work, verifier: str, settings: Mapping[str, Any], compared: Comparison | None
+) -> dict[str, Any]:
+    """Everything about a run as plain values for JSON."""
+    described_models = {"target": _model_record(work.target)}
+    if work.guide.source is not None:
+        described_models["draft"] = _model_record(work.guide.source)
+    return _finite({
+        "texts": out.texts, "tokens": out.tokens, "stop_reasons": out.stop_reasons, "prompts": list(work.prompts),
+        "lossless": out.lossless, "verifier": verifier, "drafter": work.guide.name, "stats": out.stats.as_dict(),
+        "compare": None if compared is None else compared.as_dict(), "settings": dict(settings),
+        "models": described_models, "versions": {"specjax": __version__, "jax": jax.__version__},
+    })  # fmt: skip
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Strict JSON: every number is finite."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def check_writable(path: Path) -> None:
+    """Raises ValueError where `write_whole` could not write: before any work is done."""
+    if path.is_dir():
+        raise ValueError(f"--output {path} is a folder: name a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--output {path}: cannot write into the folder {path.parent}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file under a temporary name beside it and renames it: it appears whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        os.fchmod(handle, 0o666 & ~_umask())
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text + "\n")
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _model_record(model: Model) -> dict[str, Any]:
+    return {
+        "name": model.name, "family": model.family.__name__.rpartition(".")[2], "parameters": model.size,
+        "dtype": model.fmt.dtype, "vocab_size": model.vocab_size,
+    }  # fmt: skip
+
+
+def _finite(value: Any) -> Any:
+    """The same with nan and infinities as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def settings(options: Any) -> dict[str, Any]:
+    """The options of a command as a flat dict."""
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(options).items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
