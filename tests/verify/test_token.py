@@ -13,6 +13,7 @@ from specjax.verify import token, token_level
 from tests import laws
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
+verify = jax.jit(token_level, static_argnames="tree")
 LARGEST_U = np.float32(1) - np.finfo(np.float32).epsneg  # 1 - ulp
 P, Q, SPARSE_P, SPARSE_Q = (
     laws.random_model(seed, 3, sharpness=sharpness, zeros=zeros)
@@ -157,7 +158,7 @@ def test_an_invalid_node_is_not_tested_and_the_token_is_drawn_from_p():
 def test_a_chain_without_draft_is_plain_decoding():
     log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (5, 1, 300)))
     draft = Draft(jnp.zeros((5, 1), jnp.int32), jnp.ones((5, 1), bool), None)
-    verdict = token_level(jax.random.split(jax.random.key(1), 5), trees.chain(0), draft, log_p)
+    verdict = verify(jax.random.split(jax.random.key(1), 5), trees.chain(0), draft, log_p)
     correct = jax.vmap(lambda k: jax.random.split(k, 2)[1])(jax.random.split(jax.random.key(1), 5))
     np.testing.assert_array_equal(verdict.token, categorical(correct, log_p[:, 0]))
     np.testing.assert_array_equal(verdict.path, np.zeros((5, 1)))
@@ -184,10 +185,10 @@ def test_a_row_does_not_depend_on_its_place():
     draft, log_p = random_round(6, 3)
     tree = trees.chain(3)
     keys = lambda: jax.random.split(jax.random.key(5), 6)
-    verdict = token_level(keys(), tree, draft, log_p)
+    verdict = verify(keys(), tree, draft, log_p)
     order = jnp.array([4, 0, 5])
     pick = lambda x: x[order]
-    moved = token_level(pick(keys()), tree, jax.tree.map(pick, draft), log_p[order])
+    moved = verify(pick(keys()), tree, jax.tree.map(pick, draft), log_p[order])
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[order], b), verdict, moved)
     assert len(set(np.asarray(verdict.accepted).tolist())) > 1
 
@@ -196,7 +197,7 @@ def test_path_tested_and_overlap_by_hand():
     gamma = 4
     draft, log_p = random_round(50, gamma)
     tree = trees.chain(gamma)
-    verdict = token_level(jax.random.split(jax.random.key(6), 50), tree, draft, log_p)
+    verdict = verify(jax.random.split(jax.random.key(6), 50), tree, draft, log_p)
     tested, overlap = token.tested(tree, draft, verdict), token.overlap(tree, draft, log_p, verdict)
     p, q = np.exp(log_p), np.exp(draft.log_q)
     kinds = set()
