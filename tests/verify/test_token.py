@@ -233,17 +233,23 @@ def exact(temperature: float, model: int = 0) -> laws.Model:
     return lambda prefix: table[prefix[-1] if prefix else ROOT]
 
 
+def fork(key, count: int) -> list:
+    """`count` keys from every row's own."""
+    forks = jax.vmap(lambda k: jax.random.split(k, count))(key)
+    return [forks[:, i] for i in range(count)]
+
+
 def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: bool = False) -> np.ndarray:
     """The first three tokens, [temperatures, samples, 3]: of one round, and then of the target."""
     batch = samples * len(TEMPERATURES)
     params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * samples)
 
     def run(params, table, root, key):  # arguments, all of them: XLA would spend minutes folding constants
-        drafting, verifying, continuing = jax.vmap(lambda k: jax.random.split(k, 3))(key).T
+        drafting, verifying, continuing = fork(key, 3)
         law = lambda model, previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
         tokens, log_q = [root], []
         for _ in range(GAMMA):
-            drafting, now = jax.vmap(lambda k: jax.random.split(k, 2))(drafting).T
+            drafting, now = fork(drafting, 2)
             log_q.append(law(1, tokens[-1]))
             tokens.append(categorical(now, log_q[-1]))
         log_q.append(law(1, tokens[-1]))
@@ -253,7 +259,7 @@ def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: boo
         verdict = token_level(verifying, trees.chain(GAMMA), draft, log_p)
         out = [jnp.where(verdict.accepted > 0, drafted[:, 1], verdict.token)]
         for w in range(1, GAMMA + 1):
-            continuing, now = jax.vmap(lambda k: jax.random.split(k, 2))(continuing).T
+            continuing, now = fork(continuing, 2)
             fresh = categorical(verifying if reuse_draft_key else now, law(0, out[-1]))
             kept = drafted[:, min(w + 1, GAMMA)]
             out.append(jnp.where(verdict.accepted > w, kept, jnp.where(verdict.accepted == w, verdict.token, fresh)))
@@ -331,7 +337,7 @@ def two_large_tokens(table: np.ndarray) -> np.ndarray:
     """[LARGE_SAMPLES, 2]: one round of gamma 1 and, after a refusal, the target."""
 
     def chunk(key, log_laws):
-        drafting, verifying, continuing = jax.vmap(lambda k: jax.random.split(k, 3))(key).T
+        drafting, verifying, continuing = fork(key, 3)
         root = jnp.zeros(CHUNK, jnp.int32)
         tokens = jnp.stack([root, categorical(drafting, log_laws[1][root])], 1)
         draft = Draft(tokens, jnp.ones_like(tokens, dtype=bool), log_laws[1][tokens % CONTEXTS])
@@ -344,7 +350,7 @@ def two_large_tokens(table: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         log_laws = jnp.asarray(np.log(table), jnp.float32)
     run, keys = jax.jit(chunk), jax.random.split(jax.random.key(30), (LARGE_SAMPLES // CHUNK, CHUNK))
-    return np.concatenate([np.asarray(run(key, log_laws)) for key in keys])
+    return np.concatenate([np.asarray(run(keys[i], log_laws)) for i in range(len(keys))])
 
 
 def test_shipped_code_has_the_joint_law_at_a_real_vocabulary(monkeypatch):
