@@ -15,6 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from specjax.types import KeyArray
 
 BLOCK = 256  # about the root of a vocabulary, and a whole number of vector lanes on every platform
+RANKED = 256  # numbers ranked before a wide row is bisected: a nucleus of text is rarely larger
+WIDE = 16_384  # rows from here on are ranked first, on CPU, where a pass over the row costs more than a short ranking
 
 
 def argmax(x: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
@@ -84,14 +86,36 @@ def threshold(
     """The largest t such that {x >= t} weighs at least `target`: exact, by bisection over the floats, without a sort.
 
     Unit weights and target k give the k-th largest number; weights exp(x) and a share of their sum give the threshold
-    of the nucleus. Equal numbers stand or fall together. A row stops once a single number is left between its bounds
-    (about 20 passes at V = 50,000), or after 32 passes where there are ties.
+    of the nucleus. Equal numbers stand or fall together.
 
     Args:
       x: [*lead, V], float32.
       weight: [*lead, V], at least 0.
       target: [*lead], above 0 and at most the sum of the weights.
       active: [*lead]; a row that is not active answers -inf at once.
+    """
+    if x.shape[-1] < WIDE:
+        return _bisect(x, weight, target, active)
+    return lax.platform_dependent(x, weight, target, active, cpu=_rank_or_bisect, default=_bisect)
+
+
+def _rank_or_bisect(x, weight, target, active):
+    """Looks for the threshold among the RANKED largest numbers; bisects where some row's is not among them."""
+    best, index = lax.top_k(x, RANKED)
+    enough = jnp.cumsum(jnp.take_along_axis(weight, index, axis=-1), axis=-1) >= target[..., None]
+    t = jnp.take_along_axis(best, jnp.argmax(enough, axis=-1, keepdims=True), axis=-1)[..., 0]
+    t = jnp.where(active, t, -jnp.inf)
+    open_rows = active & ~jnp.any(enough, axis=-1)
+    return lax.cond(
+        jnp.any(open_rows), lambda: jnp.where(open_rows, _bisect(x, weight, target, open_rows), t), lambda: t
+    )
+
+
+def _bisect(x, weight, target, active):
+    """`threshold` by halving the floats between -inf and +inf.
+
+    A row stops once a single number is left between its bounds (about 20 passes at V = 50,000), or after 32 passes
+    where there are ties.
     """
     low = jnp.broadcast_to(_ordered(jnp.float32(-jnp.inf)), target.shape)
     high = jnp.where(active, _ordered(jnp.float32(jnp.inf)) + jnp.uint32(1), low + jnp.uint32(1))

@@ -301,7 +301,7 @@ def _info(tree: Tree, draft: Draft, verdict: Verdict, log_p, block, n, active) -
     offered = (offered.reshape(-1, *kids.shape) & (kids != NO_CHILD)[None]).any(-1)
     last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)
     refused = jnp.take_along_axis(offered, last, axis=1)[:, 0]
-    tested = verdict.accepted + refused
+    tested = verdict.accepted + refused.astype(jnp.int32)
     depth = jnp.arange(tree.width, dtype=jnp.int32)[None]
     on = lambda x: jnp.where(active, x, 0)
     return Info(

@@ -85,17 +85,22 @@ _EMBEDDING = Rule(r"embed\.tokens\.table", (_ROWS, _COLUMNS))
 _HEAD = Rule(r"head\.kernel", (_COLUMNS, _ROWS))
 
 
-def _block(prefix: str, norms: str) -> tuple[Rule, ...]:
+def _block(prefix: str, attention: str = "attn", mlp: str = "up") -> tuple[Rule, ...]:
+    """Kernels of a layer; `attention` and `mlp` are alternatives of the modules' names."""
     return (
-        Rule(rf"{prefix}\.(attn|cross)\.[qkv]\.kernel", (_COLUMNS,)),
-        Rule(rf"{prefix}\.(attn|cross)\.[qkv]\.bias", (_ALONG,)),
-        Rule(rf"{prefix}\.(attn|cross)\.o\.kernel", (_ROWS,)),
-        Rule(rf"{prefix}\.(attn|cross)\.o\.bias", (_VECTOR,)),
-        Rule(rf"{prefix}\.mlp\.(gate|up)\.kernel", (_COLUMNS,)),
-        Rule(rf"{prefix}\.mlp\.(gate|up)\.bias", (_ALONG,)),
+        Rule(rf"{prefix}\.({attention})\.[qkv]\.kernel", (_COLUMNS,)),
+        Rule(rf"{prefix}\.({attention})\.o\.kernel", (_ROWS,)),
+        Rule(rf"{prefix}\.mlp\.({mlp})\.kernel", (_COLUMNS,)),
         Rule(rf"{prefix}\.mlp\.down\.kernel", (_ROWS,)),
-        Rule(rf"{prefix}\.mlp\.down\.bias", (_VECTOR,)),
-        Rule(rf"{prefix}\.({norms})\.(scale|bias)", (_VECTOR,)),
+    )
+
+
+def _biases(prefix: str, mlp: str = "up") -> tuple[Rule, ...]:
+    """What is added after an all-reduce is whole everywhere; before it, split like the columns."""
+    return (
+        Rule(rf"{prefix}\.attn\.[qkv]\.bias", (_ALONG,)),
+        Rule(rf"{prefix}\.mlp\.({mlp})\.bias", (_ALONG,)),
+        Rule(rf"{prefix}\.(attn\.o|mlp\.down)\.bias", (_VECTOR,)),
     )
 
 
@@ -104,7 +109,9 @@ OPT = Rules(
         _EMBEDDING,
         Rule(r"embed\.positions\.table", (_WHOLE,)),
         Rule(r"project_(in|out)\.kernel", (_WHOLE,)),
-        *_block("layers", "attn_norm|mlp_norm"),
+        *_block("layers"),
+        *_biases("layers"),
+        Rule(r"layers\.(attn|mlp)_norm\.(scale|bias)", (_VECTOR,)),
         Rule(r"final_norm\.(scale|bias)", (_VECTOR,)),
     )
 )
@@ -112,7 +119,9 @@ LLAMA = Rules(
     (
         _EMBEDDING,
         _HEAD,
-        *_block("layers", "attn_norm|mlp_norm"),
+        *_block("layers", mlp="gate|up"),
+        *_biases("layers", mlp="gate|up"),
+        Rule(r"layers\.(attn|mlp)_norm\.scale", (_VECTOR,)),
         Rule(r"final_norm\.scale", (_VECTOR,)),
     )
 )
@@ -120,7 +129,8 @@ T5 = Rules(
     (
         _EMBEDDING,
         _HEAD,
-        *_block(r"(encoder|decoder)\.layers", "attn_norm|cross_norm|mlp_norm"),
+        *_block(r"(encoder|decoder)\.layers", attention="attn|cross", mlp="gate|up"),
+        Rule(r"(encoder|decoder)\.layers\.(attn|cross|mlp)_norm\.scale", (_VECTOR,)),
         Rule(r"(encoder|decoder)\.relative_bias\.table", (_COLUMNS,)),  # [buckets, H]
         Rule(r"(encoder|decoder)\.final_norm\.scale", (_VECTOR,)),
     )
@@ -293,24 +303,3 @@ def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
         return pin(model.keep(cache, path, n))
 
     return model._replace(prefill=prefill, extend=extend, keep=keep)
-
-
-class Collective(NamedTuple):
-    """One operation in which devices talk to each other: its kind in XLA's words, and the most elements it returns."""
-
-    kind: str
-    size: int
-
-
-_COLLECTIVE = re.compile(r" = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
-
-
-def collectives(compiled: str) -> list[Collective]:
-    """The collectives in a compiled function's text (`.compile().as_text()`). The body of a loop, such as the scan
-    over layers, counts once."""
-
-    def size(result: str) -> int:
-        shapes = re.findall(r"[a-z]\d+\[([\d,]*)\]", result)
-        return max(math.prod(int(n) for n in shape.split(",") if n) for shape in shapes)
-
-    return [Collective(kind, size(result)) for result, kind in _COLLECTIVE.findall(compiled)]

@@ -45,7 +45,7 @@ def test_a_token_without_mass_is_never_drawn(size, lead):
     mass = np.array(jnp.exp(rows(size, lead, size)))
     mass[..., np.random.default_rng(size).random(size) < 0.7] = 0.0
     mass[..., size // 2] = 1.0
-    for edges in itertools.product((0.0, 0.5, LARGEST_U), (0.0, LARGEST_U)):
+    for edges in itertools.product((0.0, 0.5, LARGEST_U, 1.0), (0.0, LARGEST_U, 1.0)):  # 1: rounded up, elsewhere
         uniform = np.broadcast_to(np.array(edges, np.float32), (*lead, 2))
         drawn = np.asarray(draw(uniform, mass))
         assert np.all(np.take_along_axis(mass, drawn[..., None], axis=-1) > 0)
@@ -112,6 +112,13 @@ def test_a_row_draws_the_same_alone_and_among_others():
     assert len(set(np.asarray(categorical.uniforms(keys(), (3, 2))).ravel().tolist())) == 36
 
 
+def test_a_draw_takes_two_uniforms_whatever_the_vocabulary():
+    draws = jax.make_jaxpr(categorical.categorical)(jax.random.split(jax.random.key(0), 3), jnp.zeros((3, 50_272)))
+    text = str(draws)
+    assert "random_bits[bit_width=32 shape=(2,)]" in text
+    assert text.count("random_bits") == 1
+
+
 def test_keys_that_do_not_fit_the_laws_are_named():
     with pytest.raises(ValueError, match=r"\(4,\).*\(3, 2\)"):
         categorical.categorical(jax.random.split(jax.random.key(0), 4), jnp.zeros((3, 2, 5)))
@@ -150,3 +157,21 @@ def test_threshold_of_an_inactive_row_keeps_all():
     x = jnp.array([[1.0, -3.0, -jnp.inf], [1.0, -3.0, -jnp.inf]])
     t = threshold(x, jnp.ones_like(x), jnp.ones(2), jnp.array([False, True]))
     np.testing.assert_array_equal(x >= t[:, None], [[True, True, True], [True, False, False]])
+
+
+def test_threshold_of_wide_rows_is_that_of_narrow_ones(monkeypatch):
+    """Rows whose answer is among the numbers ranked first, and rows whose answer is not, alone and together."""
+    size = 3000
+    x = jax.random.normal(jax.random.key(0), (4, size)) * jnp.array([[6.0], [1.0], [0.1], [6.0]])
+    mass = jnp.exp(x)
+    target = jnp.array([0.5, 0.9, 0.9, 0.9]) * mass.sum(-1)
+    active = jnp.array([True, True, True, False])
+    bisected = categorical.threshold(x, mass, target, active)
+    monkeypatch.setattr(categorical, "WIDE", 1000)
+    kept = lambda t, rows=slice(None): np.asarray(x[rows] >= t[:, None])
+    np.testing.assert_array_equal(kept(categorical.threshold(x, mass, target, active)), kept(bisected))
+    counts = kept(bisected).sum(-1)
+    assert counts[0] < categorical.RANKED < counts[1] and counts[3] == size
+    one = slice(0, 1)
+    alone = categorical.threshold(x[one], mass[one], target[one], active[one])
+    np.testing.assert_array_equal(kept(alone, one), kept(bisected)[one])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.models.format import Format
@@ -76,7 +77,7 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         operand_batching_dims=(n,),  # each row writes to itself: under a mesh nothing crosses the data axis
         scatter_indices_batching_dims=(0,),
     )
-    return jax.lax.scatter(
+    out = jax.lax.scatter(
         buffer,
         index,
         updates.astype(buffer.dtype),
@@ -85,6 +86,13 @@ def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"]
         unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )
+    return jax.lax.platform_dependent(out, tpu=_row_major, default=lambda out: out)
+
+
+def _row_major(buffer: Array) -> Array:
+    """Keeps a buffer in the layout in which it is passed around. Left to itself, the TPU compiler fits a cache to the
+    block that is written into it, and copies all of it in and out of every step."""
+    return with_layout_constraint(buffer, Layout(tuple(range(buffer.ndim))))
 
 
 def put_rows(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.base import LanguageModel, Prefilled
@@ -65,8 +66,8 @@ def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> Langua
         params: Params,
         tokens: Int[Array, "B S"],
         cache: Cache,
-        mask: Bool[Array, "... S N"],
-        depth: Int[Array, "... S"],
+        mask: Bool[Array | np.ndarray, "... S N"],
+        depth: Int[Array | np.ndarray, "... S"],
         offset: int = 0,
     ) -> tuple[Output, Cache]:
         visible = caches.visibility(cache.length, jnp.asarray(mask), caches.slots(cache), tokens.shape[0])

@@ -150,7 +150,7 @@ def test_the_byte_level_tokenizer(tmp_path):
     assert tokenizer.convert_ids_to_tokens(ids) == ["the", "\u0120", "1", "2"]
     assert tokenizer.decode(ids) == "the 12"
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
-    assert tokenizer("</s>")["input_ids"] == [2]
+    assert tokenizer("</s>the<|turn|>")["input_ids"] == [2, ids[0], 3]
     assert tokenizer.decode([1, *ids, 2], skip_special_tokens=True) == "the 12"
     assert len(tokenizer) == config_of("llama-grouped-untied")["vocab_size"]
 

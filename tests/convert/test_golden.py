@@ -17,43 +17,7 @@ TOLERANCE = 1e-4  # of the largest logit
 FORMATS = {"separate": Format(), "stacked": Format(stacked=True, out_in=True)}
 
 
-def opt_config(published: dict) -> opt.OPTConfig:
-    return opt.OPTConfig(
-        vocab_size=published["vocab_size"],
-        width=published["hidden_size"],
-        embed_width=published["word_embed_proj_dim"],
-        layers=published["num_hidden_layers"],
-        heads=published["num_attention_heads"],
-        mlp_width=published["ffn_dim"],
-        max_positions=published["max_position_embeddings"],
-        pre_norm=published["do_layer_norm_before"],
-    )
-
-
-def t5_config(published: dict) -> t5.T5Config:
-    return t5.T5Config(
-        vocab_size=published["vocab_size"],
-        width=published["d_model"],
-        head_width=published["d_kv"],
-        heads=published["num_heads"],
-        mlp_width=published["d_ff"],
-        encoder_layers=published["num_layers"],
-        decoder_layers=published["num_decoder_layers"],
-        buckets=published["relative_attention_num_buckets"],
-        max_distance=published["relative_attention_max_distance"],
-        gated=published["feed_forward_proj"].startswith("gated"),
-        activation=published["dense_act_fn"],
-        tied=published["tie_word_embeddings"],
-        eps=published["layer_norm_epsilon"],
-    )
-
-
-FAMILIES = {
-    "opt": (opt, opt_config),
-    "t5": (t5, t5_config),
-    "llama": (llama, llama.from_published),
-    "qwen2": (llama, llama.from_published),
-}
+FAMILIES = {"opt": opt, "t5": t5, "llama": llama, "qwen2": llama}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
@@ -83,8 +47,8 @@ class Loaded(NamedTuple):
 def load(path: Path, name: str, fmt: Format) -> Loaded:
     """The checkpoint at `path`, which should be the golden model `name`."""
     with (found := locate(path)).source as source:
-        family, configure = FAMILIES[found.config["model_type"]]
-        config = configure(found.config)
+        family = FAMILIES[found.config["model_type"]]
+        config = family.from_published(found.config)
         abstract = jax.eval_shape(lambda key: family.init(key, config, fmt), jax.random.key(0))
         params = load_params(source, table_for(found.config), abstract, fmt=fmt)
     return Loaded(family, config, fmt, params, dict(np.load(GOLDEN / name / "logits.npz")))

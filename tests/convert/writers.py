@@ -109,7 +109,7 @@ TOP_NAMES = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-GGUF_TOKENS = ["<unk>", "<s>", "</s>"]
+GGUF_TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>"]
 
 
 def write_gguf(file: Path, name: str, quantisation: gguf.GGMLQuantizationType | None = None) -> None:
@@ -145,7 +145,7 @@ def write_gguf(file: Path, name: str, quantisation: gguf.GGMLQuantizationType | 
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: int) -> None:
-    """Printable single letters, two merges, and three control tokens."""
+    """Printable single letters, two merges, and four control tokens."""
     letters = [chr(code) for code in range(33, 127)][: vocabulary - len(GGUF_TOKENS) - 3]
     tokens = [*GGUF_TOKENS, "\u0120", *letters, "th", "the"]
     assert len(tokens) == vocabulary

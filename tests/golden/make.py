@@ -98,11 +98,12 @@ def build(config: Any, seed: int) -> Any:
 
 
 def examples(config: Any, seed: int) -> dict[str, np.ndarray]:
-    """Ragged left-aligned tokens, padded with 1."""
+    """Ragged left-aligned tokens, padded as the model's tokenizer would (with 1 where it has no padding token)."""
     generator = np.random.default_rng(seed)
     mask = (np.arange(max(LENGTHS)) < np.asarray(LENGTHS)[:, None]).astype(np.int32)
     tokens = generator.integers(4, config.vocab_size, mask.shape).astype(np.int32)
-    arrays = {"tokens": np.where(mask == 1, tokens, 1).astype(np.int32), "mask": mask}
+    padding = 1 if config.pad_token_id is None else config.pad_token_id
+    arrays = {"tokens": np.where(mask == 1, tokens, padding).astype(np.int32), "mask": mask}
     if config.model_type == "t5":
         decoder = generator.integers(4, config.vocab_size, (len(LENGTHS), DECODER_LENGTH)).astype(np.int32)
         decoder[:, 0] = config.decoder_start_token_id

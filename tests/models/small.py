@@ -134,3 +134,45 @@ def assert_close(got, want, bound: float = 2e-5) -> None:
     assert difference <= bound * scale, (
         f"differs by {difference:.3g} on a scale of {scale:.3g}: {difference / scale:.3g}"
     )
+
+
+def assert_parity(
+    theirs, model: LanguageModel, params: Params, *, vocab: int, logits: Callable, last: Callable = np.asarray
+) -> None:
+    """Equal to a transformers model on a ragged, right-padded batch: layer after layer, then the logits, then read as a
+    prompt, as a block and one token at a time through the cache. `model` captures the stream into every layer;
+    `last` turns our features into their last hidden state."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    lengths, width = [11, 30, 1, 19], 30
+    ids = rng.integers(3, vocab, (len(lengths), width)).astype(np.int32)
+    real = np.arange(width)[None] < np.asarray(lengths)[:, None]
+    with torch.no_grad():
+        want = theirs(
+            torch.tensor(ids, dtype=torch.long), attention_mask=torch.tensor(real, dtype=torch.long),
+            output_hidden_states=True, use_cache=False,
+        )  # fmt: skip
+    expected = want.logits.numpy()
+    ready = jax.jit(model.prefill, static_argnums=3)(params, jnp.asarray(ids), jnp.ones((4,), jnp.int32), 40)
+    extend, keep = jax.jit(model.extend), jax.jit(model.keep)
+    chain = jnp.tril(jnp.ones((width, width), bool)), jnp.arange(width, dtype=jnp.int32)
+    out, _ = extend(params, jnp.asarray(ids), ready.cache, *chain)  # the whole text as one block over an empty cache
+    for index, (stream, hidden) in enumerate(zip(out.hiddens[:-1], want.hidden_states[:-1], strict=True)):
+        assert_close(np.asarray(stream)[real], hidden.numpy()[real], 1e-4), index
+    assert_close(last(out.features)[real], want.hidden_states[-1].numpy()[real], 1e-4)
+    assert_close(np.asarray(out.logits)[real], expected[real], 1e-4)
+    assert_close(np.asarray(logits(jnp.asarray(ids)))[real], expected[real], 1e-4)
+
+    prompts = np.asarray([4, 17, 1, 8], np.int32)
+    ready = jax.jit(model.prefill, static_argnums=3)(params, jnp.asarray(ids), jnp.asarray(prompts), 40)
+    inside = np.arange(width)[None] < prompts[:, None]
+    assert_close(last(ready.features)[inside], want.hidden_states[-1].numpy()[inside], 1e-4)
+    cache, one = ready.cache, (jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32))
+    for _ in range(8):
+        at = np.asarray(cache.length)
+        block = np.take_along_axis(ids, np.minimum(at, width - 1)[:, None], 1)
+        out, cache = extend(params, jnp.asarray(block), cache, *one)
+        alive = at < np.asarray(lengths)
+        assert_close(np.asarray(out.logits)[alive, 0], expected[alive, at[alive]], 1e-4)
+        cache = keep(cache, None, jnp.asarray(alive, jnp.int32))

@@ -12,10 +12,10 @@ from specjax.types import Draft
 from specjax.verify import token
 from tests.laws import Model, Prefix, drafts, measure
 
-if hasattr(jax, "enable_x64"):
-    enable_x64 = jax.enable_x64
-else:  # where older versions of jax keep it
-    pass
+try:
+    from jax import enable_x64 as enable_x64
+except ImportError:  # where older versions of jax keep it
+    from jax.experimental import enable_x64 as enable_x64
 
 ROOT_TOKEN = 0
 
@@ -27,18 +27,18 @@ def chain_batch(
     gamma: int,
     *,
     points: bool = False,
-    proposes: Callable[[Prefix], bool] | None = None,
+    proposes: Callable[[Prefix], bool] = lambda prefix: True,
 ) -> tuple[np.ndarray, Draft, jnp.ndarray]:
     """One row for each chain that q can draft: its probability, the draft, and the target's laws.
 
     Args:
       points: the draft is handed over without its law, as point masses; q must be one-hot.
-      proposes: whether a node is proposed after a prefix; all of them without it.
+      proposes: whether a node is proposed after a prefix.
     """
     possible = [(mass, tokens) for mass, tokens in drafts(q, vocab, gamma) if mass > 0]
     tokens = np.array([(ROOT_TOKEN, *chain) for _, chain in possible], np.int32)
     laws = lambda model: np.array([[model(chain[:i]) for i in range(gamma + 1)] for _, chain in possible])
-    valid = [[True, *((proposes or (lambda _: True))(chain[:i]) for i in range(gamma))] for _, chain in possible]
+    valid = [[True, *(proposes(chain[:i]) for i in range(gamma))] for _, chain in possible]
     with np.errstate(divide="ignore"):
         log_p, log_q = np.log(laws(p)), np.log(laws(q))
     draft = Draft(jnp.asarray(tokens), jnp.asarray(valid), None if points else jnp.asarray(log_q))

@@ -1,0 +1,1 @@
+"""Measurements: what runs, how it is timed; reports and pictures stand apart."""

@@ -1,0 +1,1 @@
+"""Recipes that train models and drafters, one a file."""

@@ -1,0 +1,161 @@
+"""Text in, batches out: documents, held-out splits by hash, tokens packed on disk, batches as functions of the step."""
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+SEPARATOR = "<|endofbook|>"  # stands alone on a line between two documents of a text file
+
+
+def _open(file: Path):
+    """Text of a file, unpacked by its ending."""
+    openers = {".gz": gzip.open, ".xz": lzma.open}
+    return openers.get(file.suffix, open)(file, "rt", encoding="utf-8")
+
+
+def documents(file: Path | str, *, field: str = "text") -> Iterator[str]:
+    """Documents of a text file (separated by SEPARATOR lines) or of a JSONL file (one a line, under `field`).
+
+    Raises:
+      ValueError: a line of JSONL that does not parse or lacks the field; the message names file and line.
+    """
+    file = Path(file)
+    with _open(file) as stream:
+        if ".jsonl" in file.suffixes:
+            for number, line in enumerate(stream, start=1):
+                try:
+                    yield json.loads(line)[field]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from error
+            return
+        held: list[str] = []
+        for line in stream:
+            if line.strip() == SEPARATOR:
+                yield "".join(held)
+                held = []
+            else:
+                held.append(line)
+        if held:
+            yield "".join(held)
+
+
+def pairs(file: Path | str) -> Iterator[tuple[str, str]]:
+    """(source, target) of a file with a tab between them on every line."""
+    with _open(Path(file)) as stream:
+        for number, line in enumerate(stream, start=1):
+            cells = line.rstrip("\n").split("\t")
+            if len(cells) < 2:
+                raise ValueError(f"{file}, line {number}: expected two columns with a tab between them")
+            yield cells[0], cells[1]
+
+
+def share(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone: texts below a threshold are held out, on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
+
+
+class Split(NamedTuple):
+    """Documents to train on and documents held out."""
+
+    train: list[str]
+    held_out: list[str]
+
+
+def split(texts: Iterable[str], held_out: float) -> Split:
+    """Splits by hash of each document's first 1,000 characters."""
+    parts = Split([], [])
+    for text in texts:
+        (parts.held_out if share(text[:1000]) < held_out else parts.train).append(text)
+    return parts
+
+
+def pack(
+    texts: Sequence[str], encode: Callable[[list[str]], list[list[int]]], file: Path, *, end: int, block: int = 20_000
+) -> None:
+    """Writes the tokens of all documents, each followed by `end`, as one uint16 array on disk.
+
+    Long documents are encoded in pieces cut at line ends, so that the tokenizer can work on several at once.
+
+    Args:
+      encode: texts -> token ids without special tokens; ids below 65,536.
+      block: characters a piece, at least.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("wb", dir=file.parent, delete=False) as stream:
+        for text in texts:
+            for ids in encode(_pieces(text, block)):
+                np.asarray(ids, np.uint16).tofile(stream)
+            np.asarray([end], np.uint16).tofile(stream)
+    os.replace(stream.name, file)
+
+
+def _pieces(text: str, block: int) -> list[str]:
+    pieces, start = [], 0
+    while start < len(text):
+        cut = text.find("\n", start + block)
+        stop = len(text) if cut < 0 else cut + 1
+        pieces.append(text[start:stop])
+        start = stop
+    return pieces
+
+
+def tokens(file: Path) -> np.ndarray:
+    """A packed file, memory-mapped."""
+    return np.memmap(file, np.uint16, mode="r")
+
+
+def batch(packed: np.ndarray, *, seed: int, step: int, rows: int, length: int) -> np.ndarray:
+    """Windows [rows, length + 1] int32 at random places: a function of (seed, step), so resuming needs no state."""
+    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    starts = rng.integers(0, len(packed) - length - 1, size=rows)
+    return np.stack([packed[s : s + length + 1] for s in starts]).astype(np.int32)
+
+
+class PairBatch(NamedTuple):
+    """A translation batch: padding is 0; labels are what the decoder should say, its inputs are they shifted right."""
+
+    source: np.ndarray  # [rows, P]
+    length: np.ndarray  # [rows]
+    inputs: np.ndarray  # [rows, S]
+    labels: np.ndarray  # [rows, S]
+
+
+class Pairs(NamedTuple):
+    """Encoded pairs, padded with 0 to fixed widths; pairs that do not fit were left out."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+def encode_pairs(
+    examples: Sequence[tuple[str, str]], encode: Callable[[list[str]], list[list[int]]], *, width: int
+) -> Pairs:
+    """Token ids with their end token, [n, width] each."""
+    sides = [encode([example[side] for example in examples]) for side in (0, 1)]
+    kept = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= width]
+    arrays = [np.zeros((len(kept), width), np.uint16) for _ in sides]
+    for row, pair in enumerate(kept):
+        for array, ids in zip(arrays, pair, strict=True):
+            array[row, : len(ids)] = ids
+    return Pairs(*arrays)
+
+
+def pair_batch(data: Pairs, *, seed: int, step: int, rows: int) -> PairBatch:
+    """Pairs drawn at random: a function of (seed, step)."""
+    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return shifted(data, rng.integers(0, len(data.source), size=rows))
+
+
+def shifted(data: Pairs, index: np.ndarray) -> PairBatch:
+    """The chosen pairs as a batch; T5's decoder starts with the padding token, 0."""
+    source, labels = (a[index].astype(np.int32) for a in data)
+    inputs = np.pad(labels, ((0, 0), (1, 0)))[:, :-1]
+    return PairBatch(source, (source != 0).sum(1).astype(np.int32), inputs, labels)

@@ -1,0 +1,283 @@
+"""The recipe that trains language models and drafts: AdamW, warm-up, constant, decay; resumable at any step.
+
+A run lives in one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` and, when it ends, `model/`, a Hugging Face
+folder. Everything that a step sees is a function of (seed, step), so a run that was stopped goes on bit for bit.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Int
+
+from specjax import checkpoint, convert
+from specjax.models.format import Format
+from specjax.training import losses
+from specjax.types import Params, PyTree
+
+KEPT = 2  # checkpoints kept on disk
+FORMAT = Format(dtype="float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a run trains.
+
+    Attributes:
+      steps: of the whole run; the learning rate falls to a tenth over the last `decay` of them.
+      warmup: steps over which the learning rate rises.
+      rate: peak learning rate. weight_decay: of AdamW, on matrices only. clip: global norm of the gradient.
+      half: multiply in bfloat16; master weights stay float32.
+      distil: weight of the divergence from the teacher, the rest being cross-entropy with the data.
+      every: steps between evaluations, which also save a checkpoint.
+    """
+
+    steps: int = 10_000
+    warmup: int = 200
+    decay: int = 2_000
+    rate: float = 1e-3
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    half: bool = False
+    distil: float = 0.0
+    every: int = 500
+    seed: int = 0
+
+    def schedule(self, step: Array) -> Array:
+        """Warm-up, constant, linear decay to a tenth (WSD): a constant part can be prolonged by a later run."""
+        up = jnp.minimum(1.0, (step + 1) / max(self.warmup, 1))
+        down = jnp.clip((self.steps - step) / max(self.decay, 1), 0.0, 1.0)
+        return self.rate * up * (0.1 + 0.9 * down)
+
+    def optimizer(self) -> optax.GradientTransformation:
+        matrices = lambda params: jax.tree.map(lambda p: p.ndim >= 2, params)
+        adam = optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=matrices)
+        return optax.chain(optax.clip_by_global_norm(self.clip), adam)
+
+
+class TrainState(NamedTuple):
+    """What a step carries to the next."""
+
+    params: Params
+    optimizer: PyTree
+    step: Int[Array, ""]
+
+
+class Task(NamedTuple):
+    """A model and its data, as functions.
+
+    init: (key) -> params.
+    logits: (params, batch) -> [B,S,V]. labels: (batch) -> (labels [B,S], mask [B,S]).
+    batch: (step) -> a training batch of numpy arrays. held_out: batches to evaluate on.
+    teacher: (batch) -> [B,S,V] logits to distil from, or None; runs inside the step with `teacher_params`.
+    """
+
+    init: Callable[[jax.Array], Params]
+    logits: Callable[[Params, PyTree], Array]
+    labels: Callable[[PyTree], tuple[Array, Array]]
+    batch: Callable[[int], PyTree]
+    held_out: tuple[PyTree, ...]
+    teacher: Callable[[Params, PyTree], Array] | None = None
+    teacher_params: Params | None = None
+
+
+def halved(params: Params) -> Params:
+    """Kernels and tables in bfloat16; norms, biases and positions as they are."""
+
+    def one(keys: tuple, leaf: Array) -> Array:
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        big = path.endswith("kernel") or path.endswith("tokens.table")
+        return leaf.astype(jnp.bfloat16) if big else leaf
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def make_step(task: Task, recipe: Recipe) -> Callable:
+    """`step(state, teacher_params, batch) -> (state, metrics)`, jitted with the state donated."""
+    optimizer = recipe.optimizer()
+
+    def loss(params, teacher_params, batch):
+        logits = task.logits(halved(params) if recipe.half else params, batch)
+        labels, mask = task.labels(batch)
+        nats = losses.cross_entropy(logits, labels, mask)
+        if task.teacher is None or recipe.distil == 0.0:
+            return nats, nats
+        teacher = task.teacher(teacher_params, batch)
+        return (1 - recipe.distil) * nats + recipe.distil * losses.forward_kl(teacher, logits, mask), nats
+
+    def step(state: TrainState, teacher_params, batch):
+        (value, nats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, teacher_params, batch)
+        updates, opt = optimizer.update(grads, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": value, "nats": nats, "norm": optax.global_norm(grads), "rate": recipe.schedule(state.step)}
+        return TrainState(params, opt, state.step + 1), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_evaluate(task: Task) -> Callable[[Params], dict[str, float]]:
+    """Held-out cross-entropy, perplexity and, with a teacher, the acceptance rates that the student would have."""
+
+    @jax.jit
+    def one(params, teacher_params, batch):
+        logits = task.logits(params, batch)
+        labels, mask = task.labels(batch)
+        found = {"nats": losses.cross_entropy(logits, labels, mask)}
+        if task.teacher is not None:
+            teacher = task.teacher(teacher_params, batch)
+            found["overlap"] = losses.overlap(teacher, logits, mask)
+            same = (teacher.argmax(-1) == logits.argmax(-1)).astype(jnp.float32)
+            found["agreement"] = losses.masked_mean(same, mask)
+        return found, mask.sum()
+
+    def evaluate(params: Params) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        weight = 0
+        for batch in task.held_out:
+            found, count = jax.device_get(one(params, task.teacher_params, batch))
+            weight += int(count)
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * int(count)
+        means = {f"held_out_{name}": value / weight for name, value in sums.items()}
+        return means | {"held_out_perplexity": math.exp(min(means["held_out_nats"], 50.0))}
+
+    return evaluate
+
+
+def train(
+    task: Task,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    family: str,
+    config: Any,
+    report: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> TrainState:
+    """Trains until `recipe.steps`, from the newest checkpoint in the folder if there is one.
+
+    SIGTERM and Ctrl-C save and end the run cleanly; calling again goes on from there.
+
+    Args:
+      folder: of the run; made if absent.
+      family, config: of the model, kept with every checkpoint.
+      report: called with every record that goes into metrics.jsonl.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    state = resume(task, recipe, folder)
+    step, evaluate = make_step(task, recipe), make_evaluate(task)
+    stopped = _stop_on_signals()
+    begun, since = time.perf_counter(), int(state.step)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
+        while int(state.step) < recipe.steps and not stopped:
+            state, metrics = step(state, task.teacher_params, task.batch(int(state.step)))
+            at = int(state.step)
+            if at % 50 and at % recipe.every and at < recipe.steps:
+                continue
+            seconds = (time.perf_counter() - begun) / max(at - since, 1)
+            record = {"step": at, "seconds_a_step": seconds} | {k: float(v) for k, v in metrics.items()}
+            if not math.isfinite(record["loss"]):
+                raise FloatingPointError(f"the loss is {record['loss']} at step {at}: lower the learning rate")
+            if at % recipe.every == 0 or at >= recipe.steps:
+                record |= evaluate(state.params)
+                save(state, folder, family=family, config=config)
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+            report(record)
+    if stopped:
+        save(state, folder, family=family, config=config)
+    return state
+
+
+def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
+    """The newest checkpoint of the run, or a fresh state."""
+
+    def fresh(key: jax.Array) -> TrainState:
+        params = task.init(key)
+        return TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
+
+    found = saved(folder)
+    if not found:
+        return jax.jit(fresh)(jax.random.key(recipe.seed))
+    wanted = jax.eval_shape(fresh, jax.random.key(recipe.seed))
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return TrainState(*restore_tuple(found[-1], wanted, device))
+
+
+def restore_tuple(file: Path, wanted: TrainState, device: jax.sharding.Sharding) -> tuple:
+    """A saved state; the optimizer's state is stored as a list of its leaves, whose order its structure gives back."""
+    stored = {"params": wanted.params, "optimizer": dict(enumerate_leaves(wanted.optimizer)), "step": wanted.step}
+    tree = checkpoint.restore(file, checkpoint.like(stored, jax.tree.map(lambda _: device, stored)))
+    leaves = [tree["optimizer"][name] for name, _ in enumerate_leaves(wanted.optimizer)]
+    return tree["params"], jax.tree.unflatten(jax.tree.structure(wanted.optimizer), leaves), tree["step"]
+
+
+def enumerate_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    """The leaves under stable names "000", "001", ..."""
+    return [(f"{number:03d}", leaf) for number, leaf in enumerate(jax.tree.leaves(tree))]
+
+
+def save(state: TrainState, folder: Path, *, family: str, config: Any) -> None:
+    """Writes a checkpoint and removes all but the newest few."""
+    target = folder / "checkpoints" / f"{int(state.step):08d}"
+    if not target.exists():
+        stored = {"params": state.params, "optimizer": dict(enumerate_leaves(state.optimizer)), "step": state.step}
+        checkpoint.save(target, stored, family=family, config=config, fmt=FORMAT)
+    for old in saved(folder)[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def saved(folder: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    return sorted(path for path in (folder / "checkpoints").glob("[0-9]" * 8) if path.is_dir())
+
+
+def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype: str, tokenizer: Path) -> None:
+    """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer's files."""
+    fmt = dataclasses.replace(FORMAT, dtype=dtype)
+    cast = jax.tree.map(lambda p: p, halved(params) if dtype == "bfloat16" else params)
+    convert.save_pretrained(folder, cast, published, fmt=fmt)
+    for file in sorted(tokenizer.glob("tokenizer*.json")):
+        shutil.copyfile(file, folder / file.name)
+
+
+def draw_curve(folder: Path) -> Path | None:
+    """Loss over steps as curve.png, from metrics.jsonl; None without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot([r["step"] for r in records], [r["nats"] for r in records], label="training", alpha=0.6)
+    held = [(r["step"], r["held_out_nats"]) for r in records if "held_out_nats" in r]
+    if held:
+        axes.plot(*np.transpose(held), "o-", label="held out", markersize=3)
+    axes.set_xlabel("step")
+    axes.set_ylabel("cross-entropy, nats a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(folder / "curve.png", dpi=120)
+    pyplot.close(figure)
+    return folder / "curve.png"
+
+
+def _stop_on_signals() -> list[int]:
+    """A list that stays empty until SIGTERM or Ctrl-C arrives; the running step is finished first."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, frame: received.append(n))
+    return received

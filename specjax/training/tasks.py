@@ -1,0 +1,71 @@
+"""What is trained on what: OPT on packed text, T5 on pairs; either from a teacher's probabilities as well."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.model import Model
+from specjax.models import opt, t5
+from specjax.models.opt import OPTConfig
+from specjax.models.t5 import T5Config
+from specjax.training import data
+from specjax.training.data import Pairs
+from specjax.training.lm import FORMAT, Task
+
+
+def text_task(
+    config: OPTConfig,
+    packed: np.ndarray,
+    held_out: np.ndarray,
+    *,
+    rows: int,
+    length: int,
+    seed: int = 0,
+    evaluations: int = 16,
+    teacher: Model | None = None,
+) -> Task:
+    """An OPT-shaped model on packed tokens: windows of `length` tokens, `rows` a step."""
+
+    def labels(batch):
+        return batch[:, 1:], jnp.ones(batch[:, 1:].shape, bool)
+
+    return Task(
+        init=lambda key: opt.init(key, config, FORMAT),
+        logits=lambda params, batch: opt.score(params, config, FORMAT, batch[:, :-1]),
+        labels=labels,
+        batch=lambda step: data.batch(packed, seed=seed, step=step, rows=rows, length=length),
+        held_out=tuple(
+            data.batch(held_out, seed=1, step=i, rows=rows, length=length) for i in range(evaluations)
+        ),
+        teacher=None if teacher is None else (
+            lambda params, batch: opt.score(params, teacher.config, teacher.fmt, batch[:, :-1])
+        ),
+        teacher_params=None if teacher is None else teacher.params,
+    )  # fmt: skip
+
+
+def pair_task(
+    config: T5Config, train: Pairs, held_out: Pairs, *, rows: int, seed: int = 0, teacher: Model | None = None
+) -> Task:
+    """A T5-shaped model on pairs of sentences."""
+
+    def labels(batch):
+        return batch.labels, batch.labels != 0
+
+    def logits(params: Any, batch, config=config, fmt=FORMAT):
+        return t5.score(params, config, fmt, batch.source, batch.length, batch.inputs)
+
+    return Task(
+        init=lambda key: t5.init(key, config, FORMAT),
+        logits=logits,
+        labels=labels,
+        batch=lambda step: data.pair_batch(train, seed=seed, step=step, rows=rows),
+        held_out=tuple(
+            data.shifted(held_out, np.arange(at, at + rows)) for at in range(0, len(held_out.source) - rows + 1, rows)
+        ),
+        teacher=None if teacher is None else (
+            lambda params, batch: logits(params, batch, teacher.config, teacher.fmt)
+        ),
+        teacher_params=None if teacher is None else teacher.params,
+    )  # fmt: skip

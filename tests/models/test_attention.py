@@ -1,0 +1,82 @@
+"""Attention of a block: against the plain formula, in both forms of its dots, and in chunks."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import attention
+from specjax.models.cache import KV
+from tests.models import small
+
+HEADS, WIDTH, SLOTS = 4, 8, 13
+
+
+def drawn(rows: int, block: int, kv_heads: int, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(rows, block, HEADS, WIDTH)).astype(np.float32)
+    k, v = (rng.normal(size=(rows, kv_heads, SLOTS, WIDTH)).astype(np.float32) for _ in range(2))
+    visible = rng.random((rows, block, SLOTS)) < 0.5
+    visible[..., 0] = True
+    bias = rng.normal(size=(1, HEADS, block, SLOTS)).astype(np.float32)
+    return q, KV(jnp.asarray(k), jnp.asarray(v)), visible, bias
+
+
+def plainly(q, kv, visible, bias, scale) -> np.ndarray:
+    """One query head after the other, in float64."""
+    rows, block = q.shape[:2]
+    k, v = np.asarray(kv.k, np.float64), np.asarray(kv.v, np.float64)
+    out = np.zeros((rows, block, HEADS, WIDTH))
+    for row in range(rows):
+        for head in range(HEADS):
+            shared = head // (HEADS // k.shape[1])
+            scores = scale * q[row, :, head] @ k[row, shared].T
+            if bias is not None:
+                scores = scores + bias[0, head]
+            weights = np.where(visible[row], np.exp(scores - scores.max(-1, keepdims=True)), 0)
+            out[row, :, head] = weights / weights.sum(-1, keepdims=True) @ v[row, shared]
+    return out.reshape(rows, block, -1)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_equals_the_plain_formula(kv_heads, flat, biased):
+    q, kv, visible, bias = drawn(3, 5, kv_heads)
+    bias = bias if biased else None
+    got = attention.attend(
+        jnp.asarray(q), kv, jnp.asarray(visible), scale=0.3, flat=flat, bias=None if bias is None else jnp.asarray(bias)
+    )
+    small.assert_close(got, plainly(q, kv, visible, bias, 0.3))
+
+
+def test_a_query_that_sees_nothing_is_finite():
+    q, kv, visible, _ = drawn(2, 3, 2)
+    visible[1, 2] = False
+    got = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), scale=1.0, flat=True)
+    assert np.isfinite(np.asarray(got)).all()
+
+
+@pytest.mark.parametrize("block", [7, 8, 9])
+@pytest.mark.parametrize("biased", [True, False])
+def test_chunks_change_nothing(monkeypatch, block, biased):
+    q, kv, visible, bias = drawn(2, block, 2)
+    arguments = {"scale": 0.3, "flat": True, "bias": jnp.asarray(bias) if biased else None}
+    whole = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), **arguments)
+    monkeypatch.setattr(attention, "QUERY_CHUNK", 4)
+    called = []
+    inner = attention._in_chunks
+    monkeypatch.setattr(attention, "_in_chunks", lambda *a, **k: called.append(1) or inner(*a, **k))
+    pieces = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), **arguments)
+    assert called
+    small.assert_close(pieces, whole, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_a_long_prompt_in_chunks_equals_the_whole(monkeypatch, name):
+    built = small.build(name)
+    prompt, lengths = jnp.asarray(small.tokens(20, 2, 11)), jnp.asarray([11, 6], jnp.int32)
+    whole = built.model.prefill(built.params, prompt, lengths, 16)
+    monkeypatch.setattr(attention, "QUERY_CHUNK", 4)
+    pieces = built.model.prefill(built.params, prompt, lengths, 16)
+    small.assert_close(pieces.features, whole.features)
+    small.assert_close(pieces.cache.layers[1].k, whole.cache.layers[1].k)

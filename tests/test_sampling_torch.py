@@ -1,0 +1,98 @@
+"""The warp stack against transformers' own processors, in the order in which `generate` applies them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.sampling import sampling_params, warp
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+V = 200
+CHOICES = (
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.9},
+    {"top_k": 7},
+    {"top_k": V + 50},
+    {"top_p": 0.9},
+    {"top_p": 0.01},
+    {"min_p": 0.05},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7},
+    {"logit_bias": {3: 4.0, 5: -2.5, 9: -np.inf}},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
+    {
+        "temperature": 1.3,
+        "top_k": 90,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "logit_bias": {0: 3.0, 1: -3.0},
+    },
+)
+
+
+def processors(choice: dict):
+    """What transformers' own `generate` would apply."""
+    from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+
+    settings = dict(choice)
+    bias = settings.pop("logit_bias", None)
+    config = GenerationConfig(
+        do_sample=True,
+        **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings},
+        sequence_bias=None if bias is None else [[[token], value] for token, value in bias.items()],
+    )
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=4, n_layer=1, n_head=1, n_positions=8))
+    return model._get_logits_processor(config, input_ids_seq_length=6)
+
+
+def reference(choice: dict, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    scores = processors(choice)(torch.tensor(ids), torch.tensor(logits))
+    return torch.log_softmax(scores, dim=-1).numpy()
+
+
+def ours(choice: dict, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    params, stages = sampling_params(len(logits), logits.shape[1], **choice)
+    seen = np.zeros(logits.shape, bool)
+    np.put_along_axis(seen, ids, True, axis=1)
+    return np.asarray(warp(params, stages, jnp.asarray(logits[:, None]), jnp.asarray(seen[:, None])))[:, 0]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_same_law(choice):
+    rng = np.random.default_rng(0)
+    logits = (3 * rng.normal(size=(16, V))).astype(np.float32)
+    ids = rng.integers(0, V, (16, 6))
+    expected, law = reference(choice, logits, ids), ours(choice, logits, ids)
+    np.testing.assert_array_equal(np.isneginf(law), np.isneginf(expected))
+    np.testing.assert_allclose(np.exp(law), np.exp(expected), rtol=5e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("top_k", (1, 2, 3, 4, 5))
+def test_ties_at_top_k_stay_as_there(top_k):
+    logits = np.array([[1.0, 2.0, 2.0, 2.0, 0.0, 0.0, -1.0]], np.float32)
+    logits = np.pad(logits, ((0, 0), (0, V - 7)), constant_values=-3.0)
+    ids = np.zeros((1, 6), np.int64)
+    np.testing.assert_array_equal(
+        np.isneginf(ours({"top_k": top_k}, logits, ids)), np.isneginf(reference({"top_k": top_k}, logits, ids))
+    )
+
+
+@pytest.mark.parametrize("top_p", (0.25, 0.5, 0.5625, 0.75, 0.8125, 0.9))
+def test_boundaries_of_top_p_and_its_ties(top_p):
+    """Masses and sums exact in float32. Without ties at the edge the sets are equal; with them transformers keeps as
+    many of the tied tokens as its sort happens to put first, and we keep them all."""
+    mass = np.full(V, 0.0)
+    mass[:5] = 0.5, 0.25, 0.0625, 0.0625, 0.125
+    with np.errstate(divide="ignore"):
+        logits = np.log(mass)[None].astype(np.float32)
+    ids = np.zeros((1, 6), np.int64)
+    theirs = ~np.isneginf(reference({"top_p": top_p}, logits, ids))[0]
+    kept = ~np.isneginf(ours({"top_p": top_p}, logits, ids))[0]
+    assert np.all(kept[theirs])
+    extra = np.flatnonzero(kept & ~theirs)
+    assert np.all(mass[extra] == mass[theirs].min())
+    assert (extra.size > 0) <= (top_p > 0.875)
