@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from specjax import api, drafters
@@ -132,5 +133,5 @@ def logit_margin(target: Model, prompt: list[int], written: list[int]) -> float:
     padded = np.zeros((1, max(len(prefix), min(-(-len(prefix) // BUCKET) * BUCKET, limit))), np.int32)
     padded[0, : len(prefix)] = prefix
     arrays = [np.asarray([prompt], np.int32), padded] if target.encoder_decoder else [padded]
-    logits = np.sort(np.asarray(target.score(*arrays))[0, len(prefix) - 1])
+    logits = np.sort(np.asarray(target.score(*map(jnp.asarray, arrays)))[0, len(prefix) - 1])
     return float(logits[-1] - logits[-2])

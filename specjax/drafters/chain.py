@@ -51,12 +51,11 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         return logits, lm.keep(cache, None, state.lag + 1)
 
     def propose(params, key, state: ModelDraft, pending, warp):
-        keys = jax.vmap(lambda k: jax.random.split(k, gamma))(key)
         rows = pending.shape[0]
 
         def draw(step, logits, drafted):
             log_q = warp(logits[:, None], drafted[:, None])[:, 0]
-            token = categorical(keys[:, step], log_q)
+            token = categorical(jax.vmap(jax.random.fold_in, (0, None))(key, step), log_q)
             # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
             later = jnp.arange(gamma + 1, dtype=jnp.int32)[None] > step
             return log_q, token, jnp.where(later, token[:, None], drafted)

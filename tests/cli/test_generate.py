@@ -3,6 +3,7 @@
 import json
 import re
 
+import jax.numpy as jnp
 import pytest
 
 import specjax as sj
@@ -102,7 +103,9 @@ def test_a_difference_is_found_with_its_margin(target):
     other = sj.Generation(None, changed, out.stop_reasons, out.stats, True)
     (found,) = differences(target, prompts, length, out, other)
     assert (found.row, found.position, found.plain, found.fast) == (1, 4, out.tokens[1][4], changed[1][4])
-    logits = sorted(target.score([*prompts[1, : length[1]], *out.tokens[1][:4]])[0, -1].tolist())
+    logits = sorted(
+        target.score(jnp.asarray([[*prompts[1, : length[1]].tolist(), *out.tokens[1][:4]]], jnp.int32))[0, -1].tolist()
+    )
     assert found.margin == pytest.approx(logits[-1] - logits[-2], rel=1e-4) and found.margin > 0
     shorter = sj.Generation(None, [out.tokens[0], out.tokens[1][:3]], out.stop_reasons, out.stats, True)
     (ended,) = differences(target, prompts, length, out, shorter)
