@@ -4,6 +4,7 @@ Tensors go one at a time from the file into their final dtype, orientation and p
 of the weights; under a mesh each host reads the slices of its own devices and never holds the whole model.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from specjax.models.format import Format
 from specjax.types import Params
 
 Place = Callable[[str, tuple[int, ...]], jax.sharding.Sharding]  # (path, shape) -> where this parameter lives
+Progress = Callable[[int, int], None]
 
 NAMED = 5  # tensors named in an error message, of each kind
 TILE = 128  # rows and columns of a transposing copy: what stays in cache
@@ -37,6 +39,10 @@ class Leaf(NamedTuple):
         shape = self.shape[1:] if self.stacked else self.shape
         return shape[::-1] if self.flipped else shape
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 def leaves(params: Params, fmt: Format) -> list[Leaf]:
     """Every parameter of a nested dict (of arrays, or of shapes as `jax.eval_shape` gives them), by dotted path."""
@@ -53,7 +59,13 @@ def leaves(params: Params, fmt: Format) -> list[Leaf]:
 
 
 def load_params(
-    source: TensorSource, table: NameTable, abstract: Params, *, fmt: Format, place: Place | None = None
+    source: TensorSource,
+    table: NameTable,
+    abstract: Params,
+    *,
+    fmt: Format,
+    place: Place | None = None,
+    progress: Progress | None = None,
 ) -> Params:
     """Reads the parameters of a model.
 
@@ -63,6 +75,7 @@ def load_params(
       abstract: nested dict of shapes and dtypes in the format's own layout: `jax.eval_shape` of the model's `init`.
       fmt: orientation of kernels, and whether layers are stacked.
       place: sharding of each parameter; None puts everything on the default device.
+      progress: called after each parameter with the bytes done and the bytes in all, of the whole model.
 
     Returns:
       The nested dict of arrays.
@@ -73,12 +86,16 @@ def load_params(
     wanted = leaves(abstract, fmt)
     names = _resolve(source, table, wanted)
     params: dict[str, Any] = {}
+    done, total = 0, sum(leaf.nbytes for leaf in wanted)
     for leaf in wanted:
         *parents, last = leaf.path.split(".")
         node = params
         for key in parents:
             node = node.setdefault(key, {})
         node[last] = _read(source, leaf, [names[piece] for piece in leaf.pieces], place)
+        done += leaf.nbytes
+        if progress is not None:
+            progress(done, total)
     return params
 
 

@@ -164,6 +164,18 @@ def test_a_transposed_kernel_is_mis_shaped(tmp_path):
         load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 
+def test_progress_counts_the_bytes_of_the_model():
+    name, fmt, seen = "opt-pre-norm", Format(), []
+    shapes = abstract(params_by_hand(name, fmt))
+    table = table_for(config_of(name))
+    params = load_params(open_source(GOLDEN / name), table, shapes, fmt=fmt, progress=lambda *now: seen.append(now))
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert len(seen) == len(jax.tree.leaves(params))
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+    assert seen[0][0] > 0
+
+
 class Ledger(TensorSource):
     """A source that writes down what is read of it."""
 
