@@ -101,11 +101,10 @@ def compare(
                 first[name], compiling[name] = out, compile_seconds(started)
             else:
                 times[name].append((out.stats.seconds["prefill"], out.stats.seconds["decode"]))
-    runs = {
-        name: Run(*(statistics.median(column) for column in zip(*times[name], strict=True)),
-                  first[name].stats.tokens, compiling[name])
-        for name in guides
-    }  # fmt: skip
+    runs = {}
+    for name, seconds in times.items():
+        prefill, decoding = (statistics.median(column) for column in zip(*seconds, strict=True))
+        runs[name] = Run(prefill, decoding, first[name].stats.tokens, compiling[name])
     greedy = bool(np.all(np.asarray(options["temperature"]) == 0))
     found = differences(target, tokens, length, first["plain"], first["fast"]) if greedy else ()
     return Comparison(runs["plain"], runs["fast"], repeats, greedy, found)
