@@ -1,4 +1,4 @@
-"""Sharding on 8 fake devices: every parameter has a rule, results do not depend on the mesh, a layer costs two all-reduces."""
+"""Sharding on 8 fake devices: a rule for every parameter, results of any mesh alike, two all-reduces a layer."""
 
 import dataclasses
 import functools

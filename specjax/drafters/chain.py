@@ -9,7 +9,8 @@ from jaxtyping import Array, Int
 
 from specjax import trees
 from specjax.base import Cache, Drafter, LanguageModel
-from specjax.categorical import categorical
+from specjax.categorical import draw as draw_mass
+from specjax.categorical import uniforms
 from specjax.types import Commit, Draft
 
 
@@ -51,11 +52,12 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         return logits, lm.keep(cache, None, state.lag + 1)
 
     def propose(params, key, state: ModelDraft, pending, warp):
+        numbers = uniforms(key, (gamma, 2))  # [B, gamma, 2]: all of the round's randomness at once
         rows = pending.shape[0]
 
         def draw(step, logits, drafted):
             log_q = warp(logits[:, None], drafted[:, None])[:, 0]
-            token = categorical(jax.vmap(jax.random.fold_in, (0, None))(key, step), log_q)
+            token = draw_mass(numbers[:, step], jnp.exp(log_q))
             # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
             later = jnp.arange(gamma + 1, dtype=jnp.int32)[None] > step
             return log_q, token, jnp.where(later, token[:, None], drafted)

@@ -1,7 +1,7 @@
 """The recipe that trains language models and drafts: AdamW, warm-up, constant, decay; resumable at any step.
 
-A run lives in one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` and, when it ends, `model/`, a Hugging Face
-folder. Everything that a step sees is a function of (seed, step), so a run that was stopped goes on bit for bit.
+A run lives in one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` and, when it ends, `model/` in Hugging
+Face's layout. Everything that a step sees is a function of (seed, step), so a run that was stopped goes on bit for bit.
 """
 
 import dataclasses
