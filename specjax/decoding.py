@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Integer
 
 from specjax import sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
@@ -61,7 +61,7 @@ class GenerationState(NamedTuple):
     totals: Totals
 
 
-def row_keys(seed: int | jax.Array, rows: Int[Array, "B"]) -> KeyArray:
+def row_keys(seed: int | jax.Array, rows: Integer[Array, "B"]) -> KeyArray:
     """One typed key a row: a function of the seed and the row's own number, not of its place in the batch."""
     root = jax.random.key(seed) if isinstance(seed, int) else seed
     return jax.vmap(lambda row: jax.random.fold_in(root, row))(rows)

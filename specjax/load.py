@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from specjax import convert, sharding, text
+from specjax.convert.assemble import Progress
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import default_format
@@ -40,6 +41,7 @@ def load(
     mesh: Mesh | None = None,
     replicate: bool = False,
     stacked: bool | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """Reads a model: tensor by tensor into the wanted dtype and place, about one copy in host memory.
 
@@ -50,6 +52,7 @@ def load(
       mesh: from `sharding.make_mesh`; each device is handed its own shard, and no host holds the whole model.
       replicate: under a mesh, the whole model on every device: what a small draft model wants.
       stacked: layers stacked and scanned, or separate and unrolled; default by platform.
+      progress: called after each parameter with the bytes read and the bytes in all.
 
     Raises:
       FileNotFoundError: there is no such checkpoint. ValueError: it is corrupted, of an unknown kind, or its tensors
@@ -70,7 +73,7 @@ def load(
             kv_heads = getattr(config, family.kv_heads)
             place = _placer(sharding.shardings(abstract, mesh, rules, fmt, kv_heads=kv_heads))
         table = convert.table_for(checkpoint.config)
-        params = convert.load_params(checkpoint.source, table, abstract, fmt=fmt, place=place)
+        params = convert.load_params(checkpoint.source, table, abstract, fmt=fmt, place=place, progress=progress)
     finally:
         checkpoint.source.close()
     return Model(

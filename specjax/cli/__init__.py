@@ -4,6 +4,7 @@ A sub-command's module is imported when it is called, and jax when it starts to 
 """
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program and returns its exit code; no traceback reaches the user (SPECJAX_TRACEBACK=1 lets it)."""
     args = list(sys.argv[1:] if argv is None else argv)
     for output in (sys.stdout, sys.stderr):
-        if hasattr(output, "reconfigure"):  # a terminal that cannot show a character shows `?`, and we go on
+        if isinstance(output, io.TextIOWrapper):  # a terminal that cannot show a character shows `?`, and we go on
             output.reconfigure(errors="replace")
     prog = "specjax"
     try:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-BOX = re.compile(r"[╭╮╰╯│]")
-RULE = re.compile(r"^[─━]{3,}$")
+FRAME = re.compile(r"^[|│]|[|│]$|^[╭╰].*[╮╯]$")
+RULE = re.compile(r"[-─+]{3,}")
 
 
 def parse(options: type[T], args: Sequence[str], *, prog: str) -> T:
@@ -33,15 +33,22 @@ def parse(options: type[T], args: Sequence[str], *, prog: str) -> T:
 
 
 def _first_part(printed: str) -> str:
-    """What tyro's framed message says, as one line: the text above its first rule, and the option it suggests."""
-    lines = [BOX.sub("", line).strip() for line in printed.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("─ ")]
-    at = next((i for i, line in enumerate(lines) if RULE.match(line)), len(lines))
-    message = " ".join(lines[:at]).rstrip(".")
-    meant = [line.split()[0] for line in lines[at:] if line.startswith("--")]
-    if "Perhaps you meant:" in lines and meant:
-        message += f"; perhaps you meant {meant[0]}"
-    return message
+    """What tyro's frame says, as one line: its first part, and the option that it suggests.
+
+    The frame has the title in its border, or where stdout is not UTF-8 in a part of its own.
+    """
+    lines = [FRAME.sub("", line).strip() for line in printed.splitlines()]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if RULE.fullmatch(line):
+            parts.append([])
+        elif line:
+            parts[-1].append(line)
+    parts = [part for part in parts if part]
+    at = 0 if "╭" in printed else 1
+    message = " ".join(parts[at]).rstrip(".")
+    meant = [part[1].split()[0] for part in parts[at + 1 :] if part[0] == "Perhaps you meant:" and len(part) > 1]
+    return message + "".join(f"; perhaps you meant {name}" for name in meant)
 
 
 def lookup(name: str, table: Mapping[str, T], what: str) -> T:

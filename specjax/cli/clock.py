@@ -9,10 +9,11 @@ _spans: list[tuple[float, float]] = []
 _listening = False
 
 
-def _heard(event: str, duration: float, **_) -> None:
+def _heard(event: str, duration_secs: float, **details: str | int) -> None:
+    del details
     if event.startswith(PREFIX):
         now = time.perf_counter()
-        _spans.append((now - duration, now))
+        _spans.append((now - duration_secs, now))
 
 
 def listen() -> None:

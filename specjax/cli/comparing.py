@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from specjax import api, drafters
@@ -100,11 +101,10 @@ def compare(
                 first[name], compiling[name] = out, compile_seconds(started)
             else:
                 times[name].append((out.stats.seconds["prefill"], out.stats.seconds["decode"]))
-    runs = {
-        name: Run(*(statistics.median(column) for column in zip(*times[name], strict=True)),
-                  first[name].stats.tokens, compiling[name])
-        for name in guides
-    }  # fmt: skip
+    runs = {}
+    for name, seconds in times.items():
+        prefill, decoding = (statistics.median(column) for column in zip(*seconds, strict=True))
+        runs[name] = Run(prefill, decoding, first[name].stats.tokens, compiling[name])
     greedy = bool(np.all(np.asarray(options["temperature"]) == 0))
     found = differences(target, tokens, length, first["plain"], first["fast"]) if greedy else ()
     return Comparison(runs["plain"], runs["fast"], repeats, greedy, found)
@@ -132,5 +132,5 @@ def logit_margin(target: Model, prompt: list[int], written: list[int]) -> float:
     padded = np.zeros((1, max(len(prefix), min(-(-len(prefix) // BUCKET) * BUCKET, limit))), np.int32)
     padded[0, : len(prefix)] = prefix
     arrays = [np.asarray([prompt], np.int32), padded] if target.encoder_decoder else [padded]
-    logits = np.sort(np.asarray(target.score(*arrays))[0, len(prefix) - 1])
+    logits = np.sort(np.asarray(target.score(*map(jnp.asarray, arrays)))[0, len(prefix) - 1])
     return float(logits[-1] - logits[-2])

@@ -31,7 +31,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
     chosen, printing = setup.plan(options), options.printing
     if printing.output is not None:
         record.check_writable(printing.output)
-    console, errors = Console(), Console(stderr=True)
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = printing.json or printing.quiet
     with Progress(errors, show=not printing.quiet) as progress:
         target, guide = setup.load_models(options, chosen, progress.tell)
@@ -48,7 +48,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
         if not quiet:
             report.show(console, report.closing_table(out, target, guide, chosen.verifier.name))
         for line in report.warnings(out):
-            errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, highlight=False)
+            errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, markup=False)
         compared = None
         if printing.compare and not interrupted:
             compared = session.measure(work, progress, repeats=printing.repeats)

@@ -1,7 +1,7 @@
 """Text on the screen while it is written: one row streams, several stand in panels; colour, or marks without colour."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,6 +14,7 @@ STYLES = {Fate.ACCEPTED: "green", Fate.REJECTED: "red strike", Fate.OWN: "bold b
 MARKS = {Fate.ACCEPTED: ("", ""), Fate.REJECTED: ("[-", "-]"), Fate.OWN: ("{+", "+}")}
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Where rows' text goes. `add` may be called for any row at any time; `end` once a row; `close` at the end."""
 

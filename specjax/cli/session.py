@@ -68,37 +68,35 @@ def decode(
 def _show(
     run: api.Stream, work: Work, open_sink, progress: Progress, asked: Callable[[], bool], *, marks: bool
 ) -> list[float]:
-    """Feeds each round to the rows' sinks until all rows have ended or the user asked to stop; seconds a round."""
+    """Feeds each round to the rows' sinks until all have ended or the user asked to stop; seconds of each round."""
     stops, tree = work.options["stop"], work.guide.drafter.tree
-    texts = [RowText(work.target.text, tree, stops=stops, marks=marks) for _ in work.prompts]
-    running = dict(enumerate(texts))
-    sink: Sink | None = None
-    seconds: list[float] = []
+    running = {row: RowText(work.target.text, tree, stops=stops, marks=marks) for row in range(len(work.prompts))}
     rounds = iter(run)
+    started = time.perf_counter()
+    event = next(rounds, None)
+    seconds = [time.perf_counter() - started]
+    progress.clear()
+    sink: Sink = open_sink()
 
-    def end(row: int, sink: Sink) -> None:
+    def end(row: int) -> None:
         sink.add(row, running.pop(row).end())
         sink.end(row)
 
     try:
-        while not asked():
-            started = time.perf_counter()
-            event = next(rounds, None)
-            if event is None:
-                break
-            seconds.append(time.perf_counter() - started)
-            if sink is None:
-                progress.clear()
-                sink = open_sink()
+        while event is not None:
             for row in list(running):
                 sink.add(row, running[row].add(event.info, row))
                 if not event.info.active[row]:
-                    end(row, sink)
+                    end(row)
+            if asked():
+                break
+            started = time.perf_counter()
+            event = next(rounds, None)
+            if event is not None:
+                seconds.append(time.perf_counter() - started)
     finally:
-        progress.clear()
-        sink = sink or open_sink()
         for row in list(running):
-            end(row, sink)
+            end(row)
         sink.close()
     return seconds
 
@@ -115,7 +113,7 @@ def without_compiling(seconds: dict[str, float], ready: float, rounds: Sequence[
     """
     apart = dict(seconds)
     apart["prefill"] = max(0.0, seconds["prefill"] - compile_seconds(ready - seconds["prefill"], ready))
-    first, *others = rounds or [0.0]
+    first, *others = rounds
     usual = statistics.median(others) if others else first - compile_seconds(ready, ready + first)
     apart["decode"] = max(0.0, seconds["decode"] - max(0.0, first - usual))
     for part in ("draft", "verify"):

@@ -123,12 +123,14 @@ def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> 
     import specjax  # `load` is looked up when it is called
 
     mesh = make_mesh(chosen.mesh)
-    tell(f"loading {options.models.target}")
-    target = specjax.load(options.models.target, dtype=options.models.dtype, mesh=mesh)
-    draft = None
-    if chosen.draft is not None:
-        tell(f"loading {chosen.draft}")
-        draft = specjax.load(chosen.draft, dtype=options.models.dtype, mesh=mesh, replicate=mesh is not None)
+
+    def load(name: str, *, replicate: bool = False) -> Model:
+        tell(f"loading {name}")
+        progress = lambda done, total: tell(f"loading {name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        return specjax.load(name, dtype=options.models.dtype, mesh=mesh, replicate=replicate, progress=progress)
+
+    target = load(options.models.target)
+    draft = None if chosen.draft is None else load(chosen.draft, replicate=mesh is not None)
     return target, DRAFTERS[chosen.drafter].make(draft, chosen.gamma)
 
 

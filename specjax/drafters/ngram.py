@@ -74,7 +74,7 @@ def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], *, longest: int, 
         wanted = jnp.take_along_axis(tokens, jnp.maximum(length - 1 - back, 0)[:, None], axis=1)
         shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :slots]
         going = going & (shifted == wanted) & (at >= back)
-        run = run + going
+        run = run + going.astype(jnp.int32)
     best = jnp.argmax(jnp.where(run >= shortest, run * slots + at, -1), axis=1).astype(jnp.int32)
     found = jnp.take_along_axis(run, best[:, None], axis=1)[:, 0] >= shortest
     return best + 1, found

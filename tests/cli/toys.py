@@ -14,7 +14,6 @@ from specjax.models.format import Format
 
 FMT = Format()
 EOS = "</s>"
-WORDS = ["th", "the", "Ġa", "Ġ t", "in", "on"]
 POSITIONS = 512
 
 

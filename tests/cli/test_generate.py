@@ -1,0 +1,172 @@
+"""`specjax generate` from end to end on toy checkpoints."""
+
+import json
+import re
+
+import jax.numpy as jnp
+import pytest
+
+import specjax as sj
+from specjax import decoding
+from specjax.cli.comparing import differences, logit_margin
+from specjax.cli.generate import main as generate_main
+
+NEW = ["--max-new-tokens", "12"]
+
+
+@pytest.fixture(scope="module")
+def target(models):
+    return sj.load(models["target"])
+
+
+@pytest.fixture
+def base(models):
+    return ["generate", "--target", models["target"], "--draft", models["draft"], *NEW]
+
+
+def test_quiet_prints_the_text_of_generate(specjax_program, base, target):
+    ran = specjax_program(*base, "Once", "--quiet", "--logit-bias", "15=-inf")
+    expected = sj.generate(target, ["Once"], max_new_tokens=12, temperature=0.0, logit_bias={15: float("-inf")})
+    assert expected.texts is not None
+    assert ran.code == 0 and ran.err == "" and re.sub("[␀-␡]", "?", ran.out) == _visible(expected.texts[0]) + "\n"
+
+
+def _visible(text: str) -> str:
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "?", text)
+
+
+def test_text_and_table(specjax_program, base):
+    ran = specjax_program(*base, "Once")
+    assert ran.code == 0 and ran.out.startswith("Once")
+    for name in ("tokens per call", "accepted / tested", "accepted / drafted", "overlap", "accepted by depth",
+                 "prefill", "draft", "verify", "compile", "tokens/s", "max_tokens", "lossless", "float32"):  # fmt: skip
+        assert name in ran.out
+    assert "yes, verifier token" in ran.out
+
+
+def test_marks_removed_give_the_text(specjax_program, base):
+    quiet = ["--quiet", "--ignore-eos"]
+    plain = specjax_program(*base, "Once", *quiet).out
+    marked = specjax_program(*base, "Once", *quiet, "--show-draft").out
+    assert "[-" in marked and "{+" in marked
+    assert re.sub(r"\{\+(.*?)\+\}", r"\1", re.sub(r"\[-.*?-\]", "", marked)) == plain
+
+
+def test_json_is_all_of_stdout_and_of_the_file(specjax_program, base, target, tmp_path):
+    file = tmp_path / "out.json"
+    ran = specjax_program(*base, "Once", "upon", "--json", "--temperature", "0.7", "--seed", "5", "--output", str(file))
+    told = json.loads(ran.out)
+    assert json.loads(file.read_text()) == told and [p.name for p in tmp_path.iterdir()] == ["out.json"]
+    draft = sj.drafters.model(sj.load(told["models"]["draft"]["name"]))
+    expected = sj.generate(target, ["Once", "upon"], drafter=draft, max_new_tokens=12, temperature=0.7, seed=5)
+    assert told["tokens"] == expected.tokens and told["texts"] == expected.texts
+    assert told["stop_reasons"] == expected.stop_reasons and told["lossless"] is True and told["verifier"] == "token"
+    assert told["stats"]["accepted"] == expected.stats.accepted and told["versions"]["specjax"] == sj.__version__
+    assert told["models"]["target"]["dtype"] == "float32" and told["prompts"] == ["Once", "upon"]
+
+
+def test_prompts_come_from_a_file(specjax_program, base, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "Once"}\n{"prompt": "upon"}\n')
+    told = json.loads(specjax_program(*base, "--prompts", str(file), "--json").out)
+    assert told["prompts"] == ["Once", "upon"] and len(told["texts"]) == 2
+
+
+def test_stop_string_is_neither_shown_nor_told(specjax_program, base):
+    told = json.loads(specjax_program(*base, "Once", "--json").out)
+    stop = next(c for c in told["texts"][0][3:] if c.isprintable() and c != "\ufffd")
+    before = told["texts"][0].split(stop)[0]
+    ran = specjax_program(*base, "Once", "--quiet", "--stop", stop)
+    assert ran.out == before + "\n"
+    assert json.loads(specjax_program(*base, "Once", "--json", "--stop", stop).out)["stop_reasons"] == ["stop_string"]
+
+
+def test_compare_says_equal_and_how_fast(specjax_program, base):
+    ran = specjax_program(*base, "Once", "--compare", "--repeats", "2")
+    assert "outputs equal, token for token" in ran.out and "speed-up" in ran.out
+    told = json.loads(specjax_program(*base, "Once", "--compare", "--repeats", "2", "--json").out)["compare"]
+    assert told["equal"] is True and told["repeats"] == 2 and told["differences"] == []
+    speed = told["speculative"]["tokens"] / told["speculative"]["decode"]
+    assert told["speedup"] == pytest.approx(speed / (told["plain"]["tokens"] / told["plain"]["decode"]))
+
+
+def test_compare_of_sampled_rows_speaks_of_the_law(specjax_program, base):
+    ran = specjax_program(*base, "Once", "--compare", "--repeats", "1", "--temperature", "1")
+    assert "equal in law, not token by token" in ran.out and "outputs equal" not in ran.out
+
+
+def test_a_difference_is_found_with_its_margin(target):
+    out = sj.generate(target, ["Once", "upon"], max_new_tokens=6, temperature=0.0)
+    prompts, length = sj.api.tokenize(target, ["Once", "upon"])
+    changed = [list(row) for row in out.tokens]
+    changed[1][4] = (changed[1][4] + 1) % 257
+    other = sj.Generation(None, changed, out.stop_reasons, out.stats, True)
+    (found,) = differences(target, prompts, length, out, other)
+    assert (found.row, found.position, found.plain, found.fast) == (1, 4, out.tokens[1][4], changed[1][4])
+    logits = sorted(
+        target.score(jnp.asarray([[*prompts[1, : length[1]].tolist(), *out.tokens[1][:4]]], jnp.int32))[0, -1].tolist()
+    )
+    assert found.margin == pytest.approx(logits[-1] - logits[-2], rel=1e-4) and found.margin > 0
+    shorter = sj.Generation(None, [out.tokens[0], out.tokens[1][:3]], out.stop_reasons, out.stats, True)
+    (ended,) = differences(target, prompts, length, out, shorter)
+    assert ended.position == 3 and ended.fast is None
+    assert differences(target, prompts, length, out, out) == ()
+    assert logit_margin(target, [5], []) > 0
+
+
+def test_nan_is_a_warning_and_an_exit_code(specjax_program, models):
+    ran = specjax_program("generate", "--target", models["broken"], "Once", *NEW)
+    assert ran.code == 1 and "NaN" in ran.err and len(ran.err.splitlines()) == 1 and "stopped by" in ran.out
+
+
+BAD = {
+    "empty prompt": ([""], "prompt 1 is empty"),
+    "no prompt": ([], "there is no prompt"),
+    "too long": (["x" * 600], "512 positions"),
+    "vocabulary": (["x", "--draft", "{other}"], "vocabulary of 300"),
+    "gamma 0": (["x", "--gamma", "0"], "--gamma must be at least 1"),
+    "negative temperature": (["x", "--temperature", "-1"], "temperature must be at least 0"),
+    "nan temperature": (["x", "--temperature", "nan"], "temperature must be at least 0"),
+    "top-p 0": (["x", "--top-p", "0"], "top_p must be above 0"),
+    "no new tokens": (["x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+    "unknown drafter": (["x", "--drafter", "ngrm"], "did you mean 'ngram'"),
+    "unknown verifier": (["x", "--verifier", "tokn"], "did you mean 'token'"),
+    "unknown model": (["x", "--target", "bundled/absent"], "bundled"),
+    "no model in the folder": (["x", "--target", "{empty}"], "config.json"),
+    "unreadable prompts": (["--prompts", "{empty}/absent.txt"], "cannot read the prompts"),
+    "bad JSONL": (["--prompts", "{bad}"], "line 2"),
+    "mesh words": (["x", "--mesh", "two by four"], "DATAxMODEL"),
+    "mesh size": (["x", "--mesh", "3x1"], "devices"),
+    "bias": (["x", "--logit-bias", "3"], "TOKEN=VALUE"),
+    "bias outside": (["x", "--logit-bias", "900=1"], "900"),
+    "stop token outside": (["x", "--stop-token", "900"], "900"),
+    "empty stop": (["x", "--stop", ""], "--stop must not be empty"),
+    "seed": (["x", "--seed", "-1"], "--seed"),
+    "output": (["x", "--output", "{empty}/no/file"], "--output"),
+    "draft unused": (["x", "--drafter", "ngram", "--draft", "{other}"], "--draft"),
+    "draft missing": (["x", "--drafter", "model"], "needs --draft"),
+    "gamma for plain": (["x", "--drafter", "plain", "--gamma", "3"], "--gamma"),
+    "unknown option": (["x", "--temprature", "1"], "perhaps you meant --temperature"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_nothing_is_computed(case, specjax_program, models, tmp_path, monkeypatch):
+    def computed(*args, **options):
+        raise AssertionError("something was computed")
+
+    monkeypatch.setattr(decoding, "prefill", computed)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a"}\n{"prompt": \n')
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    args, said = BAD[case]
+    filled = [a.format(empty=empty, bad=bad, **models) if a.startswith("{") else a for a in args]
+    ran = specjax_program("generate", "--target", models["target"], *filled)
+    assert ran.code == 2 and ran.out == "" and said in ran.err
+    assert len(ran.err.splitlines()) == 1 and ran.err.startswith("specjax generate: error: ")
+
+
+def test_errors_can_be_traced(models, monkeypatch):
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        generate_main(["--target", models["target"], ""])
