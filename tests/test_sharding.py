@@ -1,4 +1,4 @@
-"""Sharding on 8 fake devices: a rule for every parameter, results of any mesh alike, two all-reduces a layer."""
+"""Sharding on 8 fake devices: a rule for every parameter, the same results on every mesh, two all-reduces a layer."""
 
 import dataclasses
 import functools
@@ -136,7 +136,7 @@ def test_logits_and_cache_sharding_do_not_depend_on_the_mesh(name, layout, shape
 def test_a_layer_needs_two_all_reduces(name, layout, shape):
     """T5's decoder has a third, after cross-attention. One more is of the embedding, whose rows lie on different
     devices, and one all-gather collects the logits. No weight and no cache moves."""
-    step, (params, _, _) = on_mesh(name, layout, shape)
+    step, _ = on_mesh(name, layout, shape)
     a_layer = 3 if name.startswith("t5") else 2
     layers = 1 if layout == "stacked" else LAYERS  # a scan's body stands once in the text
     assert collectives(step) == {"all-reduce": a_layer * layers + 1, "all-gather": 1}
