@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoding as loop
-from specjax import drafters, sampling, stopping, verify
+from specjax import drafters, sampling, sharding, stopping, verify
 from specjax.drafters import Guide
 from specjax.metrics import Stats, stats
 from specjax.model import Model
@@ -179,6 +179,7 @@ def prepare(
     guide = drafter or drafters.plain()
     chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
     guide.check(target)
+    check_mesh(target, guide)
     tokens, length = tokenize(target, prompts)
     batch = len(length)
     budget = np.broadcast_to(np.asarray(max_new_tokens, np.int64), (batch,)) if np.ndim(max_new_tokens) == 0 else None
@@ -209,8 +210,27 @@ def prepare(
         jnp.asarray(budget, jnp.int32), model=target.lm, drafter=guide.drafter, stages=stages, cache_len=cache_len,
         max_new=longest,
     )  # fmt: skip
-    state = jax.block_until_ready(state)
+    state = jax.block_until_ready(on_mesh(target, guide, state))
     return Job(target, guide, chosen, stages, decode, state, stops, traces, time.perf_counter() - started)
+
+
+def check_mesh(target: Model, guide: Guide) -> None:
+    """Raises ValueError where target and draft lie on different meshes: one program runs on one."""
+    if guide.source is not None and guide.source.mesh not in (None, target.mesh):
+        told = [None if m is None else dict(m.shape) for m in (guide.source.mesh, target.mesh)]
+        raise ValueError(
+            f"draft {guide.source.name} lies on a mesh of {told[0]} and target {target.name} on {told[1]}: load both "
+            "with the same mesh (replicate=True gives every device the whole draft)"
+        )
+
+
+def on_mesh(target: Model, guide: Guide, state: loop.GenerationState) -> loop.GenerationState:
+    """The state as rounds keep it, so that the first round compiles for all of them."""
+    if target.mesh is None or target.rules is None:
+        return state
+    own = guide.source is not None and guide.source.mesh is not None
+    draft = guide.source.rules if own else sharding.replicated(target.rules)
+    return jax.device_put(state, sharding.state_shardings(state, target.mesh, target.rules, draft=draft))
 
 
 def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:

@@ -244,7 +244,8 @@ def check_rows(rows: int, mesh: Mesh) -> None:
 
 
 def _kv_spec(rank: int, heads: str | None) -> P:
-    return P(*(None for _ in range(rank - 4)), DATA, heads, None, None)  # [L,] B, K, T, H
+    axes = (*(None for _ in range(rank - 4)), DATA, heads)  # [L,] B, K, T, H
+    return P(*axes) if heads else P(*axes[:-1])  # no trailing None: jax tells equal specs apart by it
 
 
 def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
@@ -261,7 +262,7 @@ def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
     return jax.tree.map(one, cache, is_leaf=lambda node: isinstance(node, KV))
 
 
-def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, draft: Rules) -> GenerationState:
+def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, *, draft: Rules) -> GenerationState:
     """Shardings of a generation state: rows on data, the target's heads by `rules`, the draft's by `draft`.
 
     Lay the state that `prefill` returned by these (`jax.device_put`): a round then returns it as it was laid.

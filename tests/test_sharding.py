@@ -13,8 +13,10 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import decoding, sampling, sharding, stopping
+import specjax
+from specjax import decoding, drafters, sampling, sharding, stopping
 from specjax.drafters import chain
+from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
 from specjax.verify.token import token_level
@@ -282,7 +284,7 @@ def speculate(name: str, mesh, temperature):
     state = decoding.prefill(given, keys, prompt, length, budget, **static, cache_len=24, max_new=12)
     if mesh is not None:
         rules = case.rules
-        state = jax.device_put(state, sharding.state_shardings(state, mesh, rules, sharding.replicated(rules)))
+        state = jax.device_put(state, sharding.state_shardings(state, mesh, rules, draft=sharding.replicated(rules)))
     return static, given, state
 
 
@@ -326,4 +328,36 @@ def test_a_round_keeps_every_sharding_and_moves_no_weight():
 def test_a_batch_that_does_not_divide_is_refused():
     odd = alone("opt", 0.0)._replace(stop=jax.ShapeDtypeStruct((3,), jnp.int32))
     with pytest.raises(ValueError, match=r"batch of 3 rows does not divide over data=2"):
-        sharding.state_shardings(odd, sharding.make_mesh(2, 4), sharding.OPT, sharding.OPT)
+        sharding.state_shardings(odd, sharding.make_mesh(2, 4), sharding.OPT, draft=sharding.OPT)
+
+
+def loaded(mesh, *, layers: int = LAYERS, rules: sharding.Rules = sharding.OPT) -> Model:
+    """What `specjax.load` gives, without a checkpoint."""
+    config, fmt = dataclasses.replace(OPT, layers=layers), FORMATS["separate"]
+    params = opt.init(jax.random.key(0), config, fmt)
+    if mesh is not None:
+        params = sharding.place(params, mesh, rules, fmt, kv_heads=HEADS)
+    return Model("tiny", opt, config, fmt, params, mesh=mesh, rules=rules)
+
+
+PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 2
+WHOLE = sharding.replicated(sharding.OPT)
+
+
+@pytest.mark.parametrize("rules", [WHOLE, sharding.OPT], ids=["replicated", "split"])
+def test_streaming_on_a_mesh_compiles_one_round(rules):
+    """The state that prefill leaves is laid as rounds return it, or the second round would compile again."""
+    mesh = sharding.make_mesh(2, 4)
+    drafter = drafters.model(loaded(mesh, layers=1, rules=rules), gamma=2)
+    stream = specjax.stream(loaded(mesh), PROMPTS, drafter=drafter, max_new_tokens=6, temperature=0.0)
+    before, rounds = decoding.one_round._cache_size(), sum(1 for _ in stream)
+    assert rounds > 1
+    assert decoding.one_round._cache_size() == before + 1
+    plain = specjax.generate(loaded(None), PROMPTS, max_new_tokens=6, temperature=0.0)
+    assert stream.result().tokens == plain.tokens
+
+
+def test_two_meshes_in_one_program_are_refused():
+    drafter = drafters.model(loaded(sharding.make_mesh(4, 2), layers=1), gamma=2)
+    with pytest.raises(ValueError, match=r"'data': 4, 'model': 2.*'data': 2, 'model': 4.*the same mesh"):
+        specjax.generate(loaded(sharding.make_mesh(2, 4)), PROMPTS, drafter=drafter)
