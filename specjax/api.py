@@ -228,8 +228,8 @@ def on_mesh(target: Model, guide: Guide, state: loop.GenerationState) -> loop.Ge
     """The state as rounds keep it, so that the first round compiles for all of them."""
     if target.mesh is None or target.rules is None:
         return state
-    own = guide.source is not None and guide.source.mesh is not None
-    draft = guide.source.rules if own else sharding.replicated(target.rules)
+    source = guide.source
+    draft = sharding.replicated(target.rules) if source is None or source.mesh is None else source.rules
     return jax.device_put(state, sharding.state_shardings(state, target.mesh, target.rules, draft=draft))
 
 
