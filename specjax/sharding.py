@@ -14,7 +14,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -30,7 +30,7 @@ DATA = "data"
 MODEL = "model"
 
 
-def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of `data` x `model` devices, its axes of type Auto (XLA propagates the shardings).
 
     Args:
@@ -253,9 +253,9 @@ def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
     Leaves apart from keys and values are led by rows (lengths, tokens, visibility); scalars are replicated.
     """
 
-    def one(leaf):
+    def one(leaf) -> PyTree:
         if isinstance(leaf, KV):
-            return KV(*(NamedSharding(mesh, _kv_spec(len(a.shape), rules.heads)) for a in leaf))
+            return jax.tree.map(lambda a: NamedSharding(mesh, _kv_spec(len(a.shape), rules.heads)), leaf)
         return NamedSharding(mesh, P(DATA) if leaf.shape else P())
 
     return jax.tree.map(one, cache, is_leaf=lambda node: isinstance(node, KV))

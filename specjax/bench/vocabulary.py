@@ -60,15 +60,16 @@ def measure(vocab_size: int, rows: int, *, repeats: int = 30, inner: int = 3) ->
     inputs, forms = _inputs(vocab_size, rows), _forms(vocab_size)
     programs = {name: jax.jit(form) for name, form in forms.items()}
     times: dict[tuple[str, str], list[float]] = {name: [] for name in programs}
-    for program in programs.values():
-        jax.block_until_ready(program(inputs))
-    for _ in range(repeats):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            for _ in range(inner):
-                result = program(inputs)
-            jax.block_until_ready(result)
-            times[name].append((time.perf_counter() - start) / inner * 1e6)
+    with jax.debug_key_reuse(False):  # a timed call draws the same numbers every time, on purpose
+        for program in programs.values():
+            jax.block_until_ready(program(inputs))
+        for _ in range(repeats):
+            for name, program in programs.items():
+                start = time.perf_counter()
+                for _ in range(inner):
+                    result = program(inputs)
+                jax.block_until_ready(result)
+                times[name].append((time.perf_counter() - start) / inner * 1e6)
     spread = {name: _spread(values) for name, values in times.items()}
     operations = dict.fromkeys(operation for operation, _ in forms)
     return [

@@ -13,6 +13,7 @@ from specjax.verify import token, token_level
 from tests import laws
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
+verify = jax.jit(token_level, static_argnames="tree")
 LARGEST_U = np.float32(1) - np.finfo(np.float32).epsneg  # 1 - ulp
 P, Q, SPARSE_P, SPARSE_Q = (
     laws.random_model(seed, 3, sharpness=sharpness, zeros=zeros)
@@ -157,7 +158,7 @@ def test_an_invalid_node_is_not_tested_and_the_token_is_drawn_from_p():
 def test_a_chain_without_draft_is_plain_decoding():
     log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (5, 1, 300)))
     draft = Draft(jnp.zeros((5, 1), jnp.int32), jnp.ones((5, 1), bool), None)
-    verdict = token_level(jax.random.split(jax.random.key(1), 5), trees.chain(0), draft, log_p)
+    verdict = verify(jax.random.split(jax.random.key(1), 5), trees.chain(0), draft, log_p)
     correct = jax.vmap(lambda k: jax.random.split(k, 2)[1])(jax.random.split(jax.random.key(1), 5))
     np.testing.assert_array_equal(verdict.token, categorical(correct, log_p[:, 0]))
     np.testing.assert_array_equal(verdict.path, np.zeros((5, 1)))
@@ -184,10 +185,10 @@ def test_a_row_does_not_depend_on_its_place():
     draft, log_p = random_round(6, 3)
     tree = trees.chain(3)
     keys = lambda: jax.random.split(jax.random.key(5), 6)
-    verdict = token_level(keys(), tree, draft, log_p)
+    verdict = verify(keys(), tree, draft, log_p)
     order = jnp.array([4, 0, 5])
     pick = lambda x: x[order]
-    moved = token_level(pick(keys()), tree, jax.tree.map(pick, draft), log_p[order])
+    moved = verify(pick(keys()), tree, jax.tree.map(pick, draft), log_p[order])
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[order], b), verdict, moved)
     assert len(set(np.asarray(verdict.accepted).tolist())) > 1
 
@@ -196,7 +197,7 @@ def test_path_tested_and_overlap_by_hand():
     gamma = 4
     draft, log_p = random_round(50, gamma)
     tree = trees.chain(gamma)
-    verdict = token_level(jax.random.split(jax.random.key(6), 50), tree, draft, log_p)
+    verdict = verify(jax.random.split(jax.random.key(6), 50), tree, draft, log_p)
     tested, overlap = token.tested(tree, draft, verdict), token.overlap(tree, draft, log_p, verdict)
     p, q = np.exp(log_p), np.exp(draft.log_q)
     kinds = set()
@@ -232,17 +233,23 @@ def exact(temperature: float, model: int = 0) -> laws.Model:
     return lambda prefix: table[prefix[-1] if prefix else ROOT]
 
 
+def fork(key, count: int) -> list:
+    """`count` keys from every row's own."""
+    forks = jax.vmap(lambda k: jax.random.split(k, count))(key)
+    return [forks[:, i] for i in range(count)]
+
+
 def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: bool = False) -> np.ndarray:
     """The first three tokens, [temperatures, samples, 3]: of one round, and then of the target."""
     batch = samples * len(TEMPERATURES)
     params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * samples)
 
     def run(params, table, root, key):  # arguments, all of them: XLA would spend minutes folding constants
-        drafting, verifying, continuing = jax.vmap(lambda k: jax.random.split(k, 3))(key).T
+        drafting, verifying, continuing = fork(key, 3)
         law = lambda model, previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
         tokens, log_q = [root], []
         for _ in range(GAMMA):
-            drafting, now = jax.vmap(lambda k: jax.random.split(k, 2))(drafting).T
+            drafting, now = fork(drafting, 2)
             log_q.append(law(1, tokens[-1]))
             tokens.append(categorical(now, log_q[-1]))
         log_q.append(law(1, tokens[-1]))
@@ -252,7 +259,7 @@ def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: boo
         verdict = token_level(verifying, trees.chain(GAMMA), draft, log_p)
         out = [jnp.where(verdict.accepted > 0, drafted[:, 1], verdict.token)]
         for w in range(1, GAMMA + 1):
-            continuing, now = jax.vmap(lambda k: jax.random.split(k, 2))(continuing).T
+            continuing, now = fork(continuing, 2)
             fresh = categorical(verifying if reuse_draft_key else now, law(0, out[-1]))
             kept = drafted[:, min(w + 1, GAMMA)]
             out.append(jnp.where(verdict.accepted > w, kept, jnp.where(verdict.accepted == w, verdict.token, fresh)))
@@ -330,7 +337,7 @@ def two_large_tokens(table: np.ndarray) -> np.ndarray:
     """[LARGE_SAMPLES, 2]: one round of gamma 1 and, after a refusal, the target."""
 
     def chunk(key, log_laws):
-        drafting, verifying, continuing = jax.vmap(lambda k: jax.random.split(k, 3))(key).T
+        drafting, verifying, continuing = fork(key, 3)
         root = jnp.zeros(CHUNK, jnp.int32)
         tokens = jnp.stack([root, categorical(drafting, log_laws[1][root])], 1)
         draft = Draft(tokens, jnp.ones_like(tokens, dtype=bool), log_laws[1][tokens % CONTEXTS])
@@ -343,7 +350,7 @@ def two_large_tokens(table: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         log_laws = jnp.asarray(np.log(table), jnp.float32)
     run, keys = jax.jit(chunk), jax.random.split(jax.random.key(30), (LARGE_SAMPLES // CHUNK, CHUNK))
-    return np.concatenate([np.asarray(run(key, log_laws)) for key in keys])
+    return np.concatenate([np.asarray(run(keys[i], log_laws)) for i in range(len(keys))])
 
 
 def test_shipped_code_has_the_joint_law_at_a_real_vocabulary(monkeypatch):
