@@ -15,6 +15,7 @@ from specjax.cli.arguments import lookup, one_line
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
+READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 class Command(NamedTuple):
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return READER_GONE
     except (ValueError, OSError) as error:
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise

@@ -26,7 +26,8 @@ def closing_table(out: Generation, target: Model, guide: Guide, verifier: str) -
         share = lambda rate, of: f"{_number(rate)}  ({stats.accepted} of {of})"
         table.add_row("accepted / tested", share(stats.accepted_per_tested, stats.tested))
         table.add_row("accepted / drafted", share(stats.accepted_per_drafted, stats.drafted))
-        table.add_row("overlap", f"{_number(stats.overlap)}  mean of \u03a3 min(p, q) over the tested tokens")
+        if not math.isnan(stats.overlap):
+            table.add_row("overlap", f"{_number(stats.overlap)}  mean of \u03a3 min(p, q) over the tested tokens")
         table.add_row("accepted by depth", "  ".join(_number(rate) for rate in stats.by_depth))
     shown = ("prefill", "draft", "verify") if "draft" in seconds else ("prefill", "decode")
     parts = [f"{name} {_seconds(seconds[name])}" for name in shown]

@@ -68,13 +68,17 @@ def decode(
 def _show(
     run: api.Stream, work: Work, open_sink, progress: Progress, asked: Callable[[], bool], *, marks: bool
 ) -> list[float]:
-    """Feeds each round to the rows' sinks until all have ended or the user asked to stop; seconds of each round."""
+    """Feeds each round to the rows' sinks until all have ended or the user asked to stop.
+
+    Returns:
+      Seconds of each round, without what jax reports as compiling.
+    """
     stops, tree = work.options["stop"], work.guide.drafter.tree
     running = {row: RowText(work.target.text, tree, stops=stops, marks=marks) for row in range(len(work.prompts))}
     rounds = iter(run)
     started = time.perf_counter()
     event = next(rounds, None)
-    seconds = [time.perf_counter() - started]
+    seconds = [time.perf_counter() - started - compile_seconds(started)]
     progress.clear()
     sink: Sink = open_sink()
 
@@ -93,7 +97,7 @@ def _show(
             started = time.perf_counter()
             event = next(rounds, None)
             if event is not None:
-                seconds.append(time.perf_counter() - started)
+                seconds.append(time.perf_counter() - started - compile_seconds(started))
     finally:
         for row in list(running):
             end(row)
@@ -104,18 +108,17 @@ def _show(
 def without_compiling(seconds: dict[str, float], ready: float, rounds: Sequence[float]) -> dict[str, float]:
     """Seconds without what compiling took.
 
-    The first round compiles, and pays for more than jax reports as compiling: it counts as the median of the others.
+    The first round pays for more than jax reports as compiling, so it counts as the median of the others at most.
 
     Args:
       seconds: as measured.
       ready: when the prompt had been read.
-      rounds: seconds of each round.
+      rounds: seconds of each round, without what jax reports.
     """
     apart = dict(seconds)
     apart["prefill"] = max(0.0, seconds["prefill"] - compile_seconds(ready - seconds["prefill"], ready))
     first, *others = rounds
-    usual = statistics.median(others) if others else first - compile_seconds(ready, ready + first)
-    apart["decode"] = max(0.0, seconds["decode"] - max(0.0, first - usual))
+    apart["decode"] = min(first, statistics.median(others or [first])) + sum(others)
     for part in ("draft", "verify"):
         if part in seconds:
             apart[part] = seconds[part] * apart["decode"] / seconds["decode"]

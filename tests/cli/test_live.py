@@ -18,7 +18,7 @@ def console(**options) -> Console:
 
 
 def shown(c: Console) -> str:
-    return c.file.getvalue()  # type: ignore[attr-defined]
+    return c.file.getvalue()
 
 
 def test_marks_tell_the_three_fates_apart_without_colour():

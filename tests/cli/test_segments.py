@@ -24,7 +24,7 @@ def round_(proposed, committed, accepted, *, valid=None, tested=None) -> Info:
         accepted=np.array([accepted]), emitted=np.array([len(committed)]), overlap=np.zeros((1,), np.float32),
         depth_tested=zeros, depth_accepted=zeros, proposed=np.array([[0, *proposed]], np.int32),
         valid=np.array([[True, *(valid or [True] * len(proposed))]]), committed=block,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def ids(words: str) -> list[int]:
