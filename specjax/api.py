@@ -22,7 +22,7 @@ from specjax.verify import Verifier
 
 PROMPT_BUCKET = 32  # prompts are padded to multiples of this, so that few lengths compile
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
-PerRow = float | Sequence[float]
+PerRow = float | int | Sequence[float] | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,7 +130,7 @@ def write(
       fresh: the caches were empty, so the block sees only itself: attend to it, not to all T slots.
     """
     block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
-    if layers is None:
+    if layers is None or start is None:
         return None, block
     if isinstance(layers, KV):
         layers = KV(*(put_windows(a, new, start, index) for a, new in zip(layers, block, strict=True)))

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
 from specjax import checkpoint, convert
@@ -53,8 +54,9 @@ class Recipe:
     every: int = 500
     seed: int = 0
 
-    def schedule(self, step: Array) -> Array:
+    def schedule(self, step: ArrayLike) -> Array:
         """Warm-up, constant, linear decay to a tenth (WSD): a constant part can be prolonged by a later run."""
+        step = jnp.asarray(step)
         up = jnp.minimum(1.0, (step + 1) / max(self.warmup, 1))
         down = jnp.clip((self.steps - step) / max(self.decay, 1), 0.0, 1.0)
         return self.rate * up * (0.1 + 0.9 * down)
@@ -96,7 +98,7 @@ def halved(params: Params) -> Params:
 
     def one(keys: tuple, leaf: Array) -> Array:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        big = path.endswith("kernel") or path.endswith("tokens.table")
+        big = path.endswith(("kernel", "tokens.table"))
         return leaf.astype(jnp.bfloat16) if big else leaf
 
     return jax.tree_util.tree_map_with_path(one, params)
