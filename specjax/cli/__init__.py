@@ -15,7 +15,7 @@ from specjax.cli.arguments import lookup, one_line
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
-READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
+READER_GONE = 1  # as rich has it for what goes through a console
 
 
 class Command(NamedTuple):
@@ -38,7 +38,7 @@ commands:
 {commands}
 
 specjax COMMAND --help explains a command; specjax --version prints the version.
-exit codes: 0 done, 1 the model failed (its logits hold NaN), 2 bad input, 130 interrupted.
+exit codes: 0 done, 1 failed while running (NaN in logits, reader gone), 2 bad input, 130 interrupted.
 """
 
 

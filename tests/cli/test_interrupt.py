@@ -48,8 +48,8 @@ def test_the_second_ctrl_c_is_not_swallowed():
 
 def test_a_reader_that_goes_away_is_no_error(models):
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
-    assert run.stdout is not None and run.stderr is not None
-    run.stdout.read(1)
-    run.stdout.close()
-    assert run.stderr.read() == b"" and run.wait(timeout=120) == 141
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.read(1)
+        run.stdout.close()
+        assert run.stderr.read() == b"" and run.wait(timeout=120) == 1
