@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
+    "train lm": Command("specjax.cli.train", "train a language model on text, or distil a draft from its target"),
 }
 
 OVERVIEW = """\

@@ -142,10 +142,10 @@ def walk(
         params, index = scanned
         entered = x
         x, state = step(nnx.merge(graphdef, params), index, x, state)
-        return (x, state), (entered,) if capture else ()
+        return (x, state), entered if capture else jnp.zeros(())
 
-    (last, state), streams = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
-    return last, state, tuple(last if i == count else streams[0][i] for i in capture)
+    (last, state), entered = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
+    return last, state, tuple(last if i == count else entered[i] for i in capture)
 
 
 def init_layers(make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs, count: int, stacked: bool) -> Params:

@@ -204,3 +204,25 @@ def from_published(published: Mapping[str, Any]) -> OPTConfig:
         pre_norm=published.get("do_layer_norm_before", True),
         activation=published.get("activation_function", "relu"),
     )
+
+
+def to_published(config: OPTConfig) -> dict[str, Any]:
+    """The contents of a config.json that transformers and `from_published` read as this shape."""
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "word_embed_proj_dim": config.embed_width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "ffn_dim": config.mlp_width,
+        "max_position_embeddings": config.max_positions,
+        "do_layer_norm_before": config.pre_norm,
+        "activation_function": config.activation,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "bos_token_id": 2,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+    }

@@ -366,3 +366,30 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
         eps=published.get("layer_norm_epsilon", 1e-6),
         start_token=published.get("pad_token_id", 0) if start is None else start,
     )
+
+
+def to_published(config: T5Config) -> dict[str, Any]:
+    """The contents of a config.json that transformers and `from_published` read as this shape."""
+    kind = "gelu" if config.activation == "gelu_new" else config.activation
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "d_model": config.width,
+        "d_kv": config.head_width,
+        "d_ff": config.mlp_width,
+        "num_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "num_heads": config.heads,
+        "relative_attention_num_buckets": config.buckets,
+        "relative_attention_max_distance": config.max_distance,
+        "feed_forward_proj": f"gated-{kind}" if config.gated else kind,
+        "tie_word_embeddings": config.tied,
+        "scale_decoder_outputs": config.tied,
+        "layer_norm_epsilon": config.eps,
+        "dropout_rate": 0.0,
+        "decoder_start_token_id": config.start_token,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }

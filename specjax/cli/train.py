@@ -1,0 +1,150 @@
+"""`specjax train lm`: a language model from text, or a draft from the target that it will serve. Resumable."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+END = 2  # </s> of tokenizers made by this command
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainLM:
+    """Train an OPT-shaped language model on text, or distil a draft from a target.
+
+    specjax train lm --run runs/target --data books.txt.xz stories.jsonl.gz --width 256 --layers 6 --heads 4
+
+    specjax train lm --run runs/draft --data books.txt.xz --tokenizer runs/target/tokenizer --width 64 --layers 1 \
+--heads 2 --teacher runs/target/model --distil 0.9
+
+    Stop it with Ctrl-C or SIGTERM at any time: the same command goes on where it stopped. When it ends, RUN/model is a
+    Hugging Face folder, RUN/metrics.jsonl holds the numbers and RUN/curve.png the curve.
+    """
+
+    run: Path
+    """Folder of the run."""
+    data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")]
+    """Text files (documents between lines of <|endofbook|>) or JSONL with a "text" field; .gz and .xz are unpacked."""
+    tokenizer: Path | None = None
+    """Folder with a tokenizer.json; without it one is trained on the data."""
+    vocab_size: int = 8192
+    """Of a tokenizer trained here."""
+    width: int = 256
+    layers: int = 6
+    heads: int = 4
+    positions: int = 512
+    """Longest text of the model, in tokens."""
+    rows: int = 16
+    """Windows of text a step."""
+    length: int = 128
+    """Tokens a window."""
+    steps: int = 10_000
+    """Of the whole run; a run that has ended is prolonged by a larger number."""
+    rate: float = 1e-3
+    """Peak learning rate: warm-up, constant, then linear decay to a tenth over the last third."""
+    warmup: int = 100
+    teacher: str | None = None
+    """A model with the same tokenizer to distil from."""
+    distil: float = 0.9
+    """Weight of the divergence from the teacher, the rest being the data's own loss."""
+    held_out: float = 0.03
+    """Share of the documents that are held out, by hash."""
+    every: int = 300
+    """Steps between evaluations and checkpoints."""
+    half: bool = False
+    """Multiply in bfloat16; master weights stay float32."""
+    dtype: str = "bfloat16"
+    """Of the exported weights."""
+    seed: int = 0
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    options = tyro.cli(TrainLM, args=list(args), prog="specjax train lm", config=(tyro.conf.AvoidSubcommands,))
+    check(options)
+    console = Console(stderr=True)
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
+        line = progress.add_task("starting", total=None)
+        say = lambda text: progress.update(line, description=text)
+        folder = run(options, say)
+    console.print(f"model: {folder}")
+    return 0
+
+
+def check(options: TrainLM) -> None:
+    """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
+    for file in options.data:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such data file")
+    if options.width % options.heads:
+        raise ValueError(f"--width {options.width} does not divide into --heads {options.heads}")
+    if options.length >= options.positions:
+        raise ValueError(f"--length {options.length} must be below --positions {options.positions}")
+    if not 0.0 <= options.distil <= 1.0:
+        raise ValueError(f"--distil must lie in 0..1, got {options.distil}")
+    if options.tokenizer is not None and not (options.tokenizer / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
+
+
+def run(options: TrainLM, say) -> Path:
+    """Tokenizer, packed text, training, export; each part is skipped where it is there already."""
+    import tokenizers
+
+    from specjax.load import load
+    from specjax.models import opt
+    from specjax.training import data, lm, tasks, tokenizer
+
+    home = options.tokenizer or options.run / "tokenizer"
+    texts = lambda: (text for file in options.data for text in data.documents(file))
+    if not (home / "tokenizer.json").is_file():
+        say("training the tokenizer")
+        kept = data.split(texts(), options.held_out).train
+        bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
+        tokenizer.save_tokenizer(bpe, home, specials=tokenizer.OPT_SPECIALS)
+    bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
+    files = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
+    if not all(file.is_file() for file in files.values()):
+        say("packing the text")
+        parts = data.split(texts(), options.held_out)._asdict()
+        encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
+        for name, file in files.items():
+            data.pack(parts[name], encode, file, end=END)
+    packed = {name: data.tokens(file) for name, file in files.items()}
+    for name, array in packed.items():
+        if len(array) <= options.length + 1:
+            raise ValueError(f"the {name} text has {len(array)} tokens: fewer than a window of {options.length}")
+    config = opt.OPTConfig(
+        vocab_size=bpe.get_vocab_size(),
+        width=options.width,
+        embed_width=options.width,
+        layers=options.layers,
+        heads=options.heads,
+        mlp_width=4 * options.width,
+        max_positions=options.positions,
+    )
+    teacher = None if options.teacher is None else load(options.teacher)
+    if teacher is not None and teacher.vocab_size != config.vocab_size:
+        raise ValueError(f"teacher {teacher.name} has {teacher.vocab_size} tokens, the student {config.vocab_size}")
+    task = tasks.text_task(
+        config, packed["train"], packed["held_out"], rows=options.rows, length=options.length, seed=options.seed,
+        teacher=teacher,
+    )  # fmt: skip
+    recipe = lm.Recipe(
+        steps=options.steps, warmup=options.warmup, decay=options.steps // 3, rate=options.rate, half=options.half,
+        distil=options.distil if teacher is not None else 0.0, every=options.every, seed=options.seed,
+    )  # fmt: skip
+
+    def report(record) -> None:
+        shown = {key: record[key] for key in ("loss", "held_out_perplexity", "held_out_overlap") if key in record}
+        numbers = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in shown.items())
+        say(f"step {record['step']} of {recipe.steps}: {numbers}, {record['seconds_a_step']:.2f} s a step")
+
+    state = lm.train(task, recipe, options.run, family="opt", config=config, report=report)
+    lm.draw_curve(options.run)
+    folder = options.run / "model"
+    lm.export(state.params, folder, opt.to_published(config), dtype=options.dtype, tokenizer=home)
+    return folder

@@ -1,0 +1,246 @@
+"""The decoding loop, every drafter on every family: greedy equals plain decoding, laws are exact, rows are alone."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding as loop
+from specjax import drafters, stopping
+from specjax.stopping import Stop
+from specjax.types import Verdict
+from specjax.verify.token import token_level
+from tests import battery, laws
+from tests.battery import Setting, guide, run, texts
+
+DRAFTERS = ("model-1", "model-3", "model-8", "ngram-1", "ngram-4")
+MORE = tuple(f"model-{g}" for g in (2, 4, 5, 6, 7))
+FAMILIES = tuple(battery.FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Greedy rows of plain decoding, a family each."""
+    return {family: texts(run(family, drafters.plain())) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_vary(family, plain):
+    """Not one token over and over, which anything would reproduce."""
+    assert sum(len(set(row[8:])) > 3 for row in plain[family]) >= 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_greedy_is_the_argmax_of_the_scores(family, plain):
+    for row in (0, 4):
+        new = np.array(plain[family][row])
+        logits = battery.scores(family, battery.prompts()[row], int(battery.LENGTHS[row]), new)
+        assert logits[:-1].argmax(-1).tolist() == new.tolist()
+
+
+def greedy_equals_plain(kind, family, plain):
+    state = run(family, guide(kind, family))
+    assert texts(state) == plain[family]
+    assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
+    totals = jax.device_get(state.totals)
+    assert 0 < totals.accepted.sum() < totals.tested.sum() <= totals.drafted.sum()  # both outcomes were met
+    assert (totals.rounds + totals.accepted >= battery.Setting.max_new).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_greedy_equals_plain(kind, family, plain):
+    greedy_equals_plain(kind, family, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", MORE)
+def test_greedy_equals_plain_for_every_gamma(kind, family, plain):
+    greedy_equals_plain(kind, family, plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_perfect_draft_is_accepted_whole(family, plain):
+    state = run(family, drafters.model(battery.target(family), gamma=3))
+    assert texts(state) == plain[family]
+    totals = jax.device_get(state.totals)
+    assert totals.accepted.sum() == totals.tested.sum()
+    assert totals.rounds.tolist() == [battery.Setting.max_new // 4] * battery.ROWS
+
+
+# --- laws: the joint of the first three tokens -------------------------------------------------------------------
+
+LAW_ROWS = 4096
+TEMPERATURES = (0.7, 1.3)
+
+
+def exact_joint(temperature: float) -> np.ndarray:
+    """The target's own law of three tokens after one prompt, by scores alone, float64: [V, V, V]."""
+    model = battery.target("opt")
+    prompt = battery.prompts()[4, :9]
+    pairs = np.array(list(itertools.product(range(battery.VOCAB), repeat=2)), np.int32)
+    whole = np.concatenate([np.tile(prompt, (len(pairs), 1)), pairs], 1)
+    logits = np.asarray(model.family.score(model.params, model.config, battery.FMT, jnp.asarray(whole)), np.float64)
+    warm = logits[:, 8:] / temperature
+    law = np.exp(warm - warm.max(-1, keepdims=True))
+    law = (law / law.sum(-1, keepdims=True)).reshape(battery.VOCAB, battery.VOCAB, 3, battery.VOCAB)
+    return law[0, 0, 0][:, None, None] * law[:, 0, 1][:, :, None] * law[:, :, 2]
+
+
+def sampled_counts(guide, **options) -> dict[float, np.ndarray]:
+    """Histograms of the first three tokens of LAW_ROWS rows a temperature, with greedy rows between them."""
+    cycle = [0.0, *TEMPERATURES]
+    temperature = np.resize(cycle, LAW_ROWS * len(cycle))
+    tokens = np.tile(battery.prompts()[4], (len(temperature), 1))
+    lengths = np.full((len(temperature),), 9, np.int32)
+    state = run(
+        "opt", guide, temperature, tokens=tokens, lengths=lengths, setting=Setting(max_new=3, cache_len=24), **options
+    )
+    new = np.asarray(state.tokens)[:, :3]
+    greedy = new[temperature == 0.0]
+    assert (greedy == greedy[0]).all()
+    return {t: laws.histogram(new[temperature == t], battery.VOCAB) for t in TEMPERATURES}
+
+
+@pytest.mark.parametrize("kind", ["model-2", "ngram-2"])
+def test_sampled_rows_follow_the_joint_law(kind):
+    counts = sampled_counts(guide(kind, "opt"))
+    for temperature, histogram in counts.items():
+        assert histogram.sum() == LAW_ROWS
+        assert laws.chi_square(histogram, exact_joint(temperature)) > laws.ALPHA
+
+
+def accepts_too_much(key, tree, draft, log_p):
+    """A broken verifier: it takes every draft that the target does not exclude, as if p >= q."""
+    verdict = token_level(key, tree, draft._replace(log_q=jnp.minimum(draft.log_q, log_p)), log_p)
+    return Verdict(*verdict)
+
+
+def test_the_law_test_fails_a_broken_verifier():
+    counts = sampled_counts(guide("model-2", "opt"), verify=accepts_too_much)
+    assert min(laws.chi_square(h, exact_joint(t)) for t, h in counts.items()) < laws.ALPHA
+
+
+def test_the_law_test_sees_another_temperature():
+    counts = sampled_counts(guide("model-2", "opt"))
+    assert laws.chi_square(counts[0.7], exact_joint(0.85)) < laws.ALPHA
+
+
+# --- rows are alone ----------------------------------------------------------------------------------------------
+
+SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
+
+
+def test_a_row_does_not_depend_on_its_place_neighbours_or_padding():
+    whole = texts(run("opt", guide("model-3", "opt"), SAMPLED))
+    order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
+    padded = np.concatenate([battery.prompts(), np.full((battery.ROWS, 8), 7, np.int32)], 1)
+    moved = texts(
+        run(
+            "opt", guide("model-3", "opt"), np.array(SAMPLED)[order], tokens=padded[order],
+            lengths=battery.LENGTHS[order], rows=order,
+        )
+    )  # fmt: skip
+    assert [whole[i] for i in order] == moved
+
+
+def test_a_stopped_row_writes_nothing_and_stops_no_other():
+    budget = [1, 24, 5, 24, 2, 24, 7, 24]
+    full = texts(run("opt", guide("model-3", "opt"), SAMPLED))
+    state = run("opt", guide("model-3", "opt"), SAMPLED, budget=budget)
+    assert texts(state) == [row[:n] for row, n in zip(full, budget, strict=True)]
+    assert (np.asarray(state.totals.rounds) <= budget).all()
+
+
+# --- stops -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "model-8", "ngram-4"])
+def test_eos_inside_a_block_cuts_it_there(kind, plain):
+    eos = plain["opt"][3][5]
+    state = run("opt", guide(kind, "opt"), setting=Setting(eos=(eos,)))
+    for row, new, stop in zip(plain["opt"], texts(state), state.stop.tolist(), strict=True):
+        cut = row.index(eos) + 1 if eos in row else len(row)
+        assert new == row[:cut]
+        assert stop == (Stop.EOS if eos in row else Stop.MAX_TOKENS)
+
+
+@pytest.mark.parametrize("kind", ["plain", "model-8"])
+def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind, plain):
+    pieces = [bytes([97 + token]) for token in range(battery.VOCAB)]
+    row = plain["opt"][2]
+    pattern = b"".join(pieces[t] for t in row[6:9])
+    table = stopping.automaton([pattern], pieces, battery.VOCAB)
+    state = run("opt", guide(kind, "opt"), setting=Setting(transitions=table))
+    for whole, new, stop in zip(plain["opt"], texts(state), state.stop.tolist(), strict=True):
+        at = b"".join(pieces[t] for t in whole).find(pattern)
+        assert new == (whole if at < 0 else whole[: at + 3])
+        assert stop == (Stop.MAX_TOKENS if at < 0 else Stop.STOP_STRING)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["plain", "model-8"])
+def test_a_full_cache_stops_every_drafter_at_the_same_token(kind, family, plain):
+    state = run(family, guide(kind, family), setting=Setting(cache_len=18))
+    used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS
+    room = np.minimum(18 - used + 1, Setting.max_new)
+    assert state.length.tolist() == room.tolist()
+    assert texts(state) == [row[:n] for row, n in zip(plain[family], room, strict=True)]
+    codes = np.where(room < Setting.max_new, Stop.CACHE_FULL, Stop.MAX_TOKENS)
+    assert state.stop.tolist() == codes.tolist()
+
+
+def test_nan_in_the_weights_stops_the_row_and_commits_nothing():
+    broken = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), battery.target("opt").params)
+    state = run("opt", guide("model-3", "opt"), params=broken)
+    assert state.stop.tolist() == [Stop.NAN] * battery.ROWS
+    assert state.length.tolist() == [0] * battery.ROWS
+
+
+# --- penalties and biases act on every slot ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_with_penalty_and_bias_equals_plain(family):
+    options = {"repetition_penalty": 1.4, "logit_bias": {3: -4.0, 5: 1.5}}
+    expected = texts(run(family, drafters.plain(), **options))
+    assert texts(run(family, guide("model-3", family), **options)) == expected
+    assert texts(run(family, guide("ngram-4", family), **options)) == expected
+    assert expected != texts(run(family, drafters.plain()))
+
+
+def test_banned_tokens_never_come_out():
+    state = run("opt", guide("model-3", "opt"), 1.5, logit_bias={t: float("-inf") for t in range(6)})
+    assert min(min(row) for row in texts(state)) >= 6
+
+
+def test_top_k_one_is_greedy(plain):
+    assert texts(run("opt", guide("model-3", "opt"), 1.0, top_k=1)) == plain["opt"]
+
+
+# --- compiling and the host --------------------------------------------------------------------------------------
+
+
+def test_one_trace_and_no_transfer():
+    run("opt", guide("model-3", "opt"), SAMPLED)
+    before = loop.trace_count()
+    other = battery.prompts()[::-1].copy()
+    run("opt", guide("model-3", "opt"), SAMPLED[::-1], tokens=other, setting=Setting(seed=7, eos=(1,)), budget=[5] * 8)
+    assert loop.trace_count() == before
+
+
+def test_generate_does_not_touch_the_host():
+    model, drafter = battery.target("opt"), guide("model-3", "opt")
+    warm, stages = loop.sampling.sampling_params(battery.ROWS, battery.VOCAB, temperature=0.0)
+    decode = loop.DecodeParams(model.params, drafter.params, warm, stopping.rules(battery.VOCAB))
+    static = {"model": model.lm, "drafter": drafter.drafter, "stages": stages}
+    state = loop.prefill(
+        decode, loop.row_keys(0, jnp.arange(battery.ROWS)), jnp.asarray(battery.prompts()),
+        jnp.asarray(battery.LENGTHS), jnp.full((battery.ROWS,), 24, jnp.int32), **static, cache_len=60, max_new=24,
+    )  # fmt: skip
+    with jax.transfer_guard("disallow"):
+        state = loop.generate(decode, state, verify=token_level, **static)
+    assert state.length.tolist() == [24] * battery.ROWS
