@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
+    "bench": Command("specjax.cli.bench", "measure speed on this machine, beside transformers"),
     "train lm": Command("specjax.cli.train", "train a language model on text, or distil a draft from its target"),
 }
 

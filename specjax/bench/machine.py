@@ -1,0 +1,61 @@
+"""What the machine can do and what else it is doing: memory bandwidth, and the share of processor that others use."""
+
+import os
+import platform
+import time
+from importlib import metadata
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Ticks(NamedTuple):
+    """Processor time since boot, in seconds: of all processes, and of this one."""
+
+    busy: float
+    own: float
+    wall: float
+
+
+def ticks() -> Ticks:
+    """Reads /proc/stat; zeros where there is none."""
+    own = time.process_time()
+    try:
+        with open("/proc/stat", encoding="ascii") as stat:
+            fields = [float(x) for x in stat.readline().split()[1:9]]
+    except OSError:
+        return Ticks(0.0, own, time.perf_counter())
+    idle = fields[3] + fields[4]
+    return Ticks((sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), own, time.perf_counter())
+
+
+def others(start: Ticks, end: Ticks) -> float:
+    """Share of all processors that other processes used between two readings; 0 on a quiet machine."""
+    wall = (end.wall - start.wall) * (os.cpu_count() or 1)
+    busy = max((end.busy - start.busy) - (end.own - start.own), 0.0)
+    return busy / wall if wall else 0.0
+
+
+def bandwidth(megabytes: int = 512, repeats: int = 7) -> float:
+    """Bytes a second that a sum over a large float32 array reads, best of several: what decoding could reach."""
+    array = jnp.ones((megabytes * 262_144,), jnp.float32)
+    total = jax.jit(lambda x: x.reshape(64, -1).sum(-1))
+    jax.block_until_ready(total(array))
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        jax.block_until_ready(total(array))
+        best = min(best, time.perf_counter() - started)
+    return array.nbytes / best
+
+
+def versions() -> dict[str, str]:
+    """Versions of what was measured, and the device."""
+    found = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
+    for name in ("jax", "jaxlib", "flax", "torch", "transformers"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
