@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from specjax import sharding
 from specjax.base import LanguageModel
@@ -62,8 +63,8 @@ class Model:
         """Number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
-    def score(self, *tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
-        """Logits [B,S,V] of left-aligned tokens, float32, before any warp.
+    def score(self, *tokens: ArrayLike) -> Float[Array, "B S V"]:
+        """Logits [B,S,V] of left-aligned tokens [B,S] (or [S]: one row), float32, before any warp.
 
         Decoder-only: `score(tokens)`. T5: `score(encoder_tokens, decoder_tokens)`; encoder rows end at their first
         padding token.

@@ -1,6 +1,7 @@
 """`specjax train lm`: a language model from text, or a draft from the target that it will serve. Resumable."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,10 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from specjax.cli.arguments import parse
+
 END = 2  # </s> of tokenizers made by this command
+INTERRUPTED = 130
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +68,16 @@ class TrainLM:
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = tyro.cli(TrainLM, args=list(args), prog="specjax train lm", config=(tyro.conf.AvoidSubcommands,))
+    options = parse(TrainLM, args, prog="specjax train lm")
     check(options)
     console = Console(stderr=True)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         line = progress.add_task("starting", total=None)
         say = lambda text: progress.update(line, description=text)
         folder = run(options, say)
+    if folder is None:
+        console.print("stopped and saved: the same command goes on from there")
+        return INTERRUPTED
     console.print(f"model: {folder}")
     return 0
 
@@ -90,8 +97,8 @@ def check(options: TrainLM) -> None:
         raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
 
 
-def run(options: TrainLM, say) -> Path:
-    """Tokenizer, packed text, training, export; each part is skipped where it is there already."""
+def run(options: TrainLM, say) -> Path | None:
+    """Tokenizer, packed text, training, export; skips what is there already. None: stopped before its end."""
     import tokenizers
 
     from specjax.load import load
@@ -107,12 +114,17 @@ def run(options: TrainLM, say) -> Path:
         tokenizer.save_tokenizer(bpe, home, specials=tokenizer.OPT_SPECIALS)
     bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
     files = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
+    given = json.dumps({"tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data]})
+    note = options.run / "data.json"
+    if note.is_file() and note.read_text(encoding="utf-8") != given:
+        raise ValueError(f"{options.run} was begun with other data or another tokenizer: use a new --run folder")
     if not all(file.is_file() for file in files.values()):
         say("packing the text")
         parts = data.split(texts(), options.held_out)._asdict()
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
         for name, file in files.items():
             data.pack(parts[name], encode, file, end=END)
+        tokenizer.write_text(note, given)
     packed = {name: data.tokens(file) for name, file in files.items()}
     for name, array in packed.items():
         if len(array) <= options.length + 1:
@@ -145,6 +157,8 @@ def run(options: TrainLM, say) -> Path:
 
     state = lm.train(task, recipe, options.run, family="opt", config=config, report=report)
     lm.draw_curve(options.run)
+    if int(state.step) < recipe.steps:
+        return None
     folder = options.run / "model"
     lm.export(state.params, folder, opt.to_published(config), dtype=options.dtype, tokenizer=home)
     return folder

@@ -89,12 +89,17 @@ def pack(
       block: characters a piece, at least.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("wb", dir=file.parent, delete=False) as stream:
-        for text in texts:
-            for ids in encode(_pieces(text, block)):
-                np.asarray(ids, np.uint16).tofile(stream)
-            np.asarray([end], np.uint16).tofile(stream)
-    os.replace(stream.name, file)
+    with tempfile.TemporaryDirectory(dir=file.parent) as aside:
+        whole = Path(aside) / file.name
+        with whole.open("wb") as stream:
+            for text in texts:
+                for ids in (*encode(_pieces(text, block)), [end]):
+                    if max(ids, default=0) > np.iinfo(np.uint16).max:
+                        raise ValueError(
+                            f"token {max(ids)} does not fit into 16 bits: use a vocabulary of at most 65,536"
+                        )
+                    np.asarray(ids, np.uint16).tofile(stream)
+        os.replace(whole, file)
 
 
 def _pieces(text: str, block: int) -> list[str]:

@@ -4,13 +4,14 @@ A run lives in one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` an
 Face's layout. Everything that a step sees is a function of (seed, step), so a run that was stopped goes on bit for bit.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +25,12 @@ from jaxtyping import Array, Int
 from specjax import checkpoint, convert
 from specjax.models.format import Format
 from specjax.training import losses
+from specjax.training.tokenizer import write_text
 from specjax.types import Params, PyTree
 
 KEPT = 2  # checkpoints kept on disk
 FORMAT = Format(dtype="float32")
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +122,10 @@ def make_step(task: Task, recipe: Recipe) -> Callable:
 
     def step(state: TrainState, teacher_params, batch):
         (value, nats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, teacher_params, batch)
-        updates, opt = optimizer.update(grads, state.optimizer, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
+            updates, opt = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": value, "nats": nats, "norm": optax.global_norm(grads), "rate": recipe.schedule(state.step)}
+        metrics = {"loss": value, "nats": nats, "norm": optax.tree.norm(grads), "rate": recipe.schedule(state.step)}
         return TrainState(params, opt, state.step + 1), metrics
 
     return jax.jit(step, donate_argnums=0)
@@ -175,29 +179,37 @@ def train(
       report: called with every record that goes into metrics.jsonl.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = resume(task, recipe, folder)
-    step, evaluate = make_step(task, recipe), make_evaluate(task)
-    stopped = _stop_on_signals()
-    begun, since = time.perf_counter(), int(state.step)
-    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
-        while int(state.step) < recipe.steps and not stopped:
+    with signals() as received:
+        state = resume(task, recipe, folder)
+        step, evaluate = make_step(task, recipe), make_evaluate(task)
+        begun, since, shown = time.perf_counter(), int(state.step), {}
+        forget_after(folder / "metrics.jsonl", since)
+        while int(state.step) < recipe.steps and not received:
             state, metrics = step(state, task.teacher_params, task.batch(int(state.step)))
             at = int(state.step)
             if at % 50 and at % recipe.every and at < recipe.steps:
                 continue
-            seconds = (time.perf_counter() - begun) / max(at - since, 1)
-            record = {"step": at, "seconds_a_step": seconds} | {k: float(v) for k, v in metrics.items()}
-            if not math.isfinite(record["loss"]):
-                raise FloatingPointError(f"the loss is {record['loss']} at step {at}: lower the learning rate")
+            seconds = (time.perf_counter() - begun) / (at - since)
+            shown = {"step": at, "seconds_a_step": seconds} | {k: float(v) for k, v in metrics.items()}
+            if not math.isfinite(shown["loss"]):
+                raise FloatingPointError(f"the loss is {shown['loss']} at step {at}: lower the learning rate")
             if at % recipe.every == 0 or at >= recipe.steps:
-                record |= evaluate(state.params)
+                shown |= evaluate(state.params)
                 save(state, folder, family=family, config=config)
-            log.write(json.dumps(record) + "\n")
-            log.flush()
-            report(record)
-    if stopped:
-        save(state, folder, family=family, config=config)
+            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
+                log.write(json.dumps(shown) + "\n")
+            report(shown)
+        if received and all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params)):
+            save(state, folder, family=family, config=config)
     return state
+
+
+def forget_after(file: Path, step: int) -> None:
+    """Drops records past `step`: the run went on from a checkpoint that is older than they are."""
+    if not file.is_file():
+        return
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
+    write_text(file, "".join(line + "\n" for line in lines))
 
 
 def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
@@ -246,8 +258,7 @@ def saved(folder: Path) -> list[Path]:
 def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype: str, tokenizer: Path) -> None:
     """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer's files."""
     fmt = dataclasses.replace(FORMAT, dtype=dtype)
-    cast = jax.tree.map(lambda p: p, halved(params) if dtype == "bfloat16" else params)
-    convert.save_pretrained(folder, cast, published, fmt=fmt)
+    convert.save_pretrained(folder, halved(params) if dtype == "bfloat16" else params, published, fmt=fmt)
     for file in sorted(tokenizer.glob("tokenizer*.json")):
         shutil.copyfile(file, folder / file.name)
 
@@ -277,9 +288,16 @@ def draw_curve(folder: Path) -> Path | None:
     return folder / "curve.png"
 
 
-def _stop_on_signals() -> list[int]:
-    """A list that stays empty until SIGTERM or Ctrl-C arrives; the running step is finished first."""
+@contextlib.contextmanager
+def signals() -> Iterator[list[int]]:
+    """A list that stays empty until SIGTERM or Ctrl-C arrives, so that the running step is finished first.
+
+    The handlers that were there before come back at the end.
+    """
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, frame: received.append(n))
-    return received
+    before = {number: signal.signal(number, lambda n, frame: received.append(n)) for number in STOPPING}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

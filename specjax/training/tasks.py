@@ -50,6 +50,8 @@ def pair_task(
 ) -> Task:
     """A T5-shaped model on pairs of sentences."""
 
+    pieces = max(1, len(held_out.source) // rows)
+
     def labels(batch):
         return batch.labels, batch.labels != 0
 
@@ -62,7 +64,7 @@ def pair_task(
         labels=labels,
         batch=lambda step: data.pair_batch(train, seed=seed, step=step, rows=rows),
         held_out=tuple(
-            data.shifted(held_out, np.arange(at, at + rows)) for at in range(0, len(held_out.source) - rows + 1, rows)
+            data.shifted(held_out, part) for part in np.array_split(np.arange(len(held_out.source)), pieces)
         ),
         teacher=None if teacher is None else (
             lambda params, batch: logits(params, batch, teacher.config, teacher.fmt)

@@ -1,4 +1,8 @@
-"""Documents, the held-out split, packing, and batches as functions of the step."""
+"""Data for training: documents, splits by hash, packed tokens, batches as functions of the step."""
+
+import gzip
+import json
+import lzma
 
 import numpy as np
 import pytest
@@ -6,52 +10,71 @@ import pytest
 from specjax.training import data
 
 
-def encode(texts: list[str]) -> list[list[int]]:
-    return [[ord(c) for c in text] for text in texts]
+def test_documents_of_every_kind(tmp_path):
+    text = "one\ntwo\n<|endofbook|>\nthree\n"
+    (tmp_path / "a.txt").write_text(text)
+    with gzip.open(tmp_path / "b.txt.gz", "wt") as stream:
+        stream.write(text)
+    with lzma.open(tmp_path / "c.txt.xz", "wt") as stream:
+        stream.write(text)
+    for name in ("a.txt", "b.txt.gz", "c.txt.xz"):
+        assert list(data.documents(tmp_path / name)) == ["one\ntwo\n", "three\n"]
+    (tmp_path / "d.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
+    assert list(data.documents(tmp_path / "d.jsonl")) == ["x", "y"]
 
 
-def test_documents_of_a_text_file_are_cut_at_separator_lines(tmp_path):
-    file = tmp_path / "books.txt"
-    file.write_text(f"one\ntwo\n{data.SEPARATOR}\nthree\n", encoding="utf-8")
-    assert list(data.documents(file)) == ["one\ntwo\n", "three\n"]
+def test_a_bad_line_is_named(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"text": "x"}\n{"other": "y"}\n')
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 2: no JSON object with a field 'text'"):
+        list(data.documents(tmp_path / "d.jsonl"))
+    (tmp_path / "e.tsv").write_text("a\tb\nalone\n")
+    with pytest.raises(ValueError, match=r"e\.tsv, line 2: expected two columns"):
+        list(data.pairs(tmp_path / "e.tsv"))
 
 
-def test_a_bad_jsonl_line_is_named(tmp_path):
-    file = tmp_path / "books.jsonl"
-    file.write_text('{"text": "one"}\n{"title": "two"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"books\.jsonl, line 2"):
-        list(data.documents(file))
-
-
-def test_split_depends_on_the_text_alone():
+def test_splits_depend_on_the_text_alone():
     texts = [f"document {i}" for i in range(2000)]
-    forward, backward = data.split(texts, 0.1), data.split(texts[::-1], 0.1)
-    assert set(forward.held_out) == set(backward.held_out)
-    assert sorted(forward.train + forward.held_out) == sorted(texts)
-    assert abs(len(forward.held_out) - 200) < 5 * (2000 * 0.1 * 0.9) ** 0.5  # five sigma of a fair hash
+    one, other = data.split(texts, 0.1), data.split(texts[::-1], 0.1)
+    assert set(one.held_out) == set(other.held_out)
+    assert 150 < len(one.held_out) < 250  # 200 expected, a deviation of 13: nearly 4 sigma
+    assert not set(one.held_out) & set(one.train)
 
 
-def test_packing_loses_no_token_whatever_the_block(tmp_path):
-    texts = ["ab\ncd\nef\n", "gh"]
-    for block in (1, 4, 1000):
-        data.pack(texts, encode, tmp_path / "packed.bin", end=2, block=block)
-        expected = [*map(ord, texts[0]), 2, *map(ord, texts[1]), 2]
-        assert data.tokens(tmp_path / "packed.bin").tolist() == expected
+def test_pack_keeps_every_token_in_order(tmp_path):
+    texts = ["ab\ncd\n" * 5, "ef"]
+    encode = lambda pieces: [[ord(c) for c in piece] for piece in pieces]
+    data.pack(texts, encode, tmp_path / "x.bin", end=2, block=4)
+    expected = [ord(c) for c in texts[0]] + [2] + [ord(c) for c in texts[1]] + [2]
+    assert data.tokens(tmp_path / "x.bin").tolist() == expected
+    assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_pack_refuses_what_does_not_fit(tmp_path):
+    with pytest.raises(ValueError, match="token 70000 does not fit into 16 bits"):
+        data.pack(["a"], lambda pieces: [[70000] for _ in pieces], tmp_path / "x.bin", end=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_batches_are_functions_of_seed_and_step():
-    packed = np.arange(500, dtype=np.uint16)
-    draw = lambda seed, step: data.batch(packed, seed=seed, step=step, rows=4, length=8)
-    np.testing.assert_array_equal(draw(1, 2), draw(1, 2))
-    assert not np.array_equal(draw(1, 2), draw(1, 3))
-    assert not np.array_equal(draw(1, 2), draw(2, 2))
-    np.testing.assert_array_equal(np.diff(draw(1, 2), axis=1), 1)  # windows of consecutive tokens
+    packed = np.arange(1000, dtype=np.uint16)
+    one = data.batch(packed, seed=3, step=5, rows=4, length=16)
+    assert one.shape == (4, 17) and one.dtype == np.int32
+    assert (np.diff(one, axis=1) == 1).all()  # windows of consecutive tokens
+    assert np.array_equal(one, data.batch(packed, seed=3, step=5, rows=4, length=16))
+    assert not np.array_equal(one, data.batch(packed, seed=3, step=6, rows=4, length=16))
 
 
-def test_decoder_inputs_are_labels_shifted_behind_padding():
-    pairs = data.encode_pairs([("ab", "c"), ("toolong", "d")], encode, width=3)
-    assert len(pairs.source) == 1  # the pair that does not fit is left out
-    out = data.shifted(pairs, np.array([0]))
-    assert out.length.tolist() == [2]
-    assert out.labels.tolist() == [[ord("c"), 0, 0]]
-    assert out.inputs.tolist() == [[0, ord("c"), 0]]
+def test_pairs_are_padded_and_shifted():
+    encode = lambda texts: [[*map(ord, text), 1] for text in texts]
+    held = data.encode_pairs([("ab", "c"), ("toolong", "d"), ("e", "fg")], encode, width=4)
+    assert held.source.tolist() == [[97, 98, 1, 0], [101, 1, 0, 0]]
+    batch = data.shifted(held, np.array([1]))
+    assert batch.length.tolist() == [2]
+    assert batch.labels.tolist() == [[102, 103, 1, 0]]
+    assert batch.inputs.tolist() == [[0, 102, 103, 1]]
+
+
+def test_json_lines_may_be_packed(tmp_path):
+    with gzip.open(tmp_path / "s.jsonl.gz", "wt") as stream:
+        stream.write(json.dumps({"text": "héllo"}) + "\n")
+    assert list(data.documents(tmp_path / "s.jsonl.gz")) == ["héllo"]

@@ -1,0 +1,10 @@
+"""The bundled OPT pair, greedy, three draft tokens a round.
+
+    python -c "from specjax import config as c; print(c.build(c.read('configs/bundled.py')).generate('Once').texts)"
+
+What the pair accepts on held-out prompts stands in specjax/bundled/README.md.
+"""
+
+from specjax.config import RunConfig
+
+CONFIG = RunConfig(target="bundled/opt-target", draft="bundled/opt-draft", drafter="model", gamma=3, temperature=0.0)
