@@ -120,7 +120,7 @@ def tokens(file: Path) -> np.ndarray:
 def batch(packed: np.ndarray, *, seed: int, step: int, rows: int, length: int) -> np.ndarray:
     """Windows [rows, length + 1] int32 at random places: a function of (seed, step), so resuming needs no state."""
     rng = np.random.Generator(np.random.Philox(key=[seed, step]))
-    starts = rng.integers(0, len(packed) - length - 1, size=rows)
+    starts = rng.integers(0, len(packed) - length, size=rows)  # the last window ends with the file
     return np.stack([packed[s : s + length + 1] for s in starts]).astype(np.int32)
 
 

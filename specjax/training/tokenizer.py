@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,6 +56,6 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, *, specials: t
 
 def write_text(file: Path, text: str) -> None:
     """Writes a file whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(stream.name, file)
+    aside = file.with_name(f".{file.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, file)
