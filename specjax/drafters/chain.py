@@ -55,29 +55,28 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         numbers = uniforms(key, (gamma, 2))  # [B, gamma, 2]: all of the round's randomness at once
         rows = pending.shape[0]
 
-        def draw(step, logits, drafted):
-            log_q = warp(logits[:, None], drafted[:, None])[:, 0]
-            token = draw_mass(numbers[:, step], jnp.exp(log_q))
+        def draw(step, logits, drafted, laws):
+            log_q = warp(logits[:, None], drafted[:, None])
+            token = draw_mass(numbers[:, step], jnp.exp(log_q[:, 0]))
             # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
             later = jnp.arange(gamma + 1, dtype=jnp.int32)[None] > step
-            return log_q, token, jnp.where(later, token[:, None], drafted)
+            drafted = jnp.where(later, token[:, None], drafted)
+            return token, drafted, jax.lax.dynamic_update_slice_in_dim(laws, log_q, step, axis=1)
 
         logits, cache = first_logits(params, state, pending)
         drafted = jnp.broadcast_to(pending[:, None], (rows, gamma + 1))
-        log_q, token, drafted = draw(0, logits, drafted)
+        # Node i's children were drawn from law i; the last node has no children, and its law is never read.
+        laws = jnp.zeros((rows, gamma + 1, lm.vocab_size), jnp.float32)
+        token, drafted, laws = draw(0, logits, drafted, laws)
 
         def body(carry, step):
-            cache, token, drafted = carry
+            cache, token, drafted, laws = carry
             out, cache = lm.extend(params, token[:, None], cache, one.mask, one.depth)
             cache = lm.keep(cache, None, jnp.ones_like(token))
-            log_q, token, drafted = draw(step, out.logits[:, 0], drafted)
-            return (cache, token, drafted), log_q
+            return (cache, *draw(step, out.logits[:, 0], drafted, laws)), None
 
-        (cache, token, drafted), more = jax.lax.scan(
-            body, (cache, token, drafted), jnp.arange(1, gamma, dtype=jnp.int32)
-        )
-        # Node i's children were drawn from law i; the last node has no children, and its row is never read.
-        laws = jnp.concatenate([log_q[None], more, log_q[None]]).swapaxes(0, 1)
+        carry, _ = jax.lax.scan(body, (cache, token, drafted, laws), jnp.arange(1, gamma, dtype=jnp.int32))
+        cache, token, drafted, laws = carry
         draft = Draft(drafted, jnp.ones_like(drafted, bool), laws)
         return draft, ModelDraft(cache, token, state.lag)
 
