@@ -72,7 +72,6 @@ class Event(NamedTuple):
       texts: text that each row's new tokens complete (empty strings without a tokenizer).
       tokens: new tokens of each row.
       info: diagnostics on the host (numpy), the draft's tokens among them.
-      generation: everything so far.
     """
 
     texts: list[str]
@@ -249,6 +248,8 @@ def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
             if target.text is None:
                 raise ValueError(f"{target.name} has no tokenizer: give prompts as lists of token ids")
             prompt = target.text.encode(prompt)
+        if isinstance(prompt, int | np.integer):
+            raise ValueError(f"prompt {row} is the single token {prompt}: give a list of prompts, [[1, 2, 3]] for one")
         ids.append([int(token) for token in prompt])
         if not ids[-1]:
             raise ValueError(f"prompt {row} is empty: give at least one token")
@@ -294,7 +295,16 @@ def finish(job: Job, state: loop.GenerationState, seconds: dict[str, float]) -> 
     texts = None
     if job.target.text is not None:
         texts = [cut_at(job.target.text.decode(row), job.stops) for row in rows]
-    measured = stats(totals, length, seconds, compiles=loop.trace_count() - job.traces)
+    measured = stats(
+        totals, length, seconds, compiles=loop.trace_count() - job.traces,
+        drafted_laws=job.guide.drafter.vocab_size is not None,
+    )  # fmt: skip
+        totals,
+        length,
+        seconds,
+        compiles=loop.trace_count() - job.traces,
+        drafted_laws=job.guide.drafter.vocab_size is not None,
+    )
     return Generation(texts, rows, [code.name.lower() for code in codes], measured, job.verifier.lossless)
 
 

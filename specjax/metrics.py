@@ -56,8 +56,10 @@ class Stats:
         return {name: clean(value) for name, value in record.items()}
 
 
-def stats(totals: Any, tokens: np.ndarray, seconds: Mapping[str, float], *, compiles: int) -> Stats:
-    """From a run's `Totals` on the host and its new tokens a row [B]."""
+def stats(
+    totals: Any, tokens: np.ndarray, seconds: Mapping[str, float], *, compiles: int, drafted_laws: bool = True
+) -> Stats:
+    """From a run's `Totals` on the host and its new tokens a row [B]; `drafted_laws`: the drafter drew from laws."""
     ratio = lambda a, b: float(a) / float(b) if b else float("nan")
     rounds, drafted, tested, accepted = (
         int(np.sum(x)) for x in (totals.rounds, totals.drafted, totals.tested, totals.accepted)
@@ -72,7 +74,7 @@ def stats(totals: Any, tokens: np.ndarray, seconds: Mapping[str, float], *, comp
         tokens=int(np.sum(tokens)),
         accepted_per_tested=ratio(accepted, tested),
         accepted_per_drafted=ratio(accepted, drafted),
-        overlap=ratio(shared, tested) if shared else float("nan"),
+        overlap=ratio(shared, tested) if drafted_laws else float("nan"),
         tokens_per_call=ratio(np.sum(tokens), rounds),
         by_depth=tuple(ratio(a, t) for a, t in depth),
         rounds_by_row=tuple(int(x) for x in totals.rounds),

@@ -6,11 +6,12 @@ A `tokenizer.json` is read by the `tokenizers` package alone; anything else goes
 import codecs
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class Text(NamedTuple):
@@ -58,7 +59,7 @@ def from_tokenizer(tokenizer: Any) -> Text:
     @functools.cache
     def pieces() -> list[bytes]:
         names = [tokenizer.id_to_token(i) for i in range(size)]
-        return [b"" if i in special or name is None else piece(name) for i, name in enumerate(names)]
+        return spell(names, special)
 
     return Text(
         encode=lambda text: tokenizer.encode(text).ids,
@@ -75,7 +76,7 @@ def from_transformers(tokenizer: Any) -> Text:
     @functools.cache
     def pieces() -> list[bytes]:
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        return [b"" if i in special or name is None else piece(name) for i, name in enumerate(names)]
+        return spell(names, special)
 
     return Text(
         encode=lambda text: tokenizer(text)["input_ids"],
@@ -93,17 +94,27 @@ def _byte_alphabet() -> dict[str, int]:
     return {**{chr(b): b for b in plain}, **{chr(256 + n): b for n, b in enumerate(others)}}
 
 
-def piece(name: str) -> bytes:
-    """The bytes that a vocabulary entry stands for: byte-level BPE, or SentencePiece with its byte fallback."""
+def spell(names: Sequence[str | None], special: Collection[int]) -> list[bytes]:
+    """The bytes that each entry of a vocabulary stands for; empty for special tokens and holes.
+
+    What an entry means depends on the kind of its vocabulary, not on its letters: "für" is itself in SentencePiece and
+    three other bytes in a byte-level BPE. A vocabulary that marks spaces with U+2581 is SentencePiece's.
+    """
+    sentencepiece = any(name is not None and SPACE in name for name in names)
+    one = _sentencepiece if sentencepiece else _byte_level
+    return [b"" if i in special or name is None else one(name) for i, name in enumerate(names)]
+
+
+def _sentencepiece(name: str) -> bytes:
     fallback = BYTE_TOKEN.fullmatch(name)
-    if fallback:
-        return bytes([int(fallback.group(1), 16)])
-    if "\u2581" in name:
-        return name.replace("\u2581", " ").encode()
+    return bytes([int(fallback.group(1), 16)]) if fallback else name.replace(SPACE, " ").encode()
+
+
+def _byte_level(name: str) -> bytes:
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in name):
         return bytes(alphabet[char] for char in name)
-    return name.encode()
+    return name.encode()  # an added token, which is written as it is
 
 
 class Streamer:

@@ -158,6 +158,7 @@ def test_characters_split_between_tokens_come_out_whole():
     assert streamer.add([0]) == "" and streamer.end() == "\ufffd"
 
 
-def test_pieces_of_both_kinds_of_vocabulary():
-    assert text.piece("Ġthe") == b" the" and text.piece("Ã©") == "é".encode()
-    assert text.piece("▁the") == b" the" and text.piece("<0x0A>") == b"\n"
+def test_entries_are_spelt_by_the_kind_of_their_vocabulary():
+    assert text.spell(["Ġthe", "Ã¼", "für", None, "</s>"], {4}) == [b" the", "ü".encode(), b"f\xfcr", b"", b""]
+    names = ["▁the", "für", "ü", "<0x0A>", "</s>"]
+    assert text.spell(names, {4}) == [b" the", "für".encode(), "ü".encode(), b"\n", b""]
