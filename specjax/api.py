@@ -295,16 +295,9 @@ def finish(job: Job, state: loop.GenerationState, seconds: dict[str, float]) -> 
     texts = None
     if job.target.text is not None:
         texts = [cut_at(job.target.text.decode(row), job.stops) for row in rows]
-    measured = stats(
-        totals, length, seconds, compiles=loop.trace_count() - job.traces,
-        drafted_laws=job.guide.drafter.vocab_size is not None,
-    )  # fmt: skip
-        totals,
-        length,
-        seconds,
-        compiles=loop.trace_count() - job.traces,
-        drafted_laws=job.guide.drafter.vocab_size is not None,
-    )
+    laws = job.guide.drafter.vocab_size is not None
+    compiles = loop.trace_count() - job.traces
+    measured = stats(totals, length, seconds, compiles=compiles, drafted_laws=laws)
     return Generation(texts, rows, [code.name.lower() for code in codes], measured, job.verifier.lossless)
 
 
