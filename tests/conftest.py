@@ -5,6 +5,7 @@ tests start inherit the platform and the compilation cache, not the strictness a
 user's would.
 """
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -44,6 +45,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_go_with_their_module():
+    """Forgets what a module compiled. Every program holds memory maps, of which a process may have 65,530: a thousand
+    tests use them up, and the compiler then dies of a segmentation fault."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
