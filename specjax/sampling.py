@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.categorical import argmax, threshold
+from specjax.categorical import argmax, maximum, threshold
 
 PerRow = int | float | Sequence[int | float] | np.ndarray  # one number for all rows, or one for each
 LogitBias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | np.ndarray
@@ -136,7 +136,7 @@ def warp(
     row = lambda p: p[:, None, None]
     cold = row(params.temperature) == 0
     # The maximum goes first: no temperature can then overflow, and the largest number is exactly 0
-    x_warm = (x - jnp.max(x, axis=-1, keepdims=True)) / jnp.where(cold, 1.0, row(params.temperature))
+    x_warm = (x - maximum(x)[..., None]) / jnp.where(cold, 1.0, row(params.temperature))
     log_p = _normalise(_filter(params, stages, x_warm))
     return jnp.where(cold, _one_hot(x), log_p) if stages.greedy else log_p
 
@@ -146,7 +146,7 @@ def has_nan(logits: Float[Array, "B *rest V"]) -> Bool[Array, "B"]:
 
     One maximum answers (NaN passes through it), which XLA shares with the warp's own inside one jit.
     """
-    bad = ~jnp.isfinite(jnp.max(logits, axis=-1))
+    bad = ~jnp.isfinite(maximum(logits))
     return jnp.any(bad, axis=tuple(range(1, bad.ndim)))
 
 

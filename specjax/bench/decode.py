@@ -2,12 +2,10 @@
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specjax import api, drafters
@@ -63,13 +61,14 @@ def prompts(rows: int, vocab: int, length: int = PROMPT) -> list[list[int]]:
 
 def plain(sizes: tuple[str, ...], dtypes: tuple[str, ...], rows: tuple[int, ...], repeats: int) -> Iterator[Row]:
     """Plain greedy decoding, 64 + 128 tokens. `bandwidth_share`: bytes of weights a step over the bandwidth measured
-    in the same run."""
+    in the same run. `steps_of_one_row`: a step's time over that of the first batch size."""
     speed = machine.bandwidth()
     for size in sizes:
         for dtype in dtypes:
             model = random_model(size, dtype)
             twin = peer.twin(model) if peer.available() else None
             weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+            first = 0.0
             for batch in rows:
                 given = prompts(batch, model.vocab_size)
                 steps: list[float] = []
@@ -89,6 +88,8 @@ def plain(sizes: tuple[str, ...], dtypes: tuple[str, ...], rows: tuple[int, ...]
                 step = statistics.median(steps[-repeats:])
                 row |= summary(times, load, batch * NEW)
                 row |= {"step_ms": 1e3 * step, "bandwidth_gb": speed / 1e9, "bandwidth_share": weights / step / speed}
+                first = first or step
+                row["steps_of_one_row"] = step / first
                 yield row
 
 
@@ -112,123 +113,55 @@ def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model
     return target, draft
 
 
-def speculative(size: str, dtypes: tuple[str, ...], gamma: int, repeats: int) -> Iterator[Row]:
+def speculative(size: str, dtypes: tuple[str, ...], gammas: tuple[int, ...], repeats: int) -> Iterator[Row]:
     """Speculative decoding against assisted generation at equal acceptance, one row."""
     for dtype in dtypes:
         target, draft = agreeing(size, dtype)
-        given = prompts(1, target.vocab_size)
-        guide = drafters.model(draft, gamma=gamma)
-        seen: dict[str, list[Any]] = {"specjax": [], "calls": []}
-
-        def ours(guide=guide, target=target, given=given, seen=seen):
-            out = api.generate(target, given, drafter=guide, max_new_tokens=NEW, temperature=0.0)
-            seen["specjax"].append(out.stats)
-            return np.array(out.tokens)
-
-        programs: dict[str, Callable[[], Any]] = {
-            "specjax": ours,
-            "specjax plain": lambda target=target, given=given: api.generate(
-                target, given, max_new_tokens=NEW, temperature=0.0
-            ),
-        }
-        if peer.available():
-            big, small = peer.twin(target), peer.twin(draft)
-            calls = peer.count_calls(big)
-
-            def theirs(big=big, small=small, given=given, seen=seen, calls=calls):
-                calls.clear()
-                out = peer.generate(big, given, NEW, draft=small, gamma=gamma)
-                seen["calls"].append(len(calls))
-                return out
-
-            programs["transformers"] = theirs
-        times, load = interleave(programs, repeats)
-        stats = seen["specjax"][-1]
-        row: Row = {"bench": "speculative", "size": size, "dtype": dtype, "gamma": gamma}
-        row |= summary(times, load, NEW)
-        row |= {
-            "accepted_per_tested": stats.accepted_per_tested,
-            "tokens_per_call": stats.tokens_per_call,
-            "round_ms": 1e3 * times["specjax"].median / stats.rounds,
-            "speedup_over_plain": times["specjax plain"].median / times["specjax"].median,
-        }
-        if seen["calls"]:
-            theirs_ms = 1e3 * times["transformers"].median / seen["calls"][-1]
-            row |= {"peer_tokens_per_call": NEW / seen["calls"][-1], "peer_round_ms": theirs_ms}
-            row["ratio_per_round"] = theirs_ms / row["round_ms"]
-        yield row
-
-
-def verify_cost(size: str, dtypes: tuple[str, ...], repeats: int, slots: int = 256) -> Iterator[Row]:
-    """Cost of feeding 2 .. 16 tokens to the target in one call, relative to one."""
-    for dtype in dtypes:
-        yield from _verify_cost(random_model(size, dtype), size, repeats, slots)
-
-
-def _verify_cost(model: Model, size: str, repeats: int, slots: int, count: int = 8) -> Iterator[Row]:
-    """`count` calls inside one program, so that dispatching does not count."""
-    length = jnp.full((1,), 64, jnp.int32)
-    read = jax.jit(model.lm.prefill, static_argnums=3)(model.params, jnp.ones((1, 64), jnp.int32), length, slots)
-
-    def several(params, cache, width):
-        mask = np.tril(np.ones((width, width), bool))
-
-        def body(_, carry):
-            cache, block = carry
-            out, cache = model.lm.extend(params, block, cache, mask, np.arange(width, dtype=np.int32))
-            return cache, out.logits.argmax(-1).astype(jnp.int32)
-
-        return jax.lax.fori_loop(0, count, body, (cache, jnp.ones((1, width), jnp.int32)))[1]
-
-    compiled = jax.jit(several, static_argnums=2)
-    call = lambda width: lambda: jax.block_until_ready(compiled(model.params, read.cache, width))
-    widths = (1, 2, 4, 6, 8, 16)
-    times, load = interleave({str(width): call(width) for width in widths}, repeats)
-    for width in widths:
-        median = times[str(width)].median
-        yield {
-            "bench": "verify", "size": size, "dtype": model.fmt.dtype, "tokens": width, "load": load[str(width)],
-            "ms": 1e3 * median / count, "relative": median / times["1"].median,
-        }  # fmt: skip
-
-
-def overhead(vocabs: tuple[int, ...], gammas: tuple[int, ...], repeats: int) -> Iterator[Row]:
-    """Microseconds of a round between models that cost almost nothing: what the framework itself takes. Greedy."""
-    for vocab in vocabs:
-        config = opt.OPTConfig(
-            vocab_size=vocab, width=16, embed_width=16, layers=1, heads=1, mlp_width=16, max_positions=512
-        )
-        params = opt.init(jax.random.key(0), config, default_format())
-        model = Model("tiny", opt, config, default_format(), params)
-        given = prompts(1, vocab)
         for gamma in gammas:
-            guide = drafters.model(model, gamma=gamma)
-            rounds: list[float] = []
+            yield _speculative(target, draft, size, gamma, repeats)
 
-            def ours(guide=guide, model=model, given=given, rounds=rounds):
-                out = api.generate(model, given, drafter=guide, max_new_tokens=NEW, temperature=0.0)
-                rounds.append(1e6 * out.stats.seconds["decode"] / out.stats.rounds)
 
-            programs: dict[str, Callable[[], Any]] = {"specjax": ours}
-            theirs: list[float] = []
-            if peer.available():
-                big, small = peer.twin(model), peer.twin(model)
-                calls = peer.count_calls(big)
+def _speculative(target: Model, draft: Model, size: str, gamma: int, repeats: int) -> Row:
+    dtype = target.fmt.dtype
+    given = prompts(1, target.vocab_size)
+    guide = drafters.model(draft, gamma=gamma)
+    seen: dict[str, list[Any]] = {"specjax": [], "calls": []}
 
-                def assisted(big=big, small=small, calls=calls, given=given, gamma=gamma, theirs=theirs):
-                    calls.clear()
-                    started = time.perf_counter()
-                    peer.generate(big, given, NEW, draft=small, gamma=gamma)
-                    theirs.append(1e6 * (time.perf_counter() - started) / len(calls))
+    def ours():
+        out = api.generate(target, given, drafter=guide, max_new_tokens=NEW, temperature=0.0)
+        seen["specjax"].append(out.stats)
+        return np.array(out.tokens)
 
-                programs["transformers"] = assisted
-            _, load = interleave(programs, repeats)
-            row: Row = {"bench": "overhead", "vocab": vocab, "gamma": gamma, "load": load}
-            row["round_us"] = statistics.median(rounds[1:])
-            if theirs:
-                row["peer_round_us"] = statistics.median(theirs[1:])
-                row["ratio"] = row["peer_round_us"] / row["round_us"]
-            yield row
+    programs: dict[str, Callable[[], Any]] = {
+        "specjax": ours,
+        "specjax plain": lambda: api.generate(target, given, max_new_tokens=NEW, temperature=0.0),
+    }
+    if peer.available():
+        big, small = peer.twin(target), peer.twin(draft)
+        calls = peer.count_calls(big)
+
+        def theirs():
+            calls.clear()
+            out = peer.generate(big, given, NEW, draft=small, gamma=gamma)
+            seen["calls"].append(len(calls))
+            return out
+
+        programs["transformers"] = theirs
+    times, load = interleave(programs, repeats)
+    stats = seen["specjax"][-1]
+    row: Row = {"bench": "speculative", "size": size, "dtype": dtype, "gamma": gamma}
+    row |= summary(times, load, NEW)
+    row |= {
+        "accepted_per_tested": stats.accepted_per_tested,
+        "tokens_per_call": stats.tokens_per_call,
+        "round_ms": 1e3 * times["specjax"].median / stats.rounds,
+        "speedup_over_plain": times["specjax plain"].median / times["specjax"].median,
+    }
+    if seen["calls"]:
+        theirs_ms = 1e3 * times["transformers"].median / seen["calls"][-1]
+        row |= {"peer_tokens_per_call": NEW / seen["calls"][-1], "peer_round_ms": theirs_ms}
+        row["ratio_per_round"] = theirs_ms / row["round_ms"]
+    return row
 
 
 def summary(times: dict[str, Timed], load: dict[str, float], tokens: int) -> Row:

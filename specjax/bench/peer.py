@@ -34,11 +34,16 @@ def twin(model: Model) -> Any:
     return twin.eval()
 
 
-def generate(target: Any, prompts: list[list[int]], new: int, *, draft: Any = None, gamma: int = 5) -> np.ndarray:
-    """Greedy continuation [B, new], past any end token; with a draft, assisted generation of gamma tokens a round."""
+def generate(
+    target: Any, prompts: list[list[int]], new: int, *, draft: Any = None, gamma: int = 5, temperature: float = 0.0
+) -> np.ndarray:
+    """Continuation [B, new], past any end token, greedy at temperature 0; with a draft, assisted generation of gamma
+    tokens a round."""
     import torch
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        options = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     if draft is not None:
         draft.generation_config.num_assistant_tokens = gamma
         draft.generation_config.num_assistant_tokens_schedule = "constant"
@@ -47,8 +52,8 @@ def generate(target: Any, prompts: list[list[int]], new: int, *, draft: Any = No
     ids = torch.tensor(prompts)
     with torch.inference_mode():
         out = target.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False,
-            pad_token_id=1, **options,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, pad_token_id=1,
+            **options,
         )  # fmt: skip
     return out[:, ids.shape[1] :].numpy()
 

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -118,3 +118,12 @@ def _sorted_nucleus(logits: jax.Array, top_p: jax.Array) -> jax.Array:
 def _spread(values: list[float]) -> Spread:
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return Spread(median, low, high)
+
+
+def rows(vocab_size: int, batch: int) -> Iterator[dict[str, Any]]:
+    """`measure` as rows of a table."""
+    for one in measure(vocab_size, batch):
+        yield {
+            "bench": "vocabulary", "operation": one.operation, "rows": batch, "us": one.ours.median,
+            "usual_us": one.usual.median, "ratio": one.ratio,
+        }  # fmt: skip

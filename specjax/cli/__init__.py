@@ -29,6 +29,7 @@ COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
     "bench": Command("specjax.cli.bench", "measure speed on this machine, beside transformers"),
     "train lm": Command("specjax.cli.train", "train a language model on text, or distil a draft from its target"),
+    "train t5": Command("specjax.cli.train_t5", "train an encoder-decoder on pairs, or distil a draft from its target"),
 }
 
 OVERVIEW = """\

@@ -1,8 +1,8 @@
 """`specjax bench`: speed as ratios measured in one run, interleaved with transformers on the same weights."""
 
 import dataclasses
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,81 +10,131 @@ import tyro
 
 from specjax.cli.arguments import parse
 
-NAMES = ("plain", "speculative", "overhead", "verify", "vocabulary")
+Row = dict[str, Any]
+
+Name = Literal["plain", "speculative", "composition", "verify", "overhead", "vocabulary", "pair"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
     """Measure speed on this machine, as ratios to transformers in torch (where installed) on the same weights.
 
-    plain: greedy decoding of OPT shapes. speculative: against assisted generation at equal acceptance. overhead: a
-    round between models that cost nothing. verify: feeding several tokens in one call. vocabulary: argmax, draws,
-    top-p. Runs are interleaved; the share of the processors that other programs used stands beside each.
+    plain: greedy decoding of OPT shapes. speculative: against assisted generation at equal acceptance. composition: a
+    round against its parts measured apart. verify: feeding several tokens in one call. overhead: a round between models
+    that cost nothing. vocabulary: argmax, draws, top-p. pair: acceptance and speed of a target and a draft of yours
+    on your prompts. Runs are interleaved; the share of the processors that other programs used stands beside each.
 
     specjax bench plain --json plain.jsonl
+
+    specjax bench pair --target bundled/opt-target --draft bundled/opt-draft --prompts prompts.txt --gamma 3 5
     """
 
-    name: Annotated[Literal["plain", "speculative", "overhead", "verify", "vocabulary"], tyro.conf.Positional]
+    name: Annotated[Name, tyro.conf.Positional]
     size: str = ""
-    """OPT shape (plain: 125m; speculative and verify: 350m)."""
+    """OPT shape (plain: 125m; speculative, composition and verify: 350m)."""
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     rows: tuple[int, ...] = (1, 8)
-    gamma: int = 5
+    gamma: tuple[int, ...] = ()
+    """Draft tokens a round (speculative and pair: 5; composition and overhead: 3 5 7)."""
+    target: str = "bundled/opt-target"
+    """pair: the model that decides."""
+    draft: str = "bundled/opt-draft"
+    """pair: the model that drafts."""
+    prompts: Path | None = None
+    """pair: one prompt a line; with a tab, a reference follows, and BLEU and chrF are reported (needs sacrebleu)."""
+    temperature: tuple[float, ...] = (0.0, 1.0)
+    """pair and overhead."""
+    max_new_tokens: int = 64
+    """pair: tokens a prompt."""
     repeats: int = 5
     json: Path | None = None
-    """Append one JSON object a row to this file."""
+    """Append one JSON object a row to this file. Rows that the file has already are not measured again."""
+    markdown: Path | None = None
+    """Write the rows as a Markdown table to this file."""
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(Bench, args, prog="specjax bench")
-    from specjax.bench import machine
+    check(options)
+    from specjax.bench import machine, record
+
+    about = machine.versions()
+    print("  ".join(f"{name} {version}" for name, version in about.items()))
+    kept = record.Record(options.json, about)
+    shown: list[Row] = []
+    for case, measure in cases(options):
+        known = kept.rows(case)
+        for row in known or kept.add(case, measure()):
+            print(line(row), flush=True)
+            shown.append(row)
+        if options.markdown is not None:
+            record.write_markdown(options.markdown, shown)
+    return 0
+
+
+def check(options: Bench) -> None:
+    """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
     from specjax.models import opt
 
     if options.size and options.size not in opt.sizes():
         raise ValueError(f"no OPT shape is named {options.size!r}: there are {', '.join(opt.sizes())}")
-    if options.repeats < 1:
-        raise ValueError(f"--repeats must be at least 1, got {options.repeats}")
-    about = machine.versions()
-    print("  ".join(f"{name} {version}" for name, version in about.items()))
-    for row in rows(options):
-        print(line(row), flush=True)
-        if options.json is not None:
-            with options.json.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row | {"versions": about}) + "\n")
-    return 0
+    for name in ("float32", "bfloat16", "float16"):
+        if options.dtype.count(name) > 1:
+            raise ValueError(f"--dtype names {name} twice")
+    unknown = [name for name in options.dtype if name not in ("float32", "bfloat16", "float16")]
+    if unknown:
+        raise ValueError(f"--dtype {unknown[0]!r} is none of float32, bfloat16, float16")
+    for name, values, least in (
+        ("repeats", (options.repeats,), 1), ("rows", options.rows, 1), ("gamma", options.gamma, 1),
+        ("max-new-tokens", (options.max_new_tokens,), 1), ("temperature", options.temperature, 0),
+    ):  # fmt: skip
+        if any(value < least for value in values):
+            raise ValueError(f"--{name} must be at least {least}, got {min(values)}")
+    if options.name == "pair":
+        if options.prompts is None:
+            raise ValueError("bench pair needs --prompts FILE: one prompt a line")
+        if not options.prompts.is_file():
+            raise FileNotFoundError(f"{options.prompts}: no such prompts file")
 
 
-def rows(options: Bench) -> Iterator[dict[str, Any]]:
-    """The measurements of one bench, as they come."""
-    from specjax.bench import decode, vocabulary
+def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[Row]]]]:
+    """What is measured, one key and one function each; a row of a resumed file is known by its key."""
+    from specjax.bench import decode, pair, rounds, vocabulary
 
-    if options.name == "plain":
-        return decode.plain((options.size or "125m",), options.dtype, options.rows, options.repeats)
-    if options.name == "speculative":
-        return decode.speculative(options.size or "350m", options.dtype, options.gamma, options.repeats)
-    if options.name == "overhead":
-        return decode.overhead((512, 50272), (3, 5, 7), options.repeats)
-    if options.name == "verify":
-        return decode.verify_cost(options.size or "350m", options.dtype, options.repeats)
-    found = (vocabulary.measure(50272, rows) for rows in options.rows)
-    return (
-        {"bench": "vocabulary", "operation": one.operation, "rows": rows, "us": one.ours.median,
-         "usual_us": one.usual.median, "ratio": one.ratio}
-        for rows, several in zip(options.rows, found, strict=True) for one in several
-    )  # fmt: skip
+    size, repeats, name = options.size or "350m", options.repeats, options.name
+    key: dict[str, Any] = {"bench": name, "repeats": repeats}
+    if name == "vocabulary":
+        for rows in options.rows:
+            yield key | {"rows": rows}, partial(vocabulary.rows, 50272, rows)
+    elif name == "overhead":
+        for vocab in (512, 50272):
+            given = {"vocab": vocab, "gamma": options.gamma or (3, 5, 7), "temperature": options.temperature}
+            run = partial(rounds.overhead, (vocab,), given["gamma"], repeats, options.temperature)
+            yield key | given, run
+    elif name == "pair":
+        given = {"gamma": options.gamma or (5,), "temperature": options.temperature, "new": options.max_new_tokens}
+        for dtype in options.dtype:
+            named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
+            yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
+    else:
+        for dtype in options.dtype:
+            if name == "plain":
+                shape = options.size or "125m"
+                run = partial(decode.plain, (shape,), (dtype,), options.rows, repeats)
+                yield key | {"size": shape, "dtype": dtype, "rows": options.rows}, run
+                continue
+            gammas = options.gamma or ((3, 5, 7) if name == "composition" else (5,))
+            run = {
+                "speculative": partial(decode.speculative, size, (dtype,), gammas, repeats),
+                "composition": partial(rounds.composition, size, (dtype,), gammas, repeats),
+                "verify": partial(rounds.verify_cost, size, (dtype,), repeats),
+            }[name]
+            yield key | {"size": size, "dtype": dtype, "gamma": gammas}, run
 
 
-def line(row: dict[str, Any]) -> str:
-    """A row for people: numbers to three digits."""
-
-    def show(value: Any) -> str:
-        if isinstance(value, float):
-            return f"{value:.3g}"
-        if isinstance(value, list):
-            return "/".join(map(show, value))
-        if isinstance(value, dict):
-            return ",".join(f"{k}:{show(v)}" for k, v in value.items())
-        return str(value)
+def line(row: Row) -> str:
+    """A row for people."""
+    from specjax.bench.record import show
 
     return "  ".join(f"{name}={show(value)}" for name, value in row.items())

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -33,6 +35,12 @@ class TrainLM:
     """Folder of the run."""
     data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")]
     """Text files (documents between lines of <|endofbook|>) or JSONL with a "text" field; .gz and .xz are unpacked."""
+    include: str = ""
+    """Regular expression that the first 300 characters of a document must match to be used."""
+    exclude: str = ""
+    """Regular expression that they must not match."""
+    repeat: tuple[int, ...] = ()
+    """How often each data file is taken, one number a file; default once."""
     tokenizer: Path | None = None
     """Folder with a tokenizer.json; without it one is trained on the data."""
     vocab_size: int = 8192
@@ -59,6 +67,8 @@ class TrainLM:
     """Share of the documents that are held out, by hash."""
     every: int = 300
     """Steps between evaluations and checkpoints."""
+    muon: bool = False
+    """Muon instead of AdamW on the layers' kernels: fewer steps for the same loss."""
     half: bool = False
     """Multiply in bfloat16; master weights stay float32."""
     dtype: str = "bfloat16"
@@ -70,16 +80,27 @@ def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(TrainLM, args, prog="specjax train lm")
     check(options)
+    return report(lambda say: run(options, say))
+
+
+def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
+    """Runs `train(say)` with a line of progress; it returns the model's folder, or None where it was stopped."""
     console = Console(stderr=True)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         line = progress.add_task("starting", total=None)
-        say = lambda text: progress.update(line, description=text)
-        folder = run(options, say)
+        folder = train(lambda text: progress.update(line, description=text))
     if folder is None:
         console.print("stopped and saved: the same command goes on from there")
         return INTERRUPTED
     console.print(f"model: {folder}")
     return 0
+
+
+def told(record: Mapping[str, Any], steps: int) -> str:
+    """One record of a run as a line."""
+    shown = {key: record[key] for key in ("loss", "held_out_perplexity", "held_out_overlap") if key in record}
+    numbers = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in shown.items())
+    return f"step {record['step']} of {steps}: {numbers}, {record['seconds_a_step']:.2f} s a step"
 
 
 def check(options: TrainLM) -> None:
@@ -89,6 +110,13 @@ def check(options: TrainLM) -> None:
             raise FileNotFoundError(f"{file}: no such data file")
     if options.width % options.heads:
         raise ValueError(f"--width {options.width} does not divide into --heads {options.heads}")
+    if options.repeat and (len(options.repeat) != len(options.data) or min(options.repeat) < 1):
+        raise ValueError(f"--repeat needs one number of at least 1 for each of {len(options.data)} data files")
+    for name in ("include", "exclude"):
+        try:
+            re.compile(getattr(options, name))
+        except re.error as error:
+            raise ValueError(f"--{name} {getattr(options, name)!r} is no regular expression: {error}") from error
     if options.length >= options.positions:
         raise ValueError(f"--length {options.length} must be below --positions {options.positions}")
     if not 0.0 <= options.distil <= 1.0:
@@ -97,7 +125,30 @@ def check(options: TrainLM) -> None:
         raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
 
 
-def run(options: TrainLM, say) -> Path | None:
+def write_prompts(file: Path, held_out: np.ndarray, bpe: Any, *, count: int = 64, length: int = 32) -> None:
+    """Beginnings of held-out text, evenly spaced, one a line: what `specjax bench pair` measures acceptance on."""
+    from specjax.training.tokenizer import write_text
+
+    starts = np.linspace(0, max(len(held_out) - length, 0), count, endpoint=False, dtype=np.int64)
+    texts = [bpe.decode(held_out[start : start + length].tolist()) for start in starts]
+    write_text(file, "".join(" ".join(text.split()) + "\n" for text in texts if text.strip()))
+
+
+def chosen(options: TrainLM) -> Iterator[str]:
+    """The documents that train the model, those of a file repeated as often as asked."""
+    from specjax.training import data
+
+    repeats = options.repeat or (1,) * len(options.data)
+    for file, times in zip(options.data, repeats, strict=True):
+        for text in data.documents(file):
+            head = text[:300]
+            if options.exclude and re.search(options.exclude, head):
+                continue
+            if not options.include or re.search(options.include, head):
+                yield from [text] * times
+
+
+def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, packed text, training, export; skips what is there already. None: stopped before its end."""
     import tokenizers
 
@@ -106,21 +157,25 @@ def run(options: TrainLM, say) -> Path | None:
     from specjax.training import data, lm, tasks, tokenizer
 
     home = options.tokenizer or options.run / "tokenizer"
-    texts = lambda: (text for file in options.data for text in data.documents(file))
+    texts = lambda: chosen(options)
     if not (home / "tokenizer.json").is_file():
         say("training the tokenizer")
-        kept = data.split(texts(), options.held_out).train
+        kept = list(dict.fromkeys(data.split(texts(), options.held_out).train))
         bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
         tokenizer.save_tokenizer(bpe, home, specials=tokenizer.OPT_SPECIALS)
     bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
     files = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
-    given = json.dumps({"tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data]})
+    given = json.dumps({
+        "tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data],
+        "include": options.include, "exclude": options.exclude, "repeat": options.repeat, "held_out": options.held_out,
+    })  # fmt: skip
     note = options.run / "data.json"
     if note.is_file() and note.read_text(encoding="utf-8") != given:
         raise ValueError(f"{options.run} was begun with other data or another tokenizer: use a new --run folder")
     if not all(file.is_file() for file in files.values()):
         say("packing the text")
-        parts = data.split(texts(), options.held_out)._asdict()
+        parts = data.split(texts(), options.held_out)
+        parts = parts._replace(held_out=list(dict.fromkeys(parts.held_out)))._asdict()
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
         for name, file in files.items():
             data.pack(parts[name], encode, file, end=END)
@@ -129,6 +184,7 @@ def run(options: TrainLM, say) -> Path | None:
     for name, array in packed.items():
         if len(array) <= options.length + 1:
             raise ValueError(f"the {name} text has {len(array)} tokens: fewer than a window of {options.length}")
+    write_prompts(options.run / "prompts.txt", packed["held_out"], bpe)
     config = opt.OPTConfig(
         vocab_size=bpe.get_vocab_size(),
         width=options.width,
@@ -148,14 +204,12 @@ def run(options: TrainLM, say) -> Path | None:
     recipe = lm.Recipe(
         steps=options.steps, warmup=options.warmup, decay=options.steps // 3, rate=options.rate, half=options.half,
         distil=options.distil if teacher is not None else 0.0, every=options.every, seed=options.seed,
+        muon=options.muon,
     )  # fmt: skip
 
-    def report(record) -> None:
-        shown = {key: record[key] for key in ("loss", "held_out_perplexity", "held_out_overlap") if key in record}
-        numbers = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in shown.items())
-        say(f"step {record['step']} of {recipe.steps}: {numbers}, {record['seconds_a_step']:.2f} s a step")
-
-    state = lm.train(task, recipe, options.run, family="opt", config=config, report=report)
+    state = lm.train(
+        task, recipe, options.run, family="opt", config=config, report=lambda record: say(told(record, recipe.steps))
+    )
     lm.draw_curve(options.run)
     if int(state.step) < recipe.steps:
         return None

@@ -3,8 +3,9 @@
 Activations and the residual stream are float32; a kernel is multiplied in its own dtype with float32 accumulation.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +28,38 @@ def dot(x: Float[Array, "*B D"], kernel: Float[Array, "_ _"], *, out_in: bool, m
     rows = flat.shape[0]
     if rows < min_rows:
         flat = jnp.pad(flat, ((0, min_rows - rows), (0, 0)))
-    dims = (((1,), (1 if out_in else 0,)), ((), ()))
-    out = jax.lax.dot_general(flat, kernel, dims, preferred_element_type=jnp.float32)
+    out = cast(Array, _product(flat, kernel, 1 if out_in else 0))
     return out[:rows].reshape(*lead, out.shape[-1])
+
+
+def _multiply(x: Float[Array, "_ _"], y: Float[Array, "_ _"], axis_x: int, axis_y: int) -> Float[Array, "_ _"]:
+    """Product over one axis of each, accumulated in float32."""
+    return jax.lax.dot_general(x, y, (((axis_x,), (axis_y,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: Float[Array, "N D"], kernel: Float[Array, "_ _"], axis: int) -> Float[Array, "N F"]:
+    """x times a kernel over the kernel's `axis`, whose gradient is multiplied in the operands' dtype too.
+
+    Left to autodiff, the float32 cotangent would pull both products of the backward pass up to float32, at half the
+    speed.
+    """
+    return _multiply(x, kernel, 1, axis)
+
+
+def _forward(x, kernel, axis):
+    return _multiply(x, kernel, 1, axis), (x, kernel)
+
+
+def _backward(axis, saved, cotangent):
+    x, kernel = saved
+    cotangent = cotangent.astype(kernel.dtype)
+    to_x = _multiply(cotangent, kernel, 1, 1 - axis)
+    to_kernel = _multiply(cotangent, x, 0, 0) if axis == 1 else _multiply(x, cotangent, 0, 0)
+    return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
+
+
+_product.defvjp(_forward, _backward)
 
 
 class Linear(nnx.Module):

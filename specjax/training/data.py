@@ -153,10 +153,42 @@ def encode_pairs(
     return Pairs(*arrays)
 
 
-def pair_batch(data: Pairs, *, seed: int, step: int, rows: int) -> PairBatch:
-    """Pairs drawn at random: a function of (seed, step)."""
+def buckets(pairs: Pairs, widths: Sequence[int]) -> tuple[Pairs, ...]:
+    """The pairs by the narrowest of the rising `widths` that holds both sides, trimmed to it; empty buckets left out.
+
+    Short sentences need not be multiplied at the width of the longest; each bucket compiles once.
+    """
+    longest = np.maximum(*((side != 0).sum(1) for side in pairs))
+    found, least = [], 0
+    for width in widths:
+        inside = (longest > least) & (longest <= width)
+        least = width
+        if inside.any():
+            found.append(Pairs(*(side[inside, :width] for side in pairs)))
+    return tuple(found)
+
+
+def pair_batch(parts: Sequence[Pairs], *, seed: int, step: int, tokens: int) -> PairBatch:
+    """Pairs drawn at random from one bucket, about `tokens` target tokens with padding: a function of (seed, step).
+
+    Buckets are drawn by their number of such batches, so every pair is as likely as every other.
+    """
     rng = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return shifted(data, rng.integers(0, len(data.source), size=rows))
+    rows = [max(1, tokens // part.target.shape[1]) for part in parts]
+    batches = np.array([len(part.source) / n for part, n in zip(parts, rows, strict=True)])
+    chosen = int(rng.choice(len(parts), p=batches / batches.sum()))
+    return shifted(parts[chosen], rng.integers(0, len(parts[chosen].source), size=rows[chosen]))
+
+
+def split_pairs(
+    examples: Iterable[tuple[str, str]], held_out: float
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(train, held out): by hash of the source, and without held-out pairs whose target is also trained on."""
+    parts: tuple[list, list] = ([], [])
+    for source, target in examples:
+        parts[share(source) < held_out].append((source, target))
+    known = {target for _, target in parts[0]}
+    return parts[0], [pair for pair in parts[1] if pair[1] not in known]
 
 
 def shifted(data: Pairs, index: np.ndarray) -> PairBatch:

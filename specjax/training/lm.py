@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
@@ -41,6 +42,8 @@ class Recipe:
       steps: of the whole run; the learning rate falls to a tenth over the last `decay` of them.
       warmup: steps over which the learning rate rises.
       rate: peak learning rate. weight_decay: of AdamW, on matrices only. clip: global norm of the gradient.
+      muon: Muon (Jordan et al. 2024) on the layers' kernels, its step sized as AdamW's (Liu et al. 2025, arXiv
+        2502.16982), and AdamW on the rest; False: AdamW on all.
       half: multiply in bfloat16; master weights stay float32.
       distil: weight of the divergence from the teacher, the rest being cross-entropy with the data.
       every: steps between evaluations, which also save a checkpoint.
@@ -52,6 +55,7 @@ class Recipe:
     rate: float = 1e-3
     weight_decay: float = 0.1
     clip: float = 1.0
+    muon: bool = False
     half: bool = False
     distil: float = 0.0
     every: int = 500
@@ -66,8 +70,27 @@ class Recipe:
 
     def optimizer(self) -> optax.GradientTransformation:
         matrices = lambda params: jax.tree.map(lambda p: p.ndim >= 2, params)
-        adam = optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=matrices)
-        return optax.chain(optax.clip_by_global_norm(self.clip), adam)
+        clip = optax.clip_by_global_norm(self.clip)
+        if not self.muon:
+            adam = optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=matrices)
+            return optax.chain(clip, adam)
+        muon = optax.contrib.muon(
+            self.schedule, weight_decay=self.weight_decay, adam_b2=0.95, adam_weight_decay=0.0, consistent_rms=0.2,
+            muon_weight_dimension_numbers=orthogonal,
+        )  # fmt: skip
+        return optax.chain(clip, muon)
+
+
+def orthogonal(params: Params) -> PyTree:
+    """Which parameters Muon steps: kernels [in, out], or [layers, in, out] where layers are stacked."""
+
+    def one(keys: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+        path = jax.tree_util.keystr(keys, simple=True, separator=".")
+        if not path.endswith("kernel"):
+            return None
+        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(one, params)
 
 
 class TrainState(NamedTuple):

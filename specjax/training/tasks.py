@@ -1,5 +1,6 @@
 """What is trained on what: OPT on packed text, T5 on pairs; either from a teacher's probabilities as well."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,11 +47,18 @@ def text_task(
 
 
 def pair_task(
-    config: T5Config, train: Pairs, held_out: Pairs, *, rows: int, seed: int = 0, teacher: Model | None = None
+    config: T5Config,
+    train: Pairs,
+    held_out: Pairs,
+    *,
+    tokens: int,
+    widths: Sequence[int] = (),
+    seed: int = 0,
+    teacher: Model | None = None,
 ) -> Task:
-    """A T5-shaped model on pairs of sentences."""
-
-    pieces = max(1, len(held_out.source) // rows)
+    """A T5-shaped model on pairs of sentences: batches of about `tokens` target tokens, one of `widths` wide."""
+    parts = data.buckets(train, widths or (train.source.shape[1],))
+    pieces = max(1, held_out.target.size // tokens)
 
     def labels(batch):
         return batch.labels, batch.labels != 0
@@ -62,7 +70,7 @@ def pair_task(
         init=lambda key: t5.init(key, config, FORMAT),
         logits=logits,
         labels=labels,
-        batch=lambda step: data.pair_batch(train, seed=seed, step=step, rows=rows),
+        batch=lambda step: data.pair_batch(parts, seed=seed, step=step, tokens=tokens),
         held_out=tuple(
             data.shifted(held_out, part) for part in np.array_split(np.arange(len(held_out.source)), pieces)
         ),

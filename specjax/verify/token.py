@@ -96,6 +96,8 @@ def last_law(draft: Draft, log_p: Float[Array, "B N V"], accepted: Int[Array, "B
 
     One law a row: the row's node is chosen first, so gamma nodes cost no more than one.
     """
+    if draft.tokens.shape[1] == 1:  # plain decoding: nothing is ever refused, and the vocabulary is passed over once
+        return jnp.exp(log_p[:, 0])
     p = jnp.exp(_node(log_p, accepted))
     if draft.log_q is None:
         refused_token = jnp.take_along_axis(draft.tokens, _next(draft, accepted)[:, None], axis=1)

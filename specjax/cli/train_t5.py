@@ -1,0 +1,147 @@
+"""`specjax train t5`: an encoder-decoder from pairs of texts, or a draft from the target that it will serve."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specjax.cli.arguments import parse
+from specjax.cli.train import report, told
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainT5:
+    """Train a T5-shaped model on pairs (source, tab, target on each line), or distil a draft from a target.
+
+    specjax train t5 --run runs/de --data deu.txt.gz --width 192 --encoder-layers 3 --decoder-layers 6 --heads 3
+
+    specjax train t5 --run runs/de-draft --data deu.txt.gz --tokenizer runs/de/tokenizer --width 64 \
+--encoder-layers 1 --decoder-layers 1 --heads 1 --teacher runs/de/model --distil 0.9
+
+    Stop it with Ctrl-C or SIGTERM at any time: the same command goes on where it stopped. When it ends, RUN/model is a
+    Hugging Face folder, RUN/held_out.tsv the pairs that it has not seen (none of their targets either),
+    RUN/metrics.jsonl the numbers and RUN/curve.png the curve.
+    """
+
+    run: Path
+    """Folder of the run."""
+    data: Path
+    """Pairs, one a line; .gz and .xz are unpacked."""
+    tokenizer: Path | None = None
+    """Folder with a tokenizer.json; without it one is trained on both sides of the data."""
+    vocab_size: int = 4096
+    """Of a tokenizer trained here."""
+    width: int = 192
+    encoder_layers: int = 3
+    decoder_layers: int = 6
+    heads: int = 3
+    head_width: int = 64
+    tokens: int = 2048
+    """Target tokens a step, padding included."""
+    widths: tuple[int, ...] = (12, 24)
+    """Batches are padded to one of these; longer pairs are left out."""
+    steps: int = 10_000
+    """Of the whole run."""
+    rate: float = 1e-3
+    """Peak learning rate: warm-up, constant, then linear decay to a tenth over the last third."""
+    warmup: int = 100
+    teacher: str | None = None
+    """A model with the same tokenizer to distil from."""
+    distil: float = 0.9
+    """Weight of the divergence from the teacher, the rest being the data's own loss."""
+    held_out: float = 0.02
+    """Share of the sources that are held out, by hash."""
+    every: int = 300
+    """Steps between evaluations and checkpoints."""
+    muon: bool = False
+    """Muon instead of AdamW on the layers' kernels: fewer steps for the same loss."""
+    half: bool = False
+    """Multiply in bfloat16; master weights stay float32."""
+    dtype: str = "bfloat16"
+    """Of the exported weights."""
+    seed: int = 0
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    options = parse(TrainT5, args, prog="specjax train t5")
+    check(options)
+    return report(lambda say: run(options, say))
+
+
+def check(options: TrainT5) -> None:
+    """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
+    if not options.data.is_file():
+        raise FileNotFoundError(f"{options.data}: no such data file")
+    if not options.widths or list(options.widths) != sorted(set(options.widths)) or options.widths[0] < 2:
+        raise ValueError(f"--widths must rise from 2 or more, got {' '.join(map(str, options.widths))}")
+    if not 0.0 <= options.distil <= 1.0:
+        raise ValueError(f"--distil must lie in 0..1, got {options.distil}")
+    if not 0.0 < options.held_out < 1.0:
+        raise ValueError(f"--held-out must lie between 0 and 1, got {options.held_out}")
+    if options.tokenizer is not None and not (options.tokenizer / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
+
+
+def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
+    """Tokenizer, encoded pairs, training, export; skips what is there already. None: stopped before its end."""
+    import tokenizers
+
+    from specjax.load import load
+    from specjax.models import t5
+    from specjax.training import data, lm, tasks, tokenizer
+
+    home = options.tokenizer or options.run / "tokenizer"
+    given = json.dumps({
+        "tokenizer": str(home), "data": [options.data.name, options.data.stat().st_size],
+        "held_out": options.held_out, "widths": options.widths,
+    })  # fmt: skip
+    note = options.run / "data.json"
+    if note.is_file() and note.read_text(encoding="utf-8") != given:
+        raise ValueError(f"{options.run} was begun with other data or another tokenizer: use a new --run folder")
+    say("reading the pairs")
+    train, held_out = data.split_pairs(data.pairs(options.data), options.held_out)
+    if not (home / "tokenizer.json").is_file():
+        say("training the tokenizer")
+        texts = (side for pair in train for side in pair)
+        bpe = tokenizer.train_bpe(texts, options.vocab_size, specials=tokenizer.T5_SPECIALS, template="$A </s>")
+        tokenizer.save_tokenizer(bpe, home, specials=tokenizer.T5_SPECIALS)
+    bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
+    encode = lambda texts: [one.ids for one in bpe.encode_batch(texts)]
+    say("encoding the pairs")
+    arrays = [data.encode_pairs(part, encode, width=options.widths[-1]) for part in (train, held_out)]
+    if any(len(array.source) == 0 for array in arrays):
+        raise ValueError(f"{options.data}: no pair to train on or none to hold out within --widths {options.widths}")
+    options.run.mkdir(parents=True, exist_ok=True)
+    tokenizer.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
+    tokenizer.write_text(note, given)
+    config = t5.T5Config(
+        vocab_size=bpe.get_vocab_size(),
+        width=options.width,
+        head_width=options.head_width,
+        heads=options.heads,
+        mlp_width=4 * options.width,
+        encoder_layers=options.encoder_layers,
+        decoder_layers=options.decoder_layers,
+    )
+    teacher = None if options.teacher is None else load(options.teacher)
+    if teacher is not None and teacher.vocab_size != config.vocab_size:
+        raise ValueError(f"teacher {teacher.name} has {teacher.vocab_size} tokens, the student {config.vocab_size}")
+    task = tasks.pair_task(
+        config, *arrays, tokens=options.tokens, widths=options.widths, seed=options.seed, teacher=teacher
+    )
+    recipe = lm.Recipe(
+        steps=options.steps, warmup=options.warmup, decay=options.steps // 3, rate=options.rate, half=options.half,
+        distil=options.distil if teacher is not None else 0.0, every=options.every, seed=options.seed,
+        muon=options.muon,
+    )  # fmt: skip
+    say("compiling")
+    state = lm.train(
+        task, recipe, options.run, family="t5", config=config, report=lambda record: say(told(record, recipe.steps))
+    )
+    lm.draw_curve(options.run)
+    if int(state.step) < recipe.steps:
+        return None
+    folder = options.run / "model"
+    lm.export(state.params, folder, t5.to_published(config), dtype=options.dtype, tokenizer=home)
+    return folder

@@ -1,0 +1,86 @@
+"""`specjax train t5`: buckets and splits of pairs, a run that stops and goes on, an export that translates by rote."""
+
+import numpy as np
+import pytest
+
+import specjax as sj
+from specjax.cli import train_t5 as command
+from specjax.training import data
+from specjax.training.data import Pairs
+
+WORDS = ("one", "two", "six", "ten")
+
+
+def test_buckets_hold_every_pair_once_at_its_narrowest_width():
+    lengths = np.array([[1, 4], [2, 2], [6, 1], [5, 5], [9, 1]])
+    sides = [np.array([[1] * n + [0] * (9 - n) for n in lengths[:, side]], np.uint16) for side in (0, 1)]
+    parts = data.buckets(Pairs(*sides), (4, 5, 7))
+    assert [part.source.shape for part in parts] == [(2, 4), (1, 5), (1, 7)]  # the pair of 9 is left out
+    assert (parts[0].source != 0).sum(1).tolist() == [1, 2] and (parts[0].target != 0).sum(1).tolist() == [4, 2]
+
+
+def test_batches_come_from_the_buckets_by_their_share_of_the_pairs():
+    short, long = (Pairs(*[np.full((n, width), width, np.uint16)] * 2) for n, width in ((600, 4), (200, 8)))
+    seen = [data.pair_batch((short, long), seed=0, step=step, tokens=32).source.shape for step in range(400)]
+    assert set(seen) == {(8, 4), (4, 8)}
+    assert abs(seen.count((8, 4)) / 400 - 0.6) < 0.1  # 75 batches against 50; four standard deviations
+
+
+def test_held_out_targets_are_not_trained_on():
+    pairs = [(f"source {i}", f"target {i // 2}") for i in range(400)]
+    train, held_out = data.split_pairs(pairs, 0.3)
+    assert held_out and not {t for _, t in train} & {t for _, t in held_out}
+    assert not {s for s, _ in train} & {s for s, _ in held_out}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(WORDS, size=rng.integers(1, 4))) for _ in range(200)]
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"{i} {line}\t{line.upper()} {i}\n" for i, line in enumerate(lines)))
+    return file
+
+
+def small(corpus, folder, **given):
+    options = {
+        "run": folder, "data": corpus, "vocab_size": 300, "width": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "heads": 1, "head_width": 8, "tokens": 64, "widths": (12, 32), "steps": 4, "every": 2, "held_out": 0.2,
+    }  # fmt: skip
+    return command.TrainT5(**(options | given))
+
+
+def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tmp_path):
+    options = small(corpus, tmp_path / "run")
+    folder = command.run(options, lambda text: None)
+    assert folder is not None and (tmp_path / "run" / "held_out.tsv").read_text().count("\t") > 5
+    target = sj.load(folder)
+    out = sj.generate(target, ["one two"], max_new_tokens=4, temperature=0.0)
+    assert target.encoder_decoder and out.texts is not None
+    longer = command.run(small(corpus, tmp_path / "run", steps=6), lambda text: None)
+    assert longer == folder
+    drafted = small(
+        corpus, tmp_path / "draft", tokenizer=tmp_path / "run" / "tokenizer", teacher=str(folder), muon=True
+    )
+    draft = command.run(drafted, lambda text: None)
+    guide = sj.drafters.model(sj.load(draft), gamma=2)
+    fast = sj.generate(sj.load(folder), ["one two", "six"], drafter=guide, max_new_tokens=6, temperature=0.0)
+    slow = sj.generate(sj.load(folder), ["one two", "six"], max_new_tokens=6, temperature=0.0)
+    assert fast.tokens == slow.tokens
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"data": "absent.tsv"}, "absent.tsv: no such data file"),
+        ({"widths": (24, 12)}, "--widths must rise"),
+        ({"distil": 2.0}, "--distil must lie in 0..1"),
+        ({"held_out": 0.0}, "--held-out must lie between 0 and 1"),
+    ],
+)
+def test_bad_options_are_named(corpus, tmp_path, change, message):
+    from pathlib import Path
+
+    change = {key: Path(value) if key == "data" else value for key, value in change.items()}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        command.check(small(corpus, tmp_path / "run", **change))
