@@ -11,11 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from specjax.cli import platform
 from specjax.cli.arguments import lookup, one_line
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
 READER_GONE = 1  # as rich has it for what goes through a console
+FAILED = 1
 
 
 class Command(NamedTuple):
@@ -40,7 +42,7 @@ commands:
 {commands}
 
 specjax COMMAND --help explains a command; specjax --version prints the version.
-exit codes: 0 done, 1 failed while running (NaN in logits, reader gone), 2 bad input, 130 interrupted.
+exit codes: 0 done, 1 failed while running (NaN in logits, memory, reader gone), 2 bad input, 130 interrupted.
 """
 
 
@@ -62,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name, rest = split_command(args)
         prog = f"specjax {name}"
+        platform.choose()
         return importlib.import_module(COMMANDS[name].module).main(rest)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
@@ -74,6 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"{prog}: error: {one_line(error)}", file=sys.stderr)
         return BAD_INPUT
+    except (ImportError, MemoryError, RuntimeError) as error:  # a missing extra, or jax out of memory
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            raise
+        print(f"{prog}: failed: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        return FAILED
 
 
 def split_command(args: Sequence[str]) -> tuple[str, list[str]]:

@@ -16,7 +16,13 @@ def main(args: Sequence[str]) -> int:
     Raises:
       ValueError, OSError: bad input; nothing has been decoded then.
     """
-    options = parse(Options, args, prog="specjax generate")
+    prog = "specjax generate"
+    options = parse(Options, args, prog=prog)
+    if options.config is not None:
+        from specjax.cli import preset
+
+        read = preset.read(options.config)
+        options = preset.settle(parse(Options, args, prog=prog, default=preset.as_options(read)), read)
     prompts = read_prompts(options.prompt, options.prompts)
     return run(options, prompts)
 
