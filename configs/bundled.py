@@ -2,7 +2,7 @@
 
     specjax generate --config configs/bundled.py "Once upon a time"
 
-From Python: `from specjax import config`, then `config.build(config.read("configs/bundled.py")).generate("Once").texts`.
+From Python: `config.build(config.read("configs/bundled.py")).generate("Once").texts`, of the module `specjax.config`.
 
 What the pair accepts on held-out prompts stands in specjax/bundled/README.md.
 """

@@ -6,7 +6,7 @@ What is named here is imported when it is first used, so that `import specjax` a
 import importlib
 import importlib.util
 import sys
-import types
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _Package(types.ModuleType):
+class _Package(ModuleType):
     """Importing the submodule `specjax.load` binds it here under its name, which is the function's."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, types.ModuleType)):
+        if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

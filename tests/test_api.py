@@ -1,6 +1,8 @@
 """The user's face: loading, text in and out, streaming, statistics, and bad input in one line."""
 
 import inspect
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -86,13 +88,11 @@ def test_streamed_bytes_are_the_text_to_the_last(toy):
     assert held > 0 and any(row.endswith("\ufffd") for row in shown)  # the case that this is about occurs
 
 
-def test_streams_never_show_what_a_stop_string_cuts(target, draft):
+def test_streams_never_show_what_a_stop_string_cuts(target):
     plain = sj.generate(target, PROMPTS[0], max_new_tokens=24, temperature=0.0).texts
     assert plain is not None
     stop = plain[0][9:19]  # several tokens long
-    stream = sj.stream(
-        target, PROMPTS[0], drafter=sj.drafters.model(draft, gamma=5), max_new_tokens=24, temperature=0.0, stop=stop
-    )
+    stream = sj.stream(target, PROMPTS[0], max_new_tokens=24, temperature=0.0, stop=stop)
     shown = ""
     for event in stream:
         shown += event.texts[0]
@@ -123,7 +123,7 @@ def interrupt_in_round(monkeypatch):
 
 @pytest.mark.parametrize("before", [False, True])
 def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_in_round, before):
-    """Before the state is given away Ctrl-C acts at once, and the round is done later; after, it waits for the round."""
+    """Before the state is given away Ctrl-C acts at once and the round is done later; after, it waits for the round."""
     options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 30, "ignore_eos": True, "seed": 4}
     whole = sj.generate(toy, PROMPTS, **options)
     stream, shown, handler = sj.stream(toy, PROMPTS, **options), [""] * 3, signal.getsignal(signal.SIGINT)
@@ -233,40 +233,15 @@ BAD = {
     "verifier": ({"prompts": [[1]], "verifier": "tokne"}, "no verifier is named 'tokne'"),
     "no tokens": ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens must be at least 1"),
     "rows": ({"prompts": [[1]], "rows": [0, 1]}, "1 prompts need 1 numbers"),
-    "prompt None": ({"prompts": None}, "prompts are None"),
-    "prompt bytes": ({"prompts": b"text"}, "prompts are of type bytes, which must be decoded"),
-    "prompt number": ({"prompts": 3}, "prompts are of type int"),
-    "row None": ({"prompts": [[1], None]}, "prompt 1 is None"),
-    "row bytes": ({"prompts": [b"text"]}, "prompt 0 is of type bytes, which must be decoded"),
-    "one list": ({"prompts": [1, 2]}, "prompt 0 is the single token 1"),
-    "fraction of a token": ({"prompts": [[1, 1.7]]}, "prompt 0 holds 1.7, no token id"),
-    "token in float": ({"prompts": np.ones((1, 2))}, "prompt 0 holds .*1.0.*, no token id"),
-    "token True": ({"prompts": [[True]]}, "prompt 0 holds True"),
-    "new tokens in float": ({"prompts": [[1]], "max_new_tokens": 2.5}, "max_new_tokens must be a whole.*got 2.5"),
-    "new tokens in text": ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens must be a whole.*got '3'"),
-    "new tokens True": ({"prompts": [[1]], "max_new_tokens": True}, "max_new_tokens must be a whole.*got True"),
     "new tokens of rows": ({"prompts": [[1]], "max_new_tokens": [3, 4]}, "max_new_tokens has 2 numbers for 1 prompts"),
     "too many new tokens": ({"prompts": [[1]], "max_new_tokens": 2**40}, "max_new_tokens must be at most"),
     "rows negative": ({"prompts": [[1]], "rows": [-1]}, "rows must be at least 0, got -1"),
-    "rows in float": ({"prompts": [[1]], "rows": [0.5]}, "rows must be a whole number"),
-    "rows one number": ({"prompts": [[1]], "rows": 3}, "1 prompts need 1 numbers, got 3"),
     "temperature nan": ({"prompts": [[1]], "temperature": float("nan")}, "temperature must be at least 0.*got nan"),
     "temperature inf": ({"prompts": [[1]], "temperature": float("inf")}, "temperature must be at least 0.*got inf"),
-    "temperature text": ({"prompts": [[1]], "temperature": "hot"}, "temperature must be a number.*got 'hot'"),
-    "temperature None": ({"prompts": [[1]], "temperature": [None]}, "temperature must be a number"),
     "seed negative": ({"prompts": [[1]], "seed": -1}, "seed must be at least 0, got -1"),
-    "seed in float": ({"prompts": [[1]], "seed": 0.0}, "seed must be a whole number, got 0.0"),
-    "seed None": ({"prompts": [[1]], "seed": None}, "seed must be a whole number, got None"),
     "seed large": ({"prompts": [[1]], "seed": 2**32}, "seed must be at most 4294967295"),
     "empty stop": ({"prompts": [[1]], "stop": ["a", ""]}, "a stop string must not be empty"),
-    "stop bytes": ({"prompts": [[1]], "stop": [b"a"]}, "stop must be a string or a list of strings"),
-    "stop None": ({"prompts": [[1]], "stop": None}, "stop must be a string or a list of strings, got None"),
-    "stop token": ({"prompts": [[1]], "stop_tokens": [1.5]}, "stop_tokens must be a list of token ids"),
     "cache 0": ({"prompts": [[1]], "cache_len": 0}, "cache_len must be at least 1, got 0"),
-    "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be a whole number"),
-    "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
-    "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
-    "verifier None": ({"prompts": [[1]], "verifier": None}, "verifier must be a name"),
     "stop string": ({"prompts": [[1]], "stop": ["x"]}, "without a tokenizer"),
 }
 
@@ -284,15 +259,68 @@ def test_bad_input_is_one_line(case, monkeypatch):
     assert "\n" not in str(raised.value)
 
 
+WRONG_KINDS = {
+    "prompt None": ({"prompts": None}, "prompts are None"),
+    "prompt bytes": ({"prompts": b"text"}, "prompts are of type bytes, which must be decoded"),
+    "prompt number": ({"prompts": 3}, "prompts are of type int"),
+    "row None": ({"prompts": [[1], None]}, "prompt 1 is None"),
+    "row bytes": ({"prompts": [b"text"]}, "prompt 0 is of type bytes, which must be decoded"),
+    "one list": ({"prompts": [1, 2]}, "prompt 0 is the single token 1"),
+    "fraction of a token": ({"prompts": [[1, 1.7]]}, "prompt 0 holds 1.7, no token id"),
+    "token in float": ({"prompts": np.ones((1, 2))}, "prompt 0 holds .*1.0.*, no token id"),
+    "token True": ({"prompts": [[True]]}, "prompt 0 holds True"),
+    "new tokens in float": ({"prompts": [[1]], "max_new_tokens": 2.5}, "max_new_tokens must be a whole.*got 2.5"),
+    "new tokens in text": ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens must be a whole.*got '3'"),
+    "new tokens True": ({"prompts": [[1]], "max_new_tokens": True}, "max_new_tokens must be a whole.*got True"),
+    "rows in float": ({"prompts": [[1]], "rows": [0.5]}, "rows must be a whole number"),
+    "rows one number": ({"prompts": [[1]], "rows": 3}, "1 prompts need 1 numbers, got 3"),
+    "temperature text": ({"prompts": [[1]], "temperature": "hot"}, "temperature must be a number.*got 'hot'"),
+    "temperature None": ({"prompts": [[1]], "temperature": [None]}, "temperature must be a number"),
+    "seed in float": ({"prompts": [[1]], "seed": 0.0}, "seed must be a whole number, got 0.0"),
+    "seed None": ({"prompts": [[1]], "seed": None}, "seed must be a whole number, got None"),
+    "stop bytes": ({"prompts": [[1]], "stop": [b"a"]}, "stop must be a string or a list of strings"),
+    "stop None": ({"prompts": [[1]], "stop": None}, "stop must be a string or a list of strings, got None"),
+    "stop token": ({"prompts": [[1]], "stop_tokens": [1.5]}, "stop_tokens must be a list of token ids"),
+    "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be a whole number"),
+    "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
+    "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
+    "verifier None": ({"prompts": [[1]], "verifier": None}, "verifier must be a name"),
+    "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
+}
+
+
+def tell_wrong_kinds() -> None:
+    """Prints, as JSON, what each of WRONG_KINDS is answered."""
+
+    def touched(*_, **__):
+        raise AssertionError("weights were touched")
+
+    decoding.prefill, told = touched, {}
+    for case, (options, _) in WRONG_KINDS.items():
+        try:
+            sj.generate(**{"target": battery.target("opt"), **options})
+        except ValueError as error:
+            told[case] = str(error)
+    print(json.dumps(told))
+
+
+def test_wrong_kinds_are_one_line_each():
+    """In a process of its own: in this one annotations are checked, and no argument of a wrong kind comes past them."""
+    code = "from tests import test_api; test_api.tell_wrong_kinds()"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    for case, (_, message) in WRONG_KINDS.items():
+        assert re.search(message, told[case]) and "\n" not in told[case], case
+
+
 def test_options_that_are_not_are_told_with_the_nearest():
     for decode in (sj.generate, sj.stream):
         with pytest.raises(TypeError, match=f"{decode.__name__} has no option 'max_tokens', did you mean 'max_new_tok"):
             decode(battery.target("opt"), [[1]], max_tokens=3)
 
 
-def test_the_target_is_a_model(toy):
-    with pytest.raises(ValueError, match="the target must be a model from specjax.load, got str"):
-        sj.generate("bundled/opt-target", "x")  # pyright: ignore[reportArgumentType]
+def test_prompts_are_unicode(toy):
     with pytest.raises(ValueError, match="prompt 0 holds half of a surrogate pair"):
         sj.generate(toy, "\udcff")
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from specjax import decoding
+
 ARGS = ["--drafter", "plain", "--ignore-eos", "--max-new-tokens", "480", "--logit-bias", "0=-inf"]
 
 
@@ -44,6 +46,54 @@ def test_the_second_ctrl_c_is_not_swallowed():
         assert asked()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_until_there_is_something_to_lose_ctrl_c_raises():
+    from specjax.cli.progress import deferred_interrupt
+
+    begun = []
+    with deferred_interrupt(once=lambda: bool(begun)) as asked, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with deferred_interrupt(once=lambda: bool(begun)) as asked:
+        begun.append(1)
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+
+
+@pytest.mark.parametrize("place", ["specjax.load.load", "specjax.decoding.prefill", "specjax.decoding._count_trace"])
+def test_ctrl_c_while_loading_or_compiling_is_one_line(place, specjax_program, models, monkeypatch):
+    """`_count_trace` is called while what reads the prompt is being traced."""
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    module, _, name = place.rpartition(".")
+    monkeypatch.setattr(sys.modules[module], name, interrupted)
+    if name == "load":
+        monkeypatch.setattr("specjax.load", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    args = ["--drafter", "plain", "--max-new-tokens", "17"]  # a shape that no other test has compiled
+    ran = specjax_program("generate", "--target", models["target"], "Once", *args)
+    assert (ran.code, ran.out, ran.err) == (130, "", "specjax generate: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monkeypatch):
+    """It comes when the state is given away: the round is finished, shown and told, and no more."""
+    one_round, calls = decoding.one_round, []
+
+    def interrupted(*args, **options):
+        calls.append(1)
+        out = one_round(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return out
+
+    monkeypatch.setattr(decoding, "one_round", interrupted)
+    args = ["--drafter", "plain", "--max-new-tokens", "12", "--json"]
+    ran = specjax_program("generate", "--target", models["target"], "Once", *args)
+    told = json.loads(ran.out)
+    assert ran.code == 130 and len(calls) == 1 and ran.err == ""
+    assert told["stop_reasons"] == ["interrupted"] and len(told["tokens"][0]) == 1
 
 
 def test_a_reader_that_goes_away_is_no_error(models):
