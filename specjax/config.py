@@ -117,7 +117,7 @@ def read(file: Path | str) -> RunConfig:
 
 def _told(error: Exception) -> str:
     """What went wrong in a preset, with the option that may have been meant."""
-    unknown = re.search(r"RunConfig.*unexpected keyword argument '(\w+)'", str(error))
+    unknown = re.search(r"(?:^|RunConfig\S* )got an unexpected keyword argument '(\w+)'", str(error))
     if unknown is None:
         return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     known = [field.name for field in dataclasses.fields(RunConfig)]
