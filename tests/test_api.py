@@ -195,6 +195,13 @@ def test_compiling_is_timed_apart(monkeypatch):
     assert len(traced) == 3 and again.result().stats.seconds["compile"] == 0.0
 
 
+def test_starting_a_program_is_no_decoding():
+    assert api.steady([0.5, 0.1, 0.125], compiled=True) == pytest.approx((0.3375, 0.3875))
+    assert api.steady([0.1, 0.2, 0.2], compiled=True) == pytest.approx((0.5, 0.0))
+    assert api.steady([0.5, 0.1], compiled=False) == pytest.approx((0.6, 0.0))
+    assert api.steady([0.5], compiled=True) == (0.5, 0.0) and api.steady([], compiled=True) == (0, 0.0)
+
+
 def test_there_is_one_set_of_defaults():
     asked = inspect.signature(api.prepare).parameters
     for name, value in (("temperature", 0.8), ("max_new_tokens", 64), ("seed", 0)):
