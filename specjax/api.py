@@ -391,7 +391,7 @@ def steady(rounds: Sequence[float], *, compiled: bool) -> tuple[float, float]:
     others at most, and the rest is starting.
     """
     if not compiled or len(rounds) < 2:
-        return sum(rounds), 0.0
+        return sum(rounds, 0.0), 0.0
     first, *others = rounds
     usual = min(first, statistics.median(others))
     return usual + sum(others), first - usual

@@ -25,8 +25,8 @@ def base(models):
 
 
 def test_quiet_prints_the_text_of_generate(specjax_program, base, target):
-    ran = specjax_program(*base, "Once", "--quiet", "--logit-bias", "15=-inf")
-    expected = sj.generate(target, ["Once"], max_new_tokens=12, logit_bias={15: float("-inf")})
+    ran = specjax_program(*base, "Once", "--quiet", "--temperature", "0", "--logit-bias", "15=-inf")
+    expected = sj.generate(target, ["Once"], max_new_tokens=12, temperature=0.0, logit_bias={15: float("-inf")})
     assert expected.texts is not None
     assert ran.code == 0 and ran.err == "" and re.sub("[␀-␡]", "?", ran.out) == _visible(expected.texts[0]) + "\n"
 
