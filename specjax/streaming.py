@@ -68,26 +68,30 @@ def spelled(text: Text, tokens: Sequence[int], stops: Sequence[str] = ()) -> str
 def interrupts_wait(on_loan: Callable[[], bool]) -> Iterator[None]:
     """Within it a Ctrl-C that comes while `on_loan()` is true waits for the end of the block; others act at once.
 
-    Whatever handled the signal before handles it then, and is restored. Outside the main thread nothing is to be done:
+    An exception that is raised at once may come up in a callback that swallows it, as those of the garbage collector do:
+    it is raised again at the end then. Whatever handled the signal before handles it, and is restored. Outside the main thread nothing is to be done:
     signals go to the main thread alone.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    waiting = False
+    waiting = raised = swallowed = False
 
     def on_interrupt(number, frame) -> None:
-        nonlocal waiting
+        nonlocal waiting, raised
         if on_loan():
             waiting = True
-        else:
-            before(number, frame)
+            return
+        raised = True
+        before(number, frame)
+        raised = False  # it has only taken note
 
     signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
+        swallowed = raised
     finally:
         signal.signal(signal.SIGINT, before)
-        if waiting:
+        if waiting or swallowed:
             before(signal.SIGINT, None)

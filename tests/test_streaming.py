@@ -1,5 +1,6 @@
 """Text that streams is the text in the end, however it is dealt out; Ctrl-C waits only for what is on loan."""
 
+import contextlib
 import signal
 import threading
 
@@ -82,6 +83,23 @@ def test_an_interrupt_does_not_wait_for_nothing():
         signal.raise_signal(signal.SIGINT)
         reached.append("the end")
     assert not reached and signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_a_callback_swallows_is_raised_again():
+    before, reached = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: False):
+        with contextlib.suppress(KeyboardInterrupt):  # as the garbage collector does with its callbacks
+            signal.raise_signal(signal.SIGINT)
+        reached.append("the end")
+    assert reached == ["the end"] and signal.getsignal(signal.SIGINT) is before
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+    try:
+        with interrupts_wait(lambda: False):
+            signal.raise_signal(signal.SIGINT)
+        assert heard == [1]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_another_handler_hears_of_it_once_and_stays():

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specjax.cli import platform
 from specjax.cli.arguments import lookup, one_line
@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # a terminal that cannot show a character shows `?`, and we go on
             output.reconfigure(errors="replace")
+    if argv is None:
+        sys.unraisablehook = quiet_about_interrupts
     prog = "specjax"
     try:
         if not args or args[0] in ("-h", "--help"):
@@ -67,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         platform.choose()
         return importlib.import_module(COMMANDS[name].module).main(rest)
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
+        print(f"{prog}: interrupted", file=sys.stderr, flush=True)
+        if argv is None:  # this is the whole process: jax may be computing still, and crashes when taken down meanwhile
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,6 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"{prog}: failed: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
         return FAILED
+
+
+def quiet_about_interrupts(unraisable: Any) -> None:
+    """For sys.unraisablehook: a Ctrl-C that a callback swallowed is raised again later, so nothing is said of it."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
 
 
 def split_command(args: Sequence[str]) -> tuple[str, list[str]]:

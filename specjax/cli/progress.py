@@ -49,10 +49,9 @@ def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Call
 
     def on_interrupt(*_) -> None:
         nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if not once():
+        if asked or not once():
             raise KeyboardInterrupt
+        asked = True
 
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield lambda: asked

@@ -11,6 +11,7 @@ from specjax.cli.progress import Progress, deferred_interrupt
 from specjax.cli.segments import RowText
 from specjax.drafters import Guide
 from specjax.model import Model
+from specjax.streaming import interrupts_wait
 
 
 class Work(NamedTuple):
@@ -38,7 +39,8 @@ def decode(
       What was generated, and whether it was interrupted.
     """
     progress.tell("compiling, and reading the prompt")
-    run = api.stream(work.target, work.prompts, drafter=work.guide, **work.options)
+    with interrupts_wait(lambda: False):
+        run = api.stream(work.target, work.prompts, drafter=work.guide, **work.options)
     progress.tell("compiling a round")
     with deferred_interrupt(once=lambda: run.rounds > 0) as asked:
         _show(run, work, open_sink, progress, asked, marks=marks)

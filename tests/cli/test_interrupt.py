@@ -78,6 +78,19 @@ def test_ctrl_c_while_loading_or_compiling_is_one_line(place, specjax_program, m
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
+    """While jax is imported, which crashes when it is cut short, and while programs compile, which threads go on with."""
+    command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
+    for seconds in (0.5, 1.5, 2.5):
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.wait(seconds)
+        run.send_signal(signal.SIGINT)
+        out, errors = run.communicate(timeout=120)
+        assert run.returncode == 130, (seconds, errors)
+        assert out or errors == b"specjax generate: interrupted\n"
+
+
 def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monkeypatch):
     """It comes when the state is given away: the round is finished, shown and told, and no more."""
     one_round, calls = decoding.one_round, []
