@@ -68,9 +68,9 @@ def spelled(text: Text, tokens: Sequence[int], stops: Sequence[str] = ()) -> str
 def interrupts_wait(on_loan: Callable[[], bool]) -> Iterator[None]:
     """Within it a Ctrl-C that comes while `on_loan()` is true waits for the end of the block; others act at once.
 
-    An exception that is raised at once may come up in a callback that swallows it, as those of the garbage collector do:
-    it is raised again at the end then. Whatever handled the signal before handles it, and is restored. Outside the main thread nothing is to be done:
-    signals go to the main thread alone.
+    What is raised at once may come up in a callback that swallows it, as those of the garbage collector do: then it is
+    raised again at the end. Whatever handled the signal before handles it, and is restored. Outside the main thread
+    nothing is to be done: signals go to the main thread alone.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

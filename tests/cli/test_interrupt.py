@@ -79,7 +79,7 @@ def test_ctrl_c_while_loading_or_compiling_is_one_line(place, specjax_program, m
 
 
 def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
-    """While jax is imported, which crashes when it is cut short, and while programs compile, which threads go on with."""
+    """While jax is imported, which crashes when it is cut short, and while programs compile, in threads that go on."""
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
     for seconds in (0.5, 1.5, 2.5):
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -104,6 +104,7 @@ def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monk
     monkeypatch.setattr(decoding, "one_round", interrupted)
     args = ["--drafter", "plain", "--max-new-tokens", "12", "--json"]
     ran = specjax_program("generate", "--target", models["target"], "Once", *args)
+    assert ran.code == 130, ran.err
     told = json.loads(ran.out)
     assert ran.code == 130 and len(calls) == 1 and ran.err == ""
     assert told["stop_reasons"] == ["interrupted"] and len(told["tokens"][0]) == 1

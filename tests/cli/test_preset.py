@@ -55,7 +55,9 @@ def test_it_runs(specjax_program, models, tmp_path):
         "from specjax.config import RunConfig\n"
         f"CONFIG = RunConfig({models['target']!r}, drafter='plain', temperature=0.0, max_new_tokens=5, seed=8)\n"
     )
-    told = json.loads(specjax_program("generate", "--config", str(file), "Once", "--seed", "2", "--json").out)
+    ran = specjax_program("generate", "--config", str(file), "Once", "--seed", "2", "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
     assert len(told["tokens"][0]) == 5 and told["drafter"] == "plain"
     assert (told["settings"]["seed"], told["settings"]["temperature"]) == (2, 0.0)
 
