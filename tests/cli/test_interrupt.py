@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import specjax
 from specjax import decoding
 
 ARGS = ["--drafter", "plain", "--ignore-eos", "--max-new-tokens", "480", "--logit-bias", "0=-inf"]
@@ -60,17 +61,14 @@ def test_until_there_is_something_to_lose_ctrl_c_raises():
         assert asked()
 
 
-@pytest.mark.parametrize("place", ["specjax.load.load", "specjax.decoding.prefill", "specjax.decoding._count_trace"])
-def test_ctrl_c_while_loading_or_compiling_is_one_line(place, specjax_program, models, monkeypatch):
+@pytest.mark.parametrize(("module", "name"), [(specjax, "load"), (decoding, "prefill"), (decoding, "_count_trace")])
+def test_ctrl_c_while_loading_or_compiling_is_one_line(module, name, specjax_program, models, monkeypatch):
     """`_count_trace` is called while what reads the prompt is being traced."""
 
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)
 
-    module, _, name = place.rpartition(".")
-    monkeypatch.setattr(sys.modules[module], name, interrupted)
-    if name == "load":
-        monkeypatch.setattr("specjax.load", interrupted)
+    monkeypatch.setattr(module, name, interrupted)
     handler = signal.getsignal(signal.SIGINT)
     args = ["--drafter", "plain", "--max-new-tokens", "17"]  # a shape that no other test has compiled
     ran = specjax_program("generate", "--target", models["target"], "Once", *args)
