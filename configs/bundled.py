@@ -1,6 +1,8 @@
 """The bundled OPT pair, greedy, three draft tokens a round.
 
-    python -c "from specjax import config as c; print(c.build(c.read('configs/bundled.py')).generate('Once').texts)"
+    specjax generate --config configs/bundled.py "Once upon a time"
+
+From Python: `config.build(config.read("configs/bundled.py")).generate("Once").texts`, of the module `specjax.config`.
 
 What the pair accepts on held-out prompts stands in specjax/bundled/README.md.
 """

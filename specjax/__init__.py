@@ -1,14 +1,59 @@
-"""Speculative decoding in JAX: several times faster, without changing a single probability."""
+"""Speculative decoding in JAX: several times faster, without changing a single probability.
 
-from specjax import drafters as drafters
-from specjax import trees as trees
-from specjax import verify as verify
-from specjax.api import Event as Event
-from specjax.api import Generation as Generation
-from specjax.api import generate as generate
-from specjax.api import stream as stream
-from specjax.load import load as load
-from specjax.model import Model as Model
-from specjax.stopping import Stop as Stop
+What is named here is imported when it is first used, so that `import specjax` and `specjax --help` do not wait for jax.
+"""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specjax import drafters as drafters
+    from specjax import trees as trees
+    from specjax import verify as verify
+    from specjax.api import Event as Event
+    from specjax.api import Generation as Generation
+    from specjax.api import Stream as Stream
+    from specjax.api import generate as generate
+    from specjax.api import stream as stream
+    from specjax.load import load as load
+    from specjax.model import Model as Model
+    from specjax.stopping import Stop as Stop
 
 __version__ = "0.1.0"
+__all__ = [
+    "Event", "Generation", "Model", "Stop", "Stream", "__version__", "drafters", "generate", "load", "stream", "trees",
+    "verify",
+]  # fmt: skip
+
+_HOMES = {
+    "Event": "api", "Generation": "api", "Stream": "api", "generate": "api", "stream": "api",
+    "load": "load", "Model": "model", "Stop": "stopping",
+}  # fmt: skip
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Importing the submodule `specjax.load` binds it here under its name, which is the function's."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,6 +1,8 @@
 """The user's face of decoding: `generate` and `stream` on text or tokens, and what comes out."""
 
 import dataclasses
+import reprlib
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import checks, defaults, drafters, sampling, sharding, stopping, verify
 from specjax import decoding as loop
-from specjax import drafters, sampling, sharding, stopping, verify
+from specjax.clock import timed
 from specjax.drafters import Guide
 from specjax.metrics import Stats, stats
 from specjax.model import Model
 from specjax.sampling import LogitBias, Stages
 from specjax.stopping import Stop
-from specjax.text import Streamer, cut_at
+from specjax.streaming import Writer, interrupts_wait, spelled
 from specjax.types import Info
 from specjax.verify import Verifier
 
@@ -34,7 +37,7 @@ class Generation:
       tokens: new tokens, the one that stopped the row included.
       stop_reasons: a `Stop` name in lower case for each row: eos, stop_token, stop_string, max_tokens, cache_full,
         nan, interrupted.
-      stats: rates, tokens a target call, walltime, compiles.
+      stats: rates, tokens a target call, walltime in parts (compiling is one of its own), compiles.
       lossless: whether the tokens follow the target's own law.
     """
 
@@ -56,7 +59,7 @@ class Job(NamedTuple):
     state: loop.GenerationState
     stops: tuple[str, ...]
     traces: int
-    prefill_seconds: float
+    seconds: dict[str, float]
 
     @property
     def static(self) -> dict[str, Any]:
@@ -79,8 +82,18 @@ class Event(NamedTuple):
     info: Info
 
 
-def generate(target: Model, prompts: Prompts, **options) -> Generation:
+class Progress(NamedTuple):
+    """What is known on the host of a run, finished or not: enough to tell its user everything."""
+
+    tokens: list[list[int]]
+    stop: np.ndarray
+    totals: loop.Totals
+
+
+def generate(target: Model, prompts: Prompts, **options: Any) -> Generation:
     """Continues the prompts; the tokens have the target's law whatever the drafter (out.lossless says so).
+
+    Ctrl-C takes effect when all rounds are done, and then nothing is returned: `stream` can be interrupted.
 
     Args:
       target: a model from `specjax.load`.
@@ -88,68 +101,102 @@ def generate(target: Model, prompts: Prompts, **options) -> Generation:
       drafter: from `specjax.drafters`; None decodes plainly, by the same loop.
       verifier: a name of `specjax.verify.TABLE`, or a `Verifier`.
       max_new_tokens: one number, or one for each row.
-      temperature, top_k, top_p, min_p, repetition_penalty: one number, or one for each row; temperature 0 is greedy.
+      temperature, top_k, top_p, min_p, repetition_penalty: one number, or one for each row. Temperature 0 is greedy, 1
+        the model's own law; the default is 0.8, here and on the command line. The other stages are off by default.
       logit_bias: token -> bias, see `sampling.sampling_params`.
-      seed: of the random streams; `rows` numbers them (default 0, 1, ...), so that a row draws the same numbers
-        wherever it lies in a batch.
+      seed: of the random streams, 0 by default: the same call gives the same tokens. `rows` numbers the streams
+        (default 0, 1, ...), so that a row draws the same numbers wherever it lies in a batch.
       stop: strings that end a row. stop_tokens: token ids that do. ignore_eos: go on past the end of text.
       cache_len: tokens that a row's cache may hold (default: what the request needs, at most the model's positions).
       profile: measure draft and verify apart after the run (compiles two more functions).
 
     Raises:
-      ValueError: bad input, in one line, before any weight is touched.
+      ValueError: bad input, in one line, before any weight is touched. TypeError: an option that does not exist.
     """
     profile = options.pop("profile", False)
+    checks.option_names(prepare, options, caller="generate")
     job = prepare(target, prompts, **options)
-    started = time.perf_counter()
-    state = jax.block_until_ready(loop.generate(job.params, job.state, **job.static))
-    seconds = {"prefill": job.prefill_seconds, "decode": time.perf_counter() - started}
+    state, run, compiling = timed(lambda: loop.generate(job.params, job.state, **job.static))
+    seconds = _add_seconds(job.seconds, run, compiling)
     if profile:
         seconds |= split_seconds(job, state, seconds["decode"])
-    return finish(job, state, seconds)
+    tokens, length, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
+    rows = [tokens[b, : length[b]].tolist() for b in range(len(length))]
+    return finish(job, Progress(rows, stop, totals), seconds)
 
 
 class Stream:
     """Rounds as they happen: iterate for `Event`s; `result()` at any time gives all that was generated so far.
 
-    Rows that are still running when `result` is asked are "interrupted"; nothing already generated is ever lost.
+    The streamed texts of a row that has ended are together its text of the result, and never show what a stop string
+    cuts. Rows that still run when `result` is asked are "interrupted".
+
+    Ctrl-C loses nothing, wherever it comes: a round under way is finished and kept before KeyboardInterrupt is raised,
+    and iterating again goes on from there.
     """
 
     def __init__(self, job: Job):
         self._job = job
         self._state = job.state
-        self._seconds = 0.0
+        self._runs: list[float] = []
+        self._compiling = 0.0
+        stop, totals = jax.device_get((job.state.stop, job.state.totals))
+        self._done = Progress([[] for _ in stop], stop, totals)
         text = job.target.text
-        rows = job.state.length.shape[0]
-        self._streamers = [Streamer(text) for _ in range(rows)] if text else None
+        self._writers = [Writer(text, job.stops) for _ in stop] if text else None
+        self._ready: list[Event] = []
+        self._storing = False
+        self.rounds = 0
 
     def __iter__(self) -> Iterator[Event]:
-        rounds = loop.stream(self._job.params, self._state, **self._job.static)
         while True:
-            started = time.perf_counter()
-            entry = next(rounds, None)
-            if entry is None:
-                break
-            self._state, info = entry
-            info = jax.device_get(info)
-            self._seconds += time.perf_counter() - started
-            tokens = [info.committed[b, : info.emitted[b]].tolist() for b in range(len(info.emitted))]
-            texts = ["" for _ in tokens]
-            if self._streamers:
-                texts = [s.add(t) for s, t in zip(self._streamers, tokens, strict=True)]
-            yield Event(texts, tokens, info)
+            if not self._ready and np.any(self._done.stop == Stop.RUNNING):
+                with interrupts_wait(self._on_loan):
+                    self._round()
+            if not self._ready:
+                return
+            yield self._ready.pop(0)
+
+    def _on_loan(self) -> bool:
+        """Whether a round has taken the state, whose memory it writes to, and has not been noted yet."""
+        return self._storing or self._state.tokens.is_deleted()
+
+    def _round(self) -> None:
+        (state, info), run, compiling = timed(
+            lambda: loop.one_round(self._job.params, self._state, **self._job.static)
+        )  # fmt: skip
+        self._storing = True
+        self._state = state
+        started = time.perf_counter()
+        info, stop, totals = jax.device_get((info, state.stop, state.totals))
+        self._runs.append(run + time.perf_counter() - started)
+        self._compiling += compiling
+        new = [info.committed[b, : info.emitted[b]].tolist() for b in range(len(stop))]
+        texts = ["" for _ in new]
+        if self._writers:
+            ended = (self._done.stop == Stop.RUNNING) & (stop != Stop.RUNNING)
+            texts = [
+                writer.add(tokens) + (writer.end() if over else "")
+                for writer, tokens, over in zip(self._writers, new, ended, strict=True)
+            ]
+        self._done = Progress([old + more for old, more in zip(self._done.tokens, new, strict=True)], stop, totals)
+        self._ready.append(Event(texts, new, info))
+        self.rounds += 1
+        self._storing = False
 
     def result(self, *, profile: bool = False) -> Generation:
         """Everything so far; with `profile`, decoding time is split into draft and verify (compiles two functions)."""
-        seconds = {"prefill": self._job.prefill_seconds, "decode": self._seconds}
+        decode, starting = steady(self._runs, compiled=self._compiling > 0)
+        seconds = _add_seconds(self._job.seconds, decode, self._compiling + starting)
         if profile:
-            seconds |= split_seconds(self._job, self._state, self._seconds)
-        return finish(self._job, self._state, seconds)
+            seconds |= split_seconds(self._job, self._state, seconds["decode"])
+        return finish(self._job, self._done, seconds)
 
 
-def stream(target: Model, prompts: Prompts, **options) -> Stream:
+def stream(target: Model, prompts: Prompts, **options: Any) -> Stream:
     """`generate` round by round: `for event in stream(...)`, then `.result()`. Takes the same options."""
     options.pop("profile", None)
+    checks.option_names(prepare, options, caller="stream")
     return Stream(prepare(target, prompts, **options))
 
 
@@ -159,14 +206,14 @@ def prepare(
     *,
     drafter: Guide | None = None,
     verifier: str | Verifier = "token",
-    max_new_tokens: int | Sequence[int] = 64,
-    temperature: PerRow = 1.0,
+    max_new_tokens: int | Sequence[int] = defaults.MAX_NEW_TOKENS,
+    temperature: PerRow = defaults.TEMPERATURE,
     top_k: int | Sequence[int] = 0,
     top_p: PerRow = 1.0,
     min_p: PerRow = 0.0,
     repetition_penalty: PerRow = 1.0,
     logit_bias: LogitBias | None = None,
-    seed: int = 0,
+    seed: int = defaults.SEED,
     rows: Sequence[int] | None = None,
     stop: Sequence[str] | str = (),
     stop_tokens: Sequence[int] = (),
@@ -175,42 +222,81 @@ def prepare(
 ) -> Job:
     """Checks everything, then reads the prompts. See `generate` for the arguments."""
     traces = loop.trace_count()
-    guide = drafter or drafters.plain()
-    chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
-    guide.check(target)
-    check_mesh(target, guide)
+    guide = drafters.plain() if drafter is None else drafter
+    chosen = check_parts(target, guide, verifier)
     tokens, length = tokenize(target, prompts)
     batch = len(length)
-    budget = np.broadcast_to(np.asarray(max_new_tokens, np.int64), (batch,)) if np.ndim(max_new_tokens) == 0 else None
-    budget = np.asarray(max_new_tokens, np.int64) if budget is None else budget
-    if budget.shape != (batch,) or budget.min() < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, one number or {batch}; got {max_new_tokens}")
+    budget = checks.whole_rows("max_new_tokens", max_new_tokens, batch, least=1)
     longest = int(budget.max())
+    if cache_len is not None:
+        checks.whole("cache_len", cache_len, least=1)
     cache_len = cache_room(target, guide, tokens, length, longest, cache_len)
-    params, stages = sampling.sampling_params(
-        batch, target.vocab_size, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, logit_bias=logit_bias,
-    )  # fmt: skip
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    laws = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }  # fmt: skip
+    checks.numbers(**laws)
+    checks.biases(logit_bias)
+    params, stages = sampling.sampling_params(batch, target.vocab_size, **laws, logit_bias=logit_bias)
+    stops = checks.stop_strings(stop)
     rules = stopping.rules(
         target.vocab_size,
         eos=() if ignore_eos else target.eos,
-        stop_tokens=stop_tokens,
+        stop_tokens=checks.token_ids("stop_tokens", stop_tokens),
         stop_strings=stops,
         pieces=target.text.pieces() if target.text and stops else None,
     )
-    numbers = np.arange(batch) if rows is None else np.asarray(rows)
-    if numbers.shape != (batch,):
-        raise ValueError(f"rows numbers the random streams: {batch} prompts need {batch} numbers, got {numbers.shape}")
+    seed = checks.whole("seed", seed, least=0, most=checks.LARGEST_SEED)
+    numbers = row_numbers(rows, batch)
     decode = loop.DecodeParams(target.params, guide.params, params, rules)
-    started = time.perf_counter()
-    state = loop.prefill(
-        decode, loop.row_keys(seed, jnp.asarray(numbers, jnp.uint32)), jnp.asarray(tokens), jnp.asarray(length),
-        jnp.asarray(budget, jnp.int32), model=target.lm, drafter=guide.drafter, stages=stages, cache_len=cache_len,
-        max_new=longest,
+    inputs = jax.block_until_ready((
+        loop.row_keys(seed, jnp.asarray(numbers, jnp.uint32)), jnp.asarray(tokens), jnp.asarray(length),
+        jnp.asarray(budget, jnp.int32),
+    ))  # fmt: skip
+    static = {"model": target.lm, "drafter": guide.drafter, "stages": stages}
+    state, run, compiling = timed(
+        lambda: loop.prefill(decode, *inputs, **static, cache_len=cache_len, max_new=min(longest, cache_len))
     )  # fmt: skip
+    started = time.perf_counter()
     state = jax.block_until_ready(on_mesh(target, guide, state))
-    return Job(target, guide, chosen, stages, decode, state, stops, traces, time.perf_counter() - started)
+    seconds = {"prefill": run + time.perf_counter() - started, "compile": compiling}
+    return Job(target, guide, chosen, stages, decode, state, stops, traces, seconds)
+
+
+def check_parts(target: Model, guide: Guide, verifier: str | Verifier) -> Verifier:
+    """The verifier, of parts that fit together.
+
+    Raises:
+      ValueError: something that is no model, drafter or verifier, or a drafter that cannot serve the target.
+    """
+    if not isinstance(target, Model):
+        raise ValueError(f"the target must be a model from specjax.load, got {type(target).__name__}: load it first")
+    if not isinstance(guide, Guide):
+        raise ValueError(
+            f"drafter must be one from specjax.drafters, got {type(guide).__name__}: for a draft model write "
+            "drafter=specjax.drafters.model(draft)"
+        )
+    chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
+    if not isinstance(chosen, Verifier):
+        raise ValueError(f"verifier must be a name or a specjax.verify.Verifier, got {type(chosen).__name__}")
+    guide.check(target)
+    check_mesh(target, guide)
+    return chosen
+
+
+def row_numbers(rows: Sequence[int] | None, batch: int) -> np.ndarray:
+    """[B] numbers of the rows' random streams.
+
+    Raises:
+      ValueError: not one number for each prompt, or one that is no uint32.
+    """
+    if rows is None:
+        return np.arange(batch)
+    given = checks.items(rows)
+    if given is None or len(given) != batch:
+        got = reprlib.repr(rows) if given is None else len(given)
+        raise ValueError(f"rows numbers the random streams: {batch} prompts need {batch} numbers, got {got}")
+    return checks.whole_rows("rows", given, batch, least=0, most=checks.LARGEST_SEED)
 
 
 def check_mesh(target: Model, guide: Guide) -> None:
@@ -236,21 +322,20 @@ def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
     """Left-aligned prompts [B,P] int32, padded to a bucket, and their lengths [B].
 
     Raises:
-      ValueError: no prompt, an empty one, text without a tokenizer, or a token outside the vocabulary.
+      ValueError: no prompt, an empty one, neither text nor token ids, text without a tokenizer, or a token outside the
+        vocabulary.
     """
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if len(prompts) == 0:
-        raise ValueError("there is no prompt: give a string, or a list of strings or of token ids")
     ids: list[list[int]] = []
-    for row, prompt in enumerate(prompts):
+    for row, prompt in enumerate(checks.prompt_rows(prompts)):
         if isinstance(prompt, str):
             if target.text is None:
                 raise ValueError(f"{target.name} has no tokenizer: give prompts as lists of token ids")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"prompt {row} holds half of a surrogate pair: it is not valid Unicode") from None
             prompt = target.text.encode(prompt)
-        if isinstance(prompt, int | np.integer):
-            raise ValueError(f"prompt {row} is the single token {prompt}: give a list of prompts, [[1, 2, 3]] for one")
-        ids.append([int(token) for token in prompt])
+        ids.append(prompt)
         if not ids[-1]:
             raise ValueError(f"prompt {row} is empty: give at least one token")
         worst = max(ids[-1], key=lambda t: abs(t - target.vocab_size / 2))
@@ -287,18 +372,34 @@ def positions(model: Model) -> int | None:
     return getattr(model.config, "max_positions", None)
 
 
-def finish(job: Job, state: loop.GenerationState, seconds: dict[str, float]) -> Generation:
-    """Brings a state to the host as a `Generation`; rows that still run are interrupted."""
-    tokens, length, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
-    rows = [tokens[b, : length[b]].tolist() for b in range(len(length))]
-    codes = [Stop.INTERRUPTED if code == Stop.RUNNING else Stop(code) for code in stop]
-    texts = None
-    if job.target.text is not None:
-        texts = [cut_at(job.target.text.decode(row), job.stops) for row in rows]
+def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:
+    """What is known of a run as a `Generation`; rows that still run are interrupted."""
+    codes = [Stop.INTERRUPTED if code == Stop.RUNNING else Stop(code) for code in done.stop]
+    text = job.target.text
+    texts = None if text is None else [spelled(text, row, job.stops) for row in done.tokens]
+    length = np.array([len(row) for row in done.tokens])
     laws = job.guide.drafter.vocab_size is not None
     compiles = loop.trace_count() - job.traces
-    measured = stats(totals, length, seconds, compiles=compiles, drafted_laws=laws)
-    return Generation(texts, rows, [code.name.lower() for code in codes], measured, job.verifier.lossless)
+    measured = stats(done.totals, length, seconds, compiles=compiles, drafted_laws=laws)
+    return Generation(texts, done.tokens, [code.name.lower() for code in codes], measured, job.verifier.lossless)
+
+
+def steady(rounds: Sequence[float], *, compiled: bool) -> tuple[float, float]:
+    """Seconds of decoding, and seconds to start the program, which add up to those of all rounds.
+
+    The first run of a program just compiled pays for more than jax reports as compiling. It counts as the median of the
+    others at most, and the rest is starting.
+    """
+    if not compiled or len(rounds) < 2:
+        return sum(rounds, 0.0), 0.0
+    first, *others = rounds
+    usual = min(first, statistics.median(others))
+    return usual + sum(others), first - usual
+
+
+def _add_seconds(seconds: dict[str, float], decode: float, compiling: float) -> dict[str, float]:
+    added = {"decode": seconds.get("decode", 0.0) + decode, "compile": seconds["compile"] + compiling}
+    return seconds | added
 
 
 def split_seconds(job: Job, state: loop.GenerationState, decode: float, repeats: int = 5) -> dict[str, float]:

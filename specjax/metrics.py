@@ -23,7 +23,7 @@ class Stats:
       tokens_per_call: tokens / rounds, the bonus or correction included (block efficiency).
       by_depth: accepted / tested at depth 1, 2, ...; nan where nothing was tested.
       rounds_by_row, tokens_by_row: the same for each row.
-      seconds: walltime of prefill and decode; with `profile`, decode split into draft and verify.
+      seconds: walltime of prefill, decode and compile, apart; with `profile`, decode split into draft and verify.
       compiles: functions compiled by this run; 0 when it was warm.
     """
 
@@ -44,7 +44,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all rows over the time to decode them, prefill and compiling apart... see `seconds`."""
+        """Tokens of all rows over the time to decode them, prefill and compiling apart."""
         return self.tokens / self.seconds["decode"] if self.seconds.get("decode") else float("nan")
 
     def as_dict(self) -> dict[str, Any]:

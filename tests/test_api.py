@@ -1,15 +1,24 @@
 """The user's face: loading, text in and out, streaming, statistics, and bad input in one line."""
 
+import inspect
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import text
+from specjax import api, config, decoding, defaults, text
+from specjax.cli.options import Sampling, Stopping
 from specjax.decoding import Totals
 from specjax.metrics import stats
 from tests import battery
+from tests.cli import toys
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPTS = ["Once upon a time", "The old man said", "Naïve 狐 – “quote”"]
@@ -54,8 +63,84 @@ def test_stream_is_generate_and_its_pieces_are_the_text(target, draft):
         pieces = [a + b for a, b in zip(pieces, event.texts, strict=True)]
     result = stream.result()
     assert result.tokens == whole.tokens and result.stop_reasons == whole.stop_reasons
-    for piece, full in zip(pieces, result.texts or (), strict=True):
-        assert full.startswith(piece)  # at most the bytes of an unfinished character are held back
+    assert pieces == result.texts == whole.texts
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A byte-level model of random weights: most of what it says is no valid UTF-8."""
+    return sj.load(toys.write_model(tmp_path_factory.mktemp("toy") / "model"))
+
+
+def test_streamed_bytes_are_the_text_to_the_last(toy):
+    """Eight rows of random bytes: some end within a character, and all are shown whole and as `generate` tells them."""
+    options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 40, "temperature": 1.5, "ignore_eos": True}
+    prompts = ["Once"] * 8
+    stream, shown, held = sj.stream(toy, prompts, **options), [""] * 8, 0
+    for event in stream:
+        shown = [a + b for a, b in zip(shown, event.texts, strict=True)]
+        for before, row in zip(shown, stream.result().texts or (), strict=True):
+            assert row.startswith(before)
+            held += row != before
+    result = stream.result()
+    assert shown == result.texts == sj.generate(toy, prompts, **options).texts
+    assert toy.text is not None and result.texts == [toy.text.decode(row) for row in result.tokens]
+    assert held > 0 and any(row.endswith("\ufffd") for row in shown)  # the case that this is about occurs
+
+
+def test_streams_never_show_what_a_stop_string_cuts(target):
+    plain = sj.generate(target, PROMPTS[0], max_new_tokens=24, temperature=0.0).texts
+    assert plain is not None
+    stop = plain[0][9:19]  # several tokens long
+    stream = sj.stream(target, PROMPTS[0], max_new_tokens=24, temperature=0.0, stop=stop)
+    shown = ""
+    for event in stream:
+        shown += event.texts[0]
+        assert plain[0][: plain[0].index(stop)].startswith(shown)
+    assert [shown] == stream.result().texts and stream.result().stop_reasons == ["stop_string"]
+
+
+@pytest.fixture
+def interrupt_in_round(monkeypatch):
+    """`interrupt_in_round(n)`: Ctrl-C in the worst moment of round n, when the state is given away and none is back."""
+
+    def arm(number: int, *, before: bool = False) -> None:
+        calls, one_round = [0], decoding.one_round
+
+        def interrupted(*args, **options):
+            calls[0] += 1
+            if before and calls[0] == number:
+                signal.raise_signal(signal.SIGINT)
+            out = one_round(*args, **options)
+            if calls[0] == number:
+                signal.raise_signal(signal.SIGINT)
+            return out
+
+        monkeypatch.setattr(decoding, "one_round", interrupted)
+
+    return arm
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_in_round, before):
+    """Before the state is given away Ctrl-C acts at once and the round is done later; after, it waits for the round."""
+    options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 30, "ignore_eos": True, "seed": 4}
+    whole = sj.generate(toy, PROMPTS, **options)
+    stream, shown, handler = sj.stream(toy, PROMPTS, **options), [""] * 3, signal.getsignal(signal.SIGINT)
+    interrupt_in_round(3, before=before)
+    with pytest.raises(KeyboardInterrupt):
+        for event in stream:
+            shown = [a + b for a, b in zip(shown, event.texts, strict=True)]
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert stream.rounds == (2 if before else 3)
+    part = stream.result()
+    assert part.stop_reasons == ["interrupted"] * 3 and part.stats.rounds == 3 * stream.rounds
+    for some, row in zip(part.tokens, whole.tokens, strict=True):
+        assert stream.rounds <= len(some) < 30 and some == row[: len(some)]
+    for event in stream:
+        shown = [a + b for a, b in zip(shown, event.texts, strict=True)]
+    result = stream.result()
+    assert result.tokens == whole.tokens and shown == whole.texts and result.stop_reasons == whole.stop_reasons
 
 
 def test_an_interrupted_stream_keeps_what_it_had(target, draft):
@@ -89,6 +174,59 @@ def test_a_second_call_compiles_nothing(target, draft):
     assert sj.generate(target, [p + " and" for p in PROMPTS], seed=5, **options).stats.compiles == 0
 
 
+def test_compiling_is_timed_apart(monkeypatch):
+    """Tracing, a part of compiling, is made to take 0.7 s: all of it is found under "compile", once."""
+
+    def slow():
+        traced.append(time.sleep(0.7))
+
+    traced: list[None] = []
+    monkeypatch.setattr(decoding, "_count_trace", slow)
+    model, options = battery.target("opt"), {"max_new_tokens": 7, "cache_len": 41}
+    cold = sj.generate(model, [[1, 2]], **options).stats.seconds
+    assert len(traced) == 2 and cold["compile"] >= 1.4 and max(cold["prefill"], cold["decode"]) < 0.7
+    assert sj.generate(model, [[1, 3]], **options).stats.seconds["compile"] == 0.0
+    stream = sj.stream(model, [[1, 2]], **options)
+    list(stream)
+    seconds = stream.result().stats.seconds
+    assert len(traced) == 3 and seconds["compile"] >= 0.7 and seconds["decode"] < 0.7
+    again = sj.stream(model, [[1, 3]], **options)
+    list(again)
+    assert len(traced) == 3 and again.result().stats.seconds["compile"] == 0.0
+
+
+def test_starting_a_program_is_no_decoding():
+    assert api.steady([0.5, 0.1, 0.125], compiled=True) == pytest.approx((0.3375, 0.3875))
+    assert api.steady([0.1, 0.2, 0.2], compiled=True) == pytest.approx((0.5, 0.0))
+    assert api.steady([0.5, 0.1], compiled=False) == pytest.approx((0.6, 0.0))
+    assert api.steady([0.5], compiled=True) == (0.5, 0.0) and api.steady([], compiled=True) == (0, 0.0)
+
+
+def test_there_is_one_set_of_defaults():
+    asked = inspect.signature(api.prepare).parameters
+    for name, value in (("temperature", 0.8), ("max_new_tokens", 64), ("seed", 0)):
+        own = getattr(Sampling(), name, None) if name != "max_new_tokens" else Stopping().max_new_tokens
+        assert asked[name].default == own == getattr(config.RunConfig("x", drafter="plain"), name) == value
+        assert getattr(defaults, name.upper()) == value
+
+
+def test_the_package_is_lazy_and_its_names_stand():
+    code = """
+import sys, specjax as sj
+assert "jax" not in sys.modules
+import specjax.load, specjax.config
+assert callable(sj.load) and sj.load.__name__ == "load" and sj.load is sys.modules["specjax.load"].load
+assert all(getattr(sj, name) is not None for name in sj.__all__)
+assert sj.api.Stream is sj.Stream and sj.sharding.make_mesh and set(sj.__all__) <= set(dir(sj))
+from specjax import load, generate
+assert load is sj.load and generate is sj.api.generate
+try: sj.laod
+except AttributeError: print("whole")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "whole\n", ran.stderr
+
+
 BAD = {
     "no prompt": ({"prompts": []}, "there is no prompt"),
     "empty prompt": ({"prompts": [[1], []]}, "prompt 1 is empty"),
@@ -102,17 +240,96 @@ BAD = {
     "verifier": ({"prompts": [[1]], "verifier": "tokne"}, "no verifier is named 'tokne'"),
     "no tokens": ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens must be at least 1"),
     "rows": ({"prompts": [[1]], "rows": [0, 1]}, "1 prompts need 1 numbers"),
+    "new tokens of rows": ({"prompts": [[1]], "max_new_tokens": [3, 4]}, "max_new_tokens has 2 numbers for 1 prompts"),
+    "too many new tokens": ({"prompts": [[1]], "max_new_tokens": 2**40}, "max_new_tokens must be at most"),
+    "rows negative": ({"prompts": [[1]], "rows": [-1]}, "rows must be at least 0, got -1"),
+    "temperature nan": ({"prompts": [[1]], "temperature": float("nan")}, "temperature must be at least 0.*got nan"),
+    "temperature inf": ({"prompts": [[1]], "temperature": float("inf")}, "temperature must be at least 0.*got inf"),
+    "seed negative": ({"prompts": [[1]], "seed": -1}, "seed must be at least 0, got -1"),
+    "seed large": ({"prompts": [[1]], "seed": 2**32}, "seed must be at most 4294967295"),
+    "empty stop": ({"prompts": [[1]], "stop": ["a", ""]}, "a stop string must not be empty"),
+    "cache 0": ({"prompts": [[1]], "cache_len": 0}, "cache_len must be at least 1, got 0"),
     "stop string": ({"prompts": [[1]], "stop": ["x"]}, "without a tokenizer"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case):
+def test_bad_input_is_one_line(case, monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("weights were touched")
+
+    monkeypatch.setattr(decoding, "prefill", touched)
     options, message = BAD[case]
     options = dict(options)
     with pytest.raises(ValueError, match=message) as raised:
         sj.generate(battery.target("opt"), options.pop("prompts"), **options)
     assert "\n" not in str(raised.value)
+
+
+WRONG_KINDS = {
+    "prompt None": ({"prompts": None}, "prompts are None"),
+    "prompt bytes": ({"prompts": b"text"}, "prompts are of type bytes, which must be decoded"),
+    "prompt number": ({"prompts": 3}, "prompts are of type int"),
+    "row None": ({"prompts": [[1], None]}, "prompt 1 is None"),
+    "row bytes": ({"prompts": [b"text"]}, "prompt 0 is of type bytes, which must be decoded"),
+    "one list": ({"prompts": [1, 2]}, "prompt 0 is the single token 1"),
+    "fraction of a token": ({"prompts": [[1, 1.7]]}, "prompt 0 holds 1.7, no token id"),
+    "token in float": ({"prompts": np.ones((1, 2))}, "prompt 0 holds .*1.0.*, no token id"),
+    "token True": ({"prompts": [[True]]}, "prompt 0 holds True"),
+    "new tokens in float": ({"prompts": [[1]], "max_new_tokens": 2.5}, "max_new_tokens must be a whole.*got 2.5"),
+    "new tokens in text": ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens must be a whole.*got '3'"),
+    "new tokens True": ({"prompts": [[1]], "max_new_tokens": True}, "max_new_tokens must be a whole.*got True"),
+    "rows in float": ({"prompts": [[1]], "rows": [0.5]}, "rows must be a whole number"),
+    "rows one number": ({"prompts": [[1]], "rows": 3}, "1 prompts need 1 numbers, got 3"),
+    "temperature text": ({"prompts": [[1]], "temperature": "hot"}, "temperature must be a number.*got 'hot'"),
+    "temperature None": ({"prompts": [[1]], "temperature": [None]}, "temperature must be a number"),
+    "seed in float": ({"prompts": [[1]], "seed": 0.0}, "seed must be a whole number, got 0.0"),
+    "seed None": ({"prompts": [[1]], "seed": None}, "seed must be a whole number, got None"),
+    "stop bytes": ({"prompts": [[1]], "stop": [b"a"]}, "stop must be a string or a list of strings"),
+    "stop None": ({"prompts": [[1]], "stop": None}, "stop must be a string or a list of strings, got None"),
+    "stop token": ({"prompts": [[1]], "stop_tokens": [1.5]}, "stop_tokens must be a list of token ids"),
+    "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be a whole number"),
+    "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
+    "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
+    "verifier None": ({"prompts": [[1]], "verifier": None}, "verifier must be a name"),
+    "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
+}
+
+
+def tell_wrong_kinds() -> None:
+    """Prints, as JSON, what each of WRONG_KINDS is answered."""
+
+    def touched(*_, **__):
+        raise AssertionError("weights were touched")
+
+    decoding.prefill, told = touched, {}
+    for case, (options, _) in WRONG_KINDS.items():
+        try:
+            sj.generate(**{"target": battery.target("opt"), **options})
+        except ValueError as error:
+            told[case] = str(error)
+    print(json.dumps(told))
+
+
+def test_wrong_kinds_are_one_line_each():
+    """In a process of its own: in this one annotations are checked, and no argument of a wrong kind comes past them."""
+    code = "from tests import test_api; test_api.tell_wrong_kinds()"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    for case, (_, message) in WRONG_KINDS.items():
+        assert re.search(message, told[case]) and "\n" not in told[case], case
+
+
+def test_options_that_are_not_are_told_with_the_nearest():
+    for decode in (sj.generate, sj.stream):
+        with pytest.raises(TypeError, match=f"{decode.__name__} has no option 'max_tokens', did you mean 'max_new_tok"):
+            decode(battery.target("opt"), [[1]], max_tokens=3)
+
+
+def test_prompts_are_unicode(toy):
+    with pytest.raises(ValueError, match="prompt 0 holds half of a surrogate pair"):
+        sj.generate(toy, "\udcff")
 
 
 def test_bad_drafters(target):

@@ -42,3 +42,24 @@ def test_a_file_that_is_no_preset(tmp_path):
     (tmp_path / "y.py").write_text("A = 1\n")
     with pytest.raises(ValueError, match="defines no CONFIG"):
         config.read(tmp_path / "y.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "CONFIG = RunConfig('m', drafter='plain', tempreature=0)",
+            "'tempreature', did you mean 'temperature'",
+        ),
+        ("CONFIG = RunConfig('m', drafter='plain', zzz=0)", r"no option is named 'zzz' \(known: target, draft"),
+        ("CONFIG = RunConfig('m', drafter='plain', dtype='float8')", "no dtype is named 'float8'"),
+        ("CONFIG = RunConfig(", "SyntaxError"),
+        ("import absent_package", "ModuleNotFoundError: No module named 'absent_package'"),
+    ],
+)
+def test_a_preset_that_does_not_run_is_told_in_one_line(text, message, tmp_path):
+    file = tmp_path / "p.py"
+    file.write_text(f"from specjax.config import RunConfig\n{text}\n")
+    with pytest.raises(ValueError, match=message) as raised:
+        config.read(file)
+    assert str(file) in str(raised.value) and "\n" not in str(raised.value)

@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from specjax.cli import platform
 from specjax.cli.arguments import lookup, one_line
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
 READER_GONE = 1  # as rich has it for what goes through a console
+FAILED = 1
 
 
 class Command(NamedTuple):
@@ -41,7 +43,7 @@ commands:
 {commands}
 
 specjax COMMAND --help explains a command; specjax --version prints the version.
-exit codes: 0 done, 1 failed while running (NaN in logits, reader gone), 2 bad input, 130 interrupted.
+exit codes: 0 done, 1 failed while running (NaN in logits, memory, reader gone), 2 bad input, 130 interrupted.
 """
 
 
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # a terminal that cannot show a character shows `?`, and we go on
             output.reconfigure(errors="replace")
+    if argv is None:
+        sys.unraisablehook = quiet_about_interrupts
     prog = "specjax"
     try:
         if not args or args[0] in ("-h", "--help"):
@@ -63,9 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name, rest = split_command(args)
         prog = f"specjax {name}"
+        platform.choose()
         return importlib.import_module(COMMANDS[name].module).main(rest)
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
+        print(f"{prog}: interrupted", file=sys.stderr, flush=True)
+        if argv is None:  # this is the whole process: jax may be computing still, and crashes when taken down meanwhile
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,6 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"{prog}: error: {one_line(error)}", file=sys.stderr)
         return BAD_INPUT
+    except (ImportError, MemoryError, RuntimeError) as error:  # a missing extra, or jax out of memory
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            raise
+        print(f"{prog}: failed: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        return FAILED
+
+
+def quiet_about_interrupts(unraisable: Any) -> None:
+    """For sys.unraisablehook: a Ctrl-C that a callback swallowed is raised again later, so nothing is said of it."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
 
 
 def split_command(args: Sequence[str]) -> tuple[str, list[str]]:

@@ -12,8 +12,8 @@ FRAME = re.compile(r"^[|│]|[|│]$|^[╭╰].*[╮╯]$")
 RULE = re.compile(r"[-─+]{3,}")
 
 
-def parse(options: type[T], args: Sequence[str], *, prog: str) -> T:
-    """An instance of the dataclass `options` from the command line.
+def parse(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """An instance of the dataclass `options` from the command line; what it leaves out comes from `default`.
 
     Raises:
       ValueError: arguments that do not parse, in one line.
@@ -25,7 +25,9 @@ def parse(options: type[T], args: Sequence[str], *, prog: str) -> T:
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(options, args=list(args), prog=prog, config=config)
+            if default is None:
+                return tyro.cli(options, args=list(args), prog=prog, config=config)
+            return tyro.cli(options, args=list(args), prog=prog, config=config, default=default)
     except SystemExit as stopped:
         if stopped.code in (0, None):
             raise

@@ -1,7 +1,6 @@
 """Speculative against plain decoding, measured fairly: the same work, both warm, turn by turn, medians."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from specjax import api, drafters
 from specjax.api import Generation
-from specjax.cli.clock import compile_seconds, listen
 from specjax.drafters import Guide
 from specjax.model import Model
 
@@ -81,7 +79,6 @@ def compare(
       target, prompts, guide: as for `specjax.generate`; `options` are its other keyword arguments.
       progress: told after each run how many of how many are done.
     """
-    listen()
     tokens, length = api.tokenize(target, prompts)
     room = api.cache_room(target, guide, tokens, length, int(np.max(options["max_new_tokens"])), None)
     guides = {"plain": drafters.plain(), "fast": guide}
@@ -93,12 +90,11 @@ def compare(
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in guides}
     for turn in range(repeats + 1):
         for name in guides:
-            started = time.perf_counter()
             out = decode(name)
             done += 1
             progress(done, every)
             if turn == 0:
-                first[name], compiling[name] = out, compile_seconds(started)
+                first[name], compiling[name] = out, out.stats.seconds["compile"]
             else:
                 times[name].append((out.stats.seconds["prefill"], out.stats.seconds["decode"]))
     runs = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options
 from specjax.cli.prompts import read_prompts
+from specjax.streaming import interrupts_wait
 
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
 
@@ -16,17 +17,25 @@ def main(args: Sequence[str]) -> int:
     Raises:
       ValueError, OSError: bad input; nothing has been decoded then.
     """
-    options = parse(Options, args, prog="specjax generate")
+    prog = "specjax generate"
+    options = parse(Options, args, prog=prog)
+    if options.config is not None:
+        with interrupts_wait(lambda: True):
+            from specjax.cli import preset
+
+        read = preset.read(options.config)
+        options = preset.settle(parse(Options, args, prog=prog, default=preset.as_options(read)), read)
     prompts = read_prompts(options.prompt, options.prompts)
     return run(options, prompts)
 
 
 def run(options: Options, prompts: Sequence[str]) -> int:
     """Checks, loads, decodes and reports; jax is imported here, after the arguments have been read."""
-    from rich.console import Console
+    with interrupts_wait(lambda: True):  # an import of jax that Ctrl-C cuts short takes the process down with it
+        from rich.console import Console
 
-    from specjax.cli import live, record, report, session, setup
-    from specjax.cli.progress import Progress
+        from specjax.cli import live, record, report, session, setup
+        from specjax.cli.progress import Progress
 
     chosen, printing = setup.plan(options), options.printing
     if printing.output is not None:
@@ -34,7 +43,8 @@ def run(options: Options, prompts: Sequence[str]) -> int:
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = printing.json or printing.quiet
     with Progress(errors, show=not printing.quiet) as progress:
-        target, guide = setup.load_models(options, chosen, progress.tell)
+        with interrupts_wait(lambda: False):
+            target, guide = setup.load_models(options, chosen, progress.tell)
         work = session.Work(target, prompts, guide, setup.decode_options(options, chosen))
         heads = [""] * len(prompts) if quiet or target.encoder_decoder else prompts
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from specjax import defaults
+
 TARGET = "bundled/opt-target"  # what runs when no model is named
 DRAFT = "bundled/opt-draft"
 DRAFTERS = ("model", "ngram", "plain")
@@ -48,8 +50,8 @@ class Drafting:
 class Sampling:
     """How tokens are drawn."""
 
-    temperature: Annotated[float, arg(metavar="T")] = 0.0
-    """0: always the most probable token (greedy). 1: the model's own law."""
+    temperature: Annotated[float, arg(metavar="T")] = defaults.TEMPERATURE
+    """0: always the most probable token (greedy). 1: the model's own law. The same default as in Python."""
     top_k: Annotated[int, arg(metavar="K", help_behavior_hint="(default: off)")] = 0
     """Draw from the K most probable tokens."""
     top_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 1.0
@@ -60,7 +62,7 @@ class Sampling:
     """Above 1: tokens already there become less likely."""
     logit_bias: Annotated[Several, arg(metavar="TOKEN=VALUE")] = ()
     """Add VALUE to a token id's logit; -inf bans it."""
-    seed: Annotated[int, arg(metavar="N")] = 0
+    seed: Annotated[int, arg(metavar="N")] = defaults.SEED
     """Of the random draws: the same seed gives the same text."""
 
 
@@ -68,7 +70,7 @@ class Sampling:
 class Stopping:
     """When a text ends."""
 
-    max_new_tokens: Annotated[int, arg(metavar="N")] = 64
+    max_new_tokens: Annotated[int, arg(metavar="N")] = defaults.MAX_NEW_TOKENS
     """At most this many new tokens for each prompt."""
     stop: Annotated[Several, arg(metavar="STRING")] = ()
     """End before this string."""
@@ -104,7 +106,7 @@ class Options:
 
     specjax generate "Once upon a time" --show-draft --compare
 
-    specjax generate --target facebook/opt-1.3b --draft facebook/opt-125m --temperature 0.8 "Once upon a time"
+    specjax generate --target facebook/opt-1.3b --draft facebook/opt-125m --temperature 0 "Once upon a time"
 
     specjax generate --prompts questions.jsonl --drafter ngram --json > answers.json
     """
@@ -113,6 +115,8 @@ class Options:
     """Text to continue; several make a batch."""
     prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """More prompts: a text file, one a line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
+    """A preset, as in configs/: what it says holds where the command line says nothing. It is Python, and is run."""
     models: Models = Models()
     drafting: Drafting = Drafting()
     sampling: Sampling = Sampling()

@@ -40,14 +40,18 @@ class Progress:
 
 
 @contextlib.contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C only makes the yielded function return True; a second one raises as usual."""
+def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Callable[[], bool]]:
+    """Within it the first Ctrl-C only makes the yielded function return True; a second one raises as usual.
+
+    Until `once()` is true there is nothing to lose, and every Ctrl-C raises as usual.
+    """
     asked = False
 
     def on_interrupt(*_) -> None:
         nonlocal asked
+        if asked or not once():
+            raise KeyboardInterrupt
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield lambda: asked

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specjax.streaming import drops_first_space, safe_length
 from specjax.text import Streamer, Text, cut_at
 from specjax.trees import NO_CHILD, Tree
 from specjax.types import Info
@@ -58,6 +59,7 @@ class RowText:
         self._streamer = Streamer(text) if text else None
         self._tree, self._stops, self._marks = tree, [s for s in stops if s], marks
         self._held: list[Segment] = []
+        self._drop = text is not None and drops_first_space(text)
 
     def add(self, info: Info, row: int) -> list[Segment]:
         """The segments that one round completes."""
@@ -67,7 +69,7 @@ class RowText:
             if at == accepted:
                 self._reject(info, row)
             self._hold(Fate.ACCEPTED if at < accepted else Fate.OWN, self._committed(int(token)))
-        return self._release(self._safe())
+        return self._release(safe_length(self._plain(), self._stops))
 
     def end(self) -> list[Segment]:
         """What was held back: up to the stop string where one ended the row, else all."""
@@ -104,15 +106,6 @@ class RowText:
     def _plain(self) -> str:
         return "".join(s.text for s in self._held if s.fate is not Fate.REJECTED)
 
-    def _safe(self) -> int:
-        """How much of the held text cannot be part of a stop string."""
-        text = self._plain()
-        cut = len(cut_at(text, self._stops))
-        if cut < len(text):
-            return cut
-        longest = max((n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-        return len(text) - longest
-
     def _release(self, count: int) -> list[Segment]:
         """Takes `count` characters of text off the front, and the rejected segments among them."""
         out: list[Segment] = []
@@ -126,7 +119,10 @@ class RowText:
             if count == 0:
                 break
             part = segment.text[:count]
-            out.append(Segment(segment.fate, part))
+            shown = part.removeprefix(" ") if self._drop else part
+            self._drop = False
+            if shown:
+                out.append(Segment(segment.fate, shown))
             count -= len(part)
             if len(part) == len(segment.text):
                 self._held.pop(0)

@@ -25,7 +25,7 @@ def base(models):
 
 
 def test_quiet_prints_the_text_of_generate(specjax_program, base, target):
-    ran = specjax_program(*base, "Once", "--quiet", "--logit-bias", "15=-inf")
+    ran = specjax_program(*base, "Once", "--quiet", "--temperature", "0", "--logit-bias", "15=-inf")
     expected = sj.generate(target, ["Once"], max_new_tokens=12, temperature=0.0, logit_bias={15: float("-inf")})
     assert expected.texts is not None
     assert ran.code == 0 and ran.err == "" and re.sub("[␀-␡]", "?", ran.out) == _visible(expected.texts[0]) + "\n"
@@ -82,9 +82,10 @@ def test_stop_string_is_neither_shown_nor_told(specjax_program, base):
 
 
 def test_compare_says_equal_and_how_fast(specjax_program, base):
-    ran = specjax_program(*base, "Once", "--compare", "--repeats", "2")
+    args = [*base, "Once", "--temperature", "0", "--compare", "--repeats", "2"]
+    ran = specjax_program(*args)
     assert "outputs equal, token for token" in ran.out and "speed-up" in ran.out
-    told = json.loads(specjax_program(*base, "Once", "--compare", "--repeats", "2", "--json").out)["compare"]
+    told = json.loads(specjax_program(*args, "--json").out)["compare"]
     assert told["equal"] is True and told["repeats"] == 2 and told["differences"] == []
     speed = told["speculative"]["tokens"] / told["speculative"]["decode"]
     assert told["speedup"] == pytest.approx(speed / (told["plain"]["tokens"] / told["plain"]["decode"]))

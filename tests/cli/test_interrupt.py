@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+import specjax
+from specjax import decoding
+
 ARGS = ["--drafter", "plain", "--ignore-eos", "--max-new-tokens", "480", "--logit-bias", "0=-inf"]
 
 
@@ -44,6 +47,65 @@ def test_the_second_ctrl_c_is_not_swallowed():
         assert asked()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_until_there_is_something_to_lose_ctrl_c_raises():
+    from specjax.cli.progress import deferred_interrupt
+
+    begun = []
+    with deferred_interrupt(once=lambda: bool(begun)) as asked, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with deferred_interrupt(once=lambda: bool(begun)) as asked:
+        begun.append(1)
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+
+
+@pytest.mark.parametrize(("module", "name"), [(specjax, "load"), (decoding, "prefill"), (decoding, "_count_trace")])
+def test_ctrl_c_while_loading_or_compiling_is_one_line(module, name, specjax_program, models, monkeypatch):
+    """`_count_trace` is called while what reads the prompt is being traced."""
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(module, name, interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    args = ["--drafter", "plain", "--max-new-tokens", "17"]  # a shape that no other test has compiled
+    ran = specjax_program("generate", "--target", models["target"], "Once", *args)
+    assert (ran.code, ran.out, ran.err) == (130, "", "specjax generate: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
+    """While jax is imported, which crashes when it is cut short, and while programs compile, in threads that go on."""
+    command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
+    for seconds in (0.5, 1.5, 2.5):
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.wait(seconds)
+        run.send_signal(signal.SIGINT)
+        out, errors = run.communicate(timeout=120)
+        assert run.returncode == 130, (seconds, errors)
+        assert out or errors == b"specjax generate: interrupted\n"
+
+
+def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monkeypatch):
+    """It comes when the state is given away: the round is finished, shown and told, and no more."""
+    one_round, calls = decoding.one_round, []
+
+    def interrupted(*args, **options):
+        calls.append(1)
+        out = one_round(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return out
+
+    monkeypatch.setattr(decoding, "one_round", interrupted)
+    args = ["--drafter", "plain", "--max-new-tokens", "12", "--json"]
+    ran = specjax_program("generate", "--target", models["target"], "Once", *args)
+    assert ran.code == 130, ran.err
+    told = json.loads(ran.out)
+    assert ran.code == 130 and len(calls) == 1 and ran.err == ""
+    assert told["stop_reasons"] == ["interrupted"] and len(told["tokens"][0]) == 1
 
 
 def test_a_reader_that_goes_away_is_no_error(models):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import specjax
 from specjax.cli import COMMANDS, main
 
@@ -36,12 +38,28 @@ def test_help_of_generate_is_printed_by_the_installed_module():
     assert ran.returncode == 0 and "--show-draft" in ran.stdout and "Once upon a time" in ran.stdout
 
 
-def test_help_loads_no_model_library():
+@pytest.mark.parametrize("args", [["--help"], ["--version"], *([*name.split(), "--help"] for name in COMMANDS)])
+def test_help_waits_for_no_library(args):
     code = (
         "import sys, specjax.cli\n"
-        "try: specjax.cli.main(['generate', '--help'])\n"
+        f"try: specjax.cli.main({args})\n"
         "except SystemExit: pass\n"
-        "print(sorted(m for m in ('torch', 'orbax.checkpoint', 'matplotlib', 'tokenizers') if m in sys.modules))"
+        "heavy = ('jax', 'flax', 'torch', 'orbax', 'matplotlib', 'tokenizers', 'transformers')\n"
+        "print(sorted(m for m in heavy if m in sys.modules))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
+    assert ran.stdout.splitlines()[-1] == "[]" and len(ran.stdout.splitlines()) > 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("RESOURCE_EXHAUSTED:\n out of memory"), ImportError("no gguf")])
+def test_failures_while_running_are_one_line(error, monkeypatch, capsys):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("specjax.cli.generate.main", fails)
+    assert main(["generate", "x"]) == 1
+    said = capsys.readouterr().err
+    assert said == f"specjax generate: failed: {type(error).__name__}: {' '.join(str(error).split())}\n"
+    monkeypatch.setenv("SPECJAX_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        main(["generate", "x"])

@@ -1,0 +1,45 @@
+"""Which devices jax looks for: on a machine with libtpu but no TPU it would print pages of warnings first."""
+
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+TPU_DEVICES = ("accel*", "vfio/*")  # under /dev
+
+
+def wanted(
+    environment: Mapping[str, str], *, libtpu: bool, tpu_devices: Collection[str], plugins: Collection[str]
+) -> str | None:
+    """What JAX_PLATFORMS should be set to; None leaves the choice to jax.
+
+    "cpu" where libtpu is installed, the machine has no TPU, and nothing else could be an accelerator. What the user
+    chose stands.
+
+    Args:
+      libtpu: whether it is installed.
+      tpu_devices: device files of TPUs.
+      plugins: jax's plugins for other accelerators.
+    """
+    chosen = any(name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") or name.startswith("TPU_") for name in environment)
+    return "cpu" if libtpu and not (chosen or tpu_devices or plugins) else None
+
+
+def choose() -> None:
+    """Sets JAX_PLATFORMS for this process where that spares the warnings. Call it before jax is imported."""
+    if importlib.util.find_spec("libtpu") is None:  # the usual case, which costs nothing
+        return
+    devices = [str(path) for pattern in TPU_DEVICES for path in Path("/dev").glob(pattern)]
+    platform = wanted(os.environ, libtpu=True, tpu_devices=devices, plugins=plugins())
+    if platform is not None:
+        os.environ["JAX_PLATFORMS"] = platform
+
+
+def plugins() -> list[str]:
+    """Names of jax's plugins: they announce themselves by an entry point, or lie in the package jax_plugins."""
+    found = [entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")]
+    spec = importlib.util.find_spec("jax_plugins")
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    return found + [module.name for module in pkgutil.iter_modules(places)]

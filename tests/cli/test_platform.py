@@ -1,0 +1,42 @@
+"""JAX_PLATFORMS is set only where it can do nothing but spare warnings."""
+
+import os
+
+import pytest
+
+from specjax.cli import platform
+
+
+@pytest.mark.parametrize(
+    ("environment", "libtpu", "devices", "plugins", "expected"),
+    [
+        ({}, True, [], [], "cpu"),
+        ({}, False, [], [], None),
+        ({}, True, ["/dev/accel0"], [], None),
+        ({}, True, ["/dev/vfio/0"], [], None),
+        ({}, True, [], ["xla_cuda12"], None),
+        ({"JAX_PLATFORMS": "tpu"}, True, [], [], None),
+        ({"JAX_PLATFORMS": ""}, True, [], [], None),
+        ({"TPU_WORKER_ID": "0"}, True, [], [], None),
+        ({"HOME": "/root"}, True, [], [], "cpu"),
+    ],
+)
+def test_decision(environment, libtpu, devices, plugins, expected):
+    assert platform.wanted(environment, libtpu=libtpu, tpu_devices=devices, plugins=plugins) == expected
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_is_chosen_reaches_jax(installed, monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(platform.Path, "glob", lambda self, pattern: iter(()))
+    monkeypatch.setattr(platform, "plugins", list)
+    platform.choose()
+    assert os.environ == ({"JAX_PLATFORMS": "cpu"} if installed else {})
+
+
+def test_plugins_are_found_in_their_package(tmp_path, monkeypatch):
+    (tmp_path / "jax_plugins" / "xla_toy").mkdir(parents=True)
+    (tmp_path / "jax_plugins" / "xla_toy" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "xla_toy" in platform.plugins()

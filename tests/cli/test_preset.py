@@ -1,0 +1,88 @@
+"""`--config FILE.py`: the preset holds where the command line says nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from specjax.cli import preset, setup
+from specjax.cli.arguments import parse
+from specjax.cli.options import Options
+from specjax.config import RunConfig
+
+CONFIG = RunConfig("t", draft="d", gamma=2, temperature=1.5, max_new_tokens=9, top_k=7, seed=3, stop=("a", "b"))
+
+
+def settled(*args: str, config: RunConfig = CONFIG) -> Options:
+    return preset.settle(parse(Options, args, prog="x", default=preset.as_options(config)), config)
+
+
+def test_the_preset_holds_where_nothing_is_said():
+    options = settled("prompt")
+    assert options.prompt == ("prompt",) and options.models.target == "t" and options.models.draft == "d"
+    assert (options.drafting.drafter, options.drafting.gamma) == ("model", 2)
+    assert (options.sampling.temperature, options.sampling.top_k, options.sampling.seed) == (1.5, 7, 3)
+    assert options.stopping.max_new_tokens == 9 and options.stopping.stop == ("a", "b")
+
+
+def test_the_command_line_has_the_last_word():
+    """Values that are the command line's own defaults, too, and lists are replaced."""
+    options = settled("--temperature", "0", "--seed", "0", "--max-new-tokens", "64", "--stop", "c", "--gamma", "5")
+    assert (options.sampling.temperature, options.sampling.seed, options.sampling.top_k) == (0, 0, 7)
+    assert options.stopping.max_new_tokens == 64 and options.stopping.stop == ("c",) and options.drafting.gamma == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "config", "drafter", "draft", "gamma"),
+    [
+        (["--drafter", "ngram"], CONFIG, "ngram", None, None),
+        (["--drafter", "plain"], CONFIG, "plain", None, None),
+        (["--drafter", "ngram", "--gamma", "3"], CONFIG, "ngram", None, 3),
+        (["--draft", "e"], CONFIG, "model", "e", 2),
+        (["--draft", "e"], RunConfig("t", drafter="ngram", gamma=4), "model", "e", 4),
+        ([], RunConfig("t", drafter="plain"), "plain", None, None),
+    ],
+)
+def test_what_hangs_together_gives_way(args, config, drafter, draft, gamma):
+    plan = setup.plan(settled("x", *args, config=config))
+    assert (plan.drafter, plan.draft, plan.gamma) == (drafter, draft, gamma)
+
+
+def test_it_runs(specjax_program, models, tmp_path):
+    file = tmp_path / "p.py"
+    file.write_text(
+        "from specjax.config import RunConfig\n"
+        f"CONFIG = RunConfig({models['target']!r}, drafter='plain', temperature=0.0, max_new_tokens=5, seed=8)\n"
+    )
+    ran = specjax_program("generate", "--config", str(file), "Once", "--seed", "2", "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert len(told["tokens"][0]) == 5 and told["drafter"] == "plain"
+    assert (told["settings"]["seed"], told["settings"]["temperature"]) == (2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("CONFIG = RunConfig('m', drafter='plain', max_tokens=0)", "did you mean 'max_new_tokens'"),
+        ("CONFIG = 3", "defines no CONFIG"),
+        (None, "no such preset"),
+    ],
+)
+def test_bad_files_are_one_line(text, said, specjax_program, tmp_path):
+    file = tmp_path / "p.py"
+    if text is not None:
+        file.write_text(f"from specjax.config import RunConfig\n{text}\n")
+    ran = specjax_program("generate", "x", "--config", str(file))
+    assert ran.code == 2 and said in ran.err and len(ran.err.splitlines()) == 1 and ran.out == ""
+
+
+def test_values_of_a_wrong_kind_are_one_line(tmp_path):
+    """In a process of its own: in this one annotations are checked before."""
+    file = tmp_path / "p.py"
+    file.write_text("from specjax.config import RunConfig\nCONFIG = RunConfig('m', drafter='plain', seed='1')\n")
+    command = [sys.executable, "-m", "specjax.cli", "generate", "x", "--config", str(file)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert ran.stderr == f"specjax generate: error: preset {file}: seed of a preset must be int, got '1'\n"
