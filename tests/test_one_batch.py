@@ -86,9 +86,7 @@ def poisoned():
 
 
 def clean_prompts() -> np.ndarray:
-    tokens = battery.prompts()
-    tokens[np.arange(16)[None] < battery.LENGTHS[:, None]] %= POISON
-    return tokens
+    return battery.prompts() % POISON
 
 
 @pytest.mark.parametrize("kind", ["plain", "model-3"])
