@@ -71,7 +71,9 @@ def test_what_is_proposed_is_what_followed_and_no_more():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("choice", "told"), [((0, 3, 1), "gamma"), ((4, 1, 2), "got 2 and 1"), ((4, 3, 0), "got 0 and 3")])
+@pytest.mark.parametrize(
+    ("choice", "told"), [((0, 3, 1), "gamma"), ((4, 1, 2), "got 2 and 1"), ((4, 3, 0), "got 0 and 3")]
+)
 def test_what_cannot_be_looked_up_is_refused(choice, told):
     with pytest.raises(ValueError, match=told):
         ngram(*choice)
