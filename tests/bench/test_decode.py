@@ -7,7 +7,7 @@ from specjax.bench import decode, machine
 
 
 def timed(*seconds: float):
-    return decode.Timed(list(seconds))
+    return decode.Timed(seconds)
 
 
 def test_a_summary_divides_tokens_by_the_median():
