@@ -119,7 +119,8 @@ def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalt
     prompts = np.random.default_rng(0).integers(1, config.vocab_size, (12, 20))
     expected = theirs.generate(
         torch.tensor(prompts), attention_mask=torch.ones(prompts.shape, dtype=torch.long), do_sample=False,
-        max_new_tokens=12, repetition_penalty=penalty, pad_token_id=0, decoder_start_token_id=config.start_token,
+        use_cache=False, max_new_tokens=12, repetition_penalty=penalty, pad_token_id=0,
+        decoder_start_token_id=config.start_token,
     )[:, 1:].tolist()  # fmt: skip
     plan = {"max_new_tokens": 12, "temperature": 0.0, "repetition_penalty": penalty, "ignore_eos": True}
     for drafter in (None, drafters.model(model, gamma=3)):
