@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format
 from specjax.verify.token import token_level
+from tests import laws
 
 VOCAB, MAX_POSITIONS = 13, 64
 FMT = Format()
@@ -78,19 +80,20 @@ class Setting:
     cache_len: int = 60
     seed: int = 0
     eos: tuple[int, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
     transitions: np.ndarray | None = None
 
 
-def run(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=None, budget=None, verify=token_level,
-        setting=None, params=None, **sampled):  # fmt: skip
-    """`decoding.generate` on a batch; returns the final state."""
+def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=None, budget=None, setting=None,
+            params=None, **sampled):  # fmt: skip
+    """What a run of the loop needs: (DecodeParams, state after prefill, static arguments but the verifier)."""
     setting = setting or Setting()
     model = target(family)
     tokens = prompts() if tokens is None else tokens
     lengths = LENGTHS if lengths is None else lengths
     batch = len(lengths)
     warm, stages = sampling.sampling_params(batch, VOCAB, temperature=temperature, **sampled)
-    codes = stopping.rules(VOCAB, eos=setting.eos).codes
+    codes = stopping.rules(VOCAB, eos=setting.eos, stop_tokens=setting.stop_tokens).codes
     transitions = None if setting.transitions is None else jnp.asarray(setting.transitions)
     weights = model.params if params is None else params
     decode = loop.DecodeParams(weights, guide.params, warm, stopping.StopRules(codes, transitions))
@@ -101,6 +104,12 @@ def run(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=None,
         decode, loop.row_keys(setting.seed, numbers), jnp.asarray(tokens), jnp.asarray(lengths),
         jnp.asarray(limit, jnp.int32), **static, cache_len=setting.cache_len, max_new=setting.max_new,
     )  # fmt: skip
+    return decode, state, static
+
+
+def run(family, guide, temperature=0.0, *, verify=token_level, **options):
+    """`decoding.generate` on a batch; returns the final state. Options are those of `prepare`."""
+    decode, state, static = prepare(family, guide, temperature, **options)
     return loop.generate(decode, state, verify=verify, **static)
 
 
@@ -111,19 +120,56 @@ def texts(state) -> list[list[int]]:
 
 
 def scores(family: str, prompt: np.ndarray, length: int, new: np.ndarray) -> np.ndarray:
-    """Logits [n + 1, V] that the model gives after the prompt and after each of the new tokens, without a cache."""
-    model = target(family)
+    """Logits [n + 1, V] that the model gives after the prompt and after each of the new tokens, without a cache.
+
+    New tokens [B, n] after one and the same prompt give [B, n + 1, V].
+    """
+    model, news = target(family), np.atleast_2d(new).astype(np.int32)
+    given = np.tile(prompt[:length].astype(np.int32), (len(news), 1))
     if family == "t5":
-        inputs = np.concatenate([[model.config.start_token], new]).astype(np.int32)
-        source = prompt[None, :length]
-        out = t5.score(
-            model.params,
-            model.config,
-            FMT,
-            jnp.asarray(source),
-            jnp.asarray([length], jnp.int32),
-            jnp.asarray(inputs[None]),
-        )
-        return np.asarray(out)[0]
-    whole = np.concatenate([prompt[:length], new]).astype(np.int32)
-    return np.asarray(model.family.score(model.params, model.config, FMT, jnp.asarray(whole[None])))[0, length - 1 :]
+        inputs = np.pad(news, ((0, 0), (1, 0)), constant_values=model.config.start_token)
+        count = jnp.full((len(news),), length, jnp.int32)
+        out = t5.score(model.params, model.config, FMT, jnp.asarray(given), count, jnp.asarray(inputs))
+    else:
+        whole = np.concatenate([given, news], 1)
+        out = model.family.score(model.params, model.config, FMT, jnp.asarray(whole))[:, length - 1 :]
+    return np.asarray(out)[0] if np.ndim(new) == 1 else np.asarray(out)
+
+
+@functools.cache
+def pair_logits(family: str, row: int) -> np.ndarray:
+    """[V, V, 3, V] float64: the target's logits after a prompt, after each next token, and after each two."""
+    pairs = np.array(list(itertools.product(range(VOCAB), repeat=2)), np.int32)
+    logits = scores(family, prompts()[row], int(LENGTHS[row]), pairs)
+    return logits.astype(np.float64).reshape(VOCAB, VOCAB, 3, VOCAB)
+
+
+def exact_model(family: str, row: int, temperature: float, **choice) -> laws.Model:
+    """The target's law of the next token after one of `prompts()` and up to two tokens: by scores alone, float64."""
+    logits = pair_logits(family, row)
+    first = {target(family).config.start_token} if family == "t5" else set(prompts()[row, : LENGTHS[row]].tolist())
+
+    def law(prefix: tuple[int, ...]) -> np.ndarray:
+        at = (*prefix, 0, 0)[:2]
+        return plain_law(logits[at][len(prefix)], first | set(prefix), temperature, **choice)
+
+    return law
+
+
+def plain_law(logits, seen, temperature, *, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0, bias=None) -> np.ndarray:
+    """The law that is asked for, written as its definition: by sorting, in float64. Ties are not met here."""
+    x = np.array(logits, np.float64)
+    for token, value in (bias or {}).items():
+        x[token] += value
+    for token in seen:
+        x[token] *= penalty if x[token] < 0 else 1 / penalty
+    if temperature == 0:
+        return np.eye(len(x))[x.argmax()]
+    law = np.exp((x - x.max()) / temperature)
+    order = np.argsort(-law)
+    if top_k:
+        law[order[top_k:]] = 0.0
+    before = np.cumsum(law[order]) - law[order]
+    law[order[before >= top_p * law.sum()]] = 0.0
+    law[law < min_p * law.max()] = 0.0
+    return law / law.sum()

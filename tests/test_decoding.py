@@ -1,6 +1,6 @@
 """The decoding loop, every drafter on every family: greedy equals plain decoding, laws are exact, rows are alone."""
 
-import itertools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,9 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, stopping
+from specjax.base import Drafter
+from specjax.drafters import chain
 from specjax.stopping import Stop
-from specjax.types import Verdict
 from specjax.verify.token import token_level
 from tests import battery, laws
 from tests.battery import Setting, guide, run, texts
@@ -77,27 +78,19 @@ LAW_ROWS = 4096
 TEMPERATURES = (0.7, 1.3)
 
 
-def exact_joint(temperature: float) -> np.ndarray:
-    """The target's own law of three tokens after one prompt, by scores alone, float64: [V, V, V]."""
-    model = battery.target("opt")
-    prompt = battery.prompts()[4, :9]
-    pairs = np.array(list(itertools.product(range(battery.VOCAB), repeat=2)), np.int32)
-    whole = np.concatenate([np.tile(prompt, (len(pairs), 1)), pairs], 1)
-    logits = np.asarray(model.family.score(model.params, model.config, battery.FMT, jnp.asarray(whole)), np.float64)
-    warm = logits[:, 8:] / temperature
-    law = np.exp(warm - warm.max(-1, keepdims=True))
-    law = (law / law.sum(-1, keepdims=True)).reshape(battery.VOCAB, battery.VOCAB, 3, battery.VOCAB)
-    return law[0, 0, 0][:, None, None] * law[:, 0, 1][:, :, None] * law[:, :, 2]
+def exact_joint(temperature: float, family: str = "opt") -> np.ndarray:
+    """The target's own law of three tokens after one prompt, [V, V, V]."""
+    return laws.joint(battery.exact_model(family, 4, temperature), 3)
 
 
-def sampled_counts(guide, **options) -> dict[float, np.ndarray]:
+def sampled_counts(guide, family="opt", **options) -> dict[float, np.ndarray]:
     """Histograms of the first three tokens of LAW_ROWS rows a temperature, with greedy rows between them."""
     cycle = [0.0, *TEMPERATURES]
     temperature = np.resize(cycle, LAW_ROWS * len(cycle))
     tokens = np.tile(battery.prompts()[4], (len(temperature), 1))
     lengths = np.full((len(temperature),), 9, np.int32)
     state = run(
-        "opt", guide, temperature, tokens=tokens, lengths=lengths, setting=Setting(max_new=3, cache_len=24), **options
+        family, guide, temperature, tokens=tokens, lengths=lengths, setting=Setting(max_new=3, cache_len=24), **options
     )
     new = np.asarray(state.tokens)[:, :3]
     greedy = new[temperature == 0.0]
@@ -105,23 +98,105 @@ def sampled_counts(guide, **options) -> dict[float, np.ndarray]:
     return {t: laws.histogram(new[temperature == t], battery.VOCAB) for t in TEMPERATURES}
 
 
-@pytest.mark.parametrize("kind", ["model-2", "ngram-2"])
-def test_sampled_rows_follow_the_joint_law(kind):
-    counts = sampled_counts(guide(kind, "opt"))
+LAWS = [("opt", "model-2"), ("opt", "ngram-2"), ("llama", "model-2"), ("t5", "model-2")]
+
+
+@pytest.mark.parametrize(("family", "kind"), LAWS)
+def test_sampled_rows_follow_the_joint_law(family, kind):
+    counts = sampled_counts(guide(kind, family), family)
     for temperature, histogram in counts.items():
         assert histogram.sum() == LAW_ROWS
-        assert laws.chi_square(histogram, exact_joint(temperature)) > laws.ALPHA
+        assert laws.chi_square(histogram, exact_joint(temperature, family)) > laws.ALPHA
+
+
+def least(counts: dict[float, np.ndarray], family: str = "opt") -> float:
+    """The smallest of the p-values."""
+    return min(laws.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
 def accepts_too_much(key, tree, draft, log_p):
     """A broken verifier: it takes every draft that the target does not exclude, as if p >= q."""
-    verdict = token_level(key, tree, draft._replace(log_q=jnp.minimum(draft.log_q, log_p)), log_p)
-    return Verdict(*verdict)
+    return token_level(key, tree, draft._replace(log_q=jnp.minimum(draft.log_q, log_p)), log_p)
 
 
-def test_the_law_test_fails_a_broken_verifier():
-    counts = sampled_counts(guide("model-2", "opt"), verify=accepts_too_much)
-    assert min(laws.chi_square(h, exact_joint(t)) for t, h in counts.items()) < laws.ALPHA
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_law_test_fails_a_broken_verifier(family):
+    assert least(sampled_counts(guide("model-2", family), family, verify=accepts_too_much), family) < laws.ALPHA
+
+
+class Stored(NamedTuple):
+    """State of a drafter that keeps the key of its first round."""
+
+    inner: Any
+    key: jax.Array
+    kept: jax.Array
+
+
+def same_key_every_round(drafter: Drafter) -> Drafter:
+    """A broken drafter: each row draws the same numbers in every round."""
+
+    def init(params, prompt, length, cache_len):
+        return Stored(
+            drafter.init(params, prompt, length, cache_len),
+            jnp.zeros((len(length), 2), jnp.uint32),
+            jnp.zeros((len(length), 1), bool),
+        )
+
+    def propose(params, key, state, pending, warp):
+        data = jnp.where(state.kept, state.key, jax.random.key_data(key))
+        draft, inner = drafter.propose(params, jax.random.wrap_key_data(data), state.inner, pending, warp)
+        return draft, Stored(inner, data, jnp.ones_like(state.kept))
+
+    commit = lambda params, state, told: state._replace(inner=drafter.commit(params, state.inner, told))
+    return drafter._replace(init=init, propose=propose, commit=commit)
+
+
+def test_the_law_test_fails_draft_noise_kept_between_rounds():
+    """As a public implementation does: marginals stay right, the joint does not."""
+    right = guide("model-1", "opt")
+    broken = right._replace(drafter=same_key_every_round(right.drafter))
+    assert least(sampled_counts(broken)) < laws.ALPHA
+
+
+def test_the_law_test_fails_draft_noise_shared_by_positions(monkeypatch):
+    whole = chain.uniforms
+    shared = lambda key, shape: jnp.broadcast_to(whole(key, (1, *shape[1:])), (len(key), *shape))
+    monkeypatch.setattr(chain, "uniforms", shared)
+    right = guide("model-2", "opt")
+    broken = right._replace(drafter=chain.chain.__wrapped__(battery.draft("opt").lm, 2))
+    assert least(sampled_counts(broken)) < laws.ALPHA
+
+
+def rescaled(log_law, power):
+    """The law at another temperature; one-hot rows stay."""
+    return jax.nn.log_softmax(jnp.where(jnp.isneginf(log_law), -jnp.inf, log_law * power))
+
+
+def draws_warped_and_tells_raw(propose, warmth):
+    def lie(params, key, state, pending, warp):
+        draft, state = propose(params, key, state, pending, warp)
+        return draft._replace(log_q=rescaled(draft.log_q, warmth)), state
+
+    return lie
+
+
+def draws_raw_and_tells_warped(propose, warmth):
+    def lie(params, key, state, pending, warp):
+        raw = lambda logits, ancestors=None: rescaled(warp(logits, ancestors), warmth)
+        draft, state = propose(params, key, state, pending, raw)
+        return draft._replace(log_q=rescaled(draft.log_q, 1 / warmth)), state
+
+    return lie
+
+
+@pytest.mark.parametrize("lie", [draws_warped_and_tells_raw, draws_raw_and_tells_warped])
+def test_the_law_test_fails_a_draft_law_that_is_not_the_one_drawn_from(lie):
+    """Temperature on the target's side only."""
+    right = guide("model-2", "opt")
+    cycle = [1.0, *TEMPERATURES]  # greedy rows stay as they are
+    warmth = jnp.asarray(np.resize(cycle, LAW_ROWS * len(cycle)), jnp.float32)[:, None, None]
+    broken = right._replace(drafter=right.drafter._replace(propose=lie(right.drafter.propose, warmth)))
+    assert least(sampled_counts(broken)) < laws.ALPHA
 
 
 def test_the_law_test_sees_another_temperature():

@@ -97,3 +97,31 @@ def test_boundaries_of_top_p_and_its_ties(top_p):
     extra = np.flatnonzero(kept & ~theirs)
     assert np.all(mass[extra] == mass[theirs].min())
     assert (extra.size > 0) <= (top_p > 0.875)
+
+
+@pytest.mark.parametrize("penalty", (1.5, 3.0))
+def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalty):
+    """`generate` penalises what the decoder has read, which begins with its start token; the encoder's tokens are not
+    in it. Fails where the prompt is counted, and where the start token is not."""
+    import torch
+
+    from specjax import api, drafters
+    from specjax.model import Model
+    from specjax.models import t5
+    from tests.models import test_t5_parity as parity
+
+    config = parity.CONFIGS["relu-untied"]
+    theirs = parity.theirs(config)
+    theirs.generation_config.eos_token_id = None
+    with torch.no_grad():
+        theirs.lm_head.weight *= 4.0  # logits far apart: a penalty does not meet near ties
+    model = Model("t5", t5, config, parity.FMT, parity.from_torch(theirs, config))
+    prompts = np.random.default_rng(0).integers(1, config.vocab_size, (12, 20))
+    expected = theirs.generate(
+        torch.tensor(prompts), attention_mask=torch.ones(prompts.shape, dtype=torch.long), do_sample=False,
+        use_cache=False, max_new_tokens=12, repetition_penalty=penalty, pad_token_id=0,
+        decoder_start_token_id=config.start_token,
+    )[:, 1:].tolist()  # fmt: skip
+    plan = {"max_new_tokens": 12, "temperature": 0.0, "repetition_penalty": penalty, "ignore_eos": True}
+    for drafter in (None, drafters.model(model, gamma=3)):
+        assert api.generate(model, prompts.tolist(), drafter=drafter, **plan).tokens == expected

@@ -1,0 +1,83 @@
+"""Static trees by hand: what each node continues, sees and leads to, and what is refused."""
+
+import numpy as np
+import pytest
+
+from specjax import trees
+from specjax.trees import NO_CHILD, ROOT, Tree
+
+
+def test_a_chain():
+    tree = trees.chain(3)
+    assert tree.parents == (ROOT, 0, 1, 2)
+    assert (tree.size, tree.width, tree.is_chain) == (4, 4, True)
+    np.testing.assert_array_equal(tree.depth, [0, 1, 2, 3])
+    np.testing.assert_array_equal(tree.mask, np.tril(np.ones((4, 4), bool)))
+    np.testing.assert_array_equal(tree.children, [[1], [2], [3], [NO_CHILD]])
+    np.testing.assert_array_equal(tree.paths, [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3]])
+
+
+def test_the_bare_root_is_plain_decoding():
+    tree = trees.chain(0)
+    assert (tree.parents, tree.size, tree.width, tree.is_chain) == ((ROOT,), 1, 1, True)
+    np.testing.assert_array_equal(tree.children, [[NO_CHILD]])
+    np.testing.assert_array_equal(tree.paths, [[0]])
+    assert trees.regular(()) == trees.from_paths([]) == tree
+
+
+def test_a_regular_tree_level_by_level():
+    tree = trees.regular((2, 3))
+    assert tree.parents == (ROOT, 0, 0, 1, 1, 1, 2, 2, 2)
+    assert (tree.width, tree.is_chain) == (3, False)
+    np.testing.assert_array_equal(tree.depth, [0, 1, 1] + [2] * 6)
+    np.testing.assert_array_equal(tree.children[:3], [[1, 2, NO_CHILD], [3, 4, 5], [6, 7, 8]])
+    assert (tree.children[3:] == NO_CHILD).all()
+    np.testing.assert_array_equal(np.flatnonzero(tree.mask[7]), [0, 2, 7])
+    np.testing.assert_array_equal(tree.paths[7], [0, 2, 7])
+    np.testing.assert_array_equal(tree.paths[2], [0, 2, 2])
+
+
+def test_paths_of_ranks_get_the_siblings_that_they_lack():
+    tree = trees.from_paths([(0, 2), (1,)])
+    #            0
+    #          1   2        (0,) (1,)
+    #        3 4 5          (0, 0) (0, 1) (0, 2): the first two were not asked for
+    assert tree.parents == (ROOT, 0, 0, 1, 1, 1)
+    assert trees.from_paths([(1,), (0, 2), (0, 0)]) == tree  # whatever their order
+    assert trees.from_paths([(0, 0, 0)]) == trees.chain(3)
+    assert trees.from_paths([(i, j) for i in range(2) for j in range(3)]) == trees.regular((2, 3))
+
+
+@pytest.mark.parametrize("tree", [trees.chain(4), trees.regular((3, 1, 2)), trees.from_paths([(2, 1), (0, 0, 1)])])
+def test_the_tables_of_a_tree_agree(tree):
+    for node, parent in enumerate(tree.parents):
+        seen = np.flatnonzero(tree.mask[node])
+        np.testing.assert_array_equal(np.unique(tree.paths[node]), seen)  # parents precede children
+        assert len(seen) == tree.depth[node] + 1
+        if parent != ROOT:
+            assert node in tree.children[parent]
+            np.testing.assert_array_equal(tree.mask[node] ^ tree.mask[parent], np.arange(tree.size) == node)
+    assert (tree.children != NO_CHILD).sum() == tree.size - 1
+    assert tree.width == tree.depth.max() + 1
+
+
+def test_equal_trees_are_one_static_argument():
+    assert hash(trees.chain(2)) == hash(trees.regular((1, 1)))
+    assert trees.chain(2) == trees.regular((1, 1)) != trees.chain(3)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: Tree(()), "starts with its root"),
+        (lambda: Tree((0, 0)), r"parents\[0\] must be -1"),
+        (lambda: Tree((ROOT, 1)), "node 1 has parent 1.*precede"),
+        (lambda: Tree((ROOT, 0, ROOT)), "node 2 has parent -1"),
+        (lambda: trees.chain(-1), "gamma must be at least 0, got -1"),
+        (lambda: trees.regular((2, 0)), r"at least 1, got \(2, 0\)"),
+        (lambda: trees.from_paths([(0, -1)]), r"at least 0, got \(0, -1\)"),
+    ],
+)
+def test_what_is_no_tree_is_refused(build, told):
+    with pytest.raises(ValueError, match=told):
+        build()
