@@ -67,6 +67,12 @@ def row_keys(seed: int | jax.Array, rows: Integer[Array, "B"]) -> KeyArray:
     return jax.vmap(lambda row: jax.random.fold_in(root, row))(rows)
 
 
+def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
+    """Each row's keys of its next round, of the drafter and of the verifier."""
+    keys = jax.vmap(lambda k: jax.random.split(k, 3))(key)
+    return keys[:, 0], keys[:, 1], keys[:, 2]
+
+
 def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_len: int, max_new: int) -> Callable:
     """`init(params, key [B], prompt [B,P], length [B], budget [B]) -> GenerationState`: reads the prompt.
 
@@ -123,8 +129,7 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
 
     def step(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Info]:
         active = state.stop == int(Stop.RUNNING)
-        keys = jax.vmap(lambda k: jax.random.split(k, 3))(state.key)
-        next_key, draft_key, verify_key = keys[:, 0], keys[:, 1], keys[:, 2]
+        next_key, draft_key, verify_key = round_keys(state.key)
         warp = make_warp(params.sampling, stages, state.seen)
 
         draft, draft_state = drafter.propose(params.draft, draft_key, state.draft, state.pending, warp)
@@ -251,15 +256,13 @@ def _parts(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Sta
     tree = drafter.tree
 
     def draft(params: DecodeParams, state: GenerationState) -> Draft:
-        keys = jax.vmap(lambda k: jax.random.split(k, 2))(state.key)
         warp = make_warp(params.sampling, stages, state.seen)
-        return drafter.propose(params.draft, keys[:, 0], state.draft, state.pending, warp)[0]
+        return drafter.propose(params.draft, round_keys(state.key)[1], state.draft, state.pending, warp)[0]
 
     def check(params: DecodeParams, state: GenerationState, drafted: Draft) -> Verdict:
-        keys = jax.vmap(lambda k: jax.random.split(k, 2))(state.key)
         warp = make_warp(params.sampling, stages, state.seen)
         out, _ = model.extend(params.target, drafted.tokens, state.cache, tree.mask, tree.depth)
-        return verify(keys[:, 1], tree, drafted, warp(out.logits, drafted.tokens[:, tree.paths]))
+        return verify(round_keys(state.key)[2], tree, drafted, warp(out.logits, drafted.tokens[:, tree.paths]))
 
     return jax.jit(draft), jax.jit(check)
 
