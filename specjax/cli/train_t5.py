@@ -49,6 +49,9 @@ class TrainT5:
     """A model with the same tokenizer to distil from."""
     distil: float = 0.9
     """Weight of the divergence from the teacher, the rest being the data's own loss."""
+    own_outputs: int = 0
+    """Distil on the teacher's own greedy outputs for this many sources, which are what the draft will have to guess,
+    instead of the data's targets. 0: on the data's."""
     held_out: float = 0.02
     """Share of the sources that are held out, by hash."""
     every: int = 300
@@ -79,6 +82,8 @@ def check(options: TrainT5) -> None:
         raise ValueError(f"--distil must lie in 0..1, got {options.distil}")
     if not 0.0 < options.held_out < 1.0:
         raise ValueError(f"--held-out must lie between 0 and 1, got {options.held_out}")
+    if options.own_outputs < 0 or (options.own_outputs and options.teacher is None):
+        raise ValueError(f"--own-outputs {options.own_outputs}: must be at least 0, and needs a --teacher")
     if options.tokenizer is not None and not (options.tokenizer / "tokenizer.json").is_file():
         raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
 
@@ -94,7 +99,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     home = options.tokenizer or options.run / "tokenizer"
     given = json.dumps({
         "tokenizer": str(home), "data": [options.data.name, options.data.stat().st_size],
-        "held_out": options.held_out, "widths": options.widths,
+        "held_out": options.held_out, "widths": options.widths, "own_outputs": options.own_outputs,
     })  # fmt: skip
     note = options.run / "data.json"
     if note.is_file() and note.read_text(encoding="utf-8") != given:
@@ -127,6 +132,11 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     teacher = None if options.teacher is None else load(options.teacher)
     if teacher is not None and teacher.vocab_size != config.vocab_size:
         raise ValueError(f"teacher {teacher.name} has {teacher.vocab_size} tokens, the student {config.vocab_size}")
+    if teacher is not None and options.own_outputs:
+        arrays = [
+            data.own_outputs(teacher, array, folder=options.run, name=name, most=options.own_outputs, say=say)
+            for array, name in zip(arrays, ("train", "held_out"), strict=True)
+        ]
     task = tasks.pair_task(
         config, *arrays, tokens=options.tokens, widths=options.widths, seed=options.seed, teacher=teacher
     )

@@ -8,9 +8,12 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from specjax.model import Model
 
 SEPARATOR = "<|endofbook|>"  # stands alone on a line between two documents of a text file
 
@@ -151,6 +154,40 @@ def encode_pairs(
         for array, ids in zip(arrays, pair, strict=True):
             array[row, : len(ids)] = ids
     return Pairs(*arrays)
+
+
+def own_outputs(
+    teacher: "Model", pairs: Pairs, *, folder: Path, name: str, most: int, say: Callable[[str], None], rows: int = 64
+) -> Pairs:
+    """At most `most` sources, evenly spread, with the teacher's greedy outputs as targets; kept in `folder`, so that a
+    run resumes.
+
+    Outputs that do not end within the width of the pairs are cut there.
+    """
+    from specjax import api
+
+    file = folder / f"own_{name}.npz"
+    width = pairs.target.shape[1]
+    count = min(most, len(pairs.source))
+    sources = pairs.source[np.linspace(0, len(pairs.source) - 1, count).astype(np.int64)]
+    if file.is_file():
+        with np.load(file, allow_pickle=False) as kept:
+            found = Pairs(kept["source"], kept["target"])
+        if len(found.source) == len(sources):
+            return found
+    targets = np.zeros((len(sources), width), np.uint16)
+    for start in range(0, len(sources), rows):
+        part = [row[row != 0].tolist() for row in sources[start : start + rows]]
+        full = part + [part[0]] * (rows - len(part))  # one shape, one compile
+        out = api.generate(teacher, full, max_new_tokens=width, temperature=0.0)
+        for row, tokens in enumerate(out.tokens[: len(part)]):
+            targets[start + row, : len(tokens)] = tokens
+        say(f"the teacher's own outputs: {min(start + rows, len(sources))} of {len(sources)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}")
+    np.savez(aside, source=sources, target=targets)  # named .npz already, so numpy adds nothing
+    os.replace(aside, file)
+    return Pairs(sources, targets)
 
 
 def buckets(pairs: Pairs, widths: Sequence[int]) -> tuple[Pairs, ...]:

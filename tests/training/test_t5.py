@@ -1,5 +1,7 @@
 """`specjax train t5`: buckets and splits of pairs, a run that stops and goes on, an export that translates by rote."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -62,7 +64,13 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
     drafted = small(
         corpus, tmp_path / "draft", tokenizer=tmp_path / "run" / "tokenizer", teacher=str(folder), muon=True
     )
+    drafted = dataclasses.replace(drafted, own_outputs=70)
     draft = command.run(drafted, lambda text: None)
+    own = np.load(tmp_path / "draft" / "own_train.npz", allow_pickle=False)
+    source = [token for token in own["source"][5].tolist() if token]
+    said = sj.generate(target, [source], max_new_tokens=32, temperature=0.0).tokens[0]
+    assert len(own["source"]) == 70 and own["target"][5, : len(said)].tolist() == said
+    assert not own["target"][5, len(said) :].any()
     guide = sj.drafters.model(sj.load(draft), gamma=2)
     fast = sj.generate(sj.load(folder), ["one two", "six"], drafter=guide, max_new_tokens=6, temperature=0.0)
     slow = sj.generate(sj.load(folder), ["one two", "six"], max_new_tokens=6, temperature=0.0)
@@ -75,6 +83,7 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
         ({"data": "absent.tsv"}, "absent.tsv: no such data file"),
         ({"widths": (24, 12)}, "--widths must rise"),
         ({"distil": 2.0}, "--distil must lie in 0..1"),
+        ({"own_outputs": 5}, "--own-outputs 5: must be at least 0, and needs a --teacher"),
         ({"held_out": 0.0}, "--held-out must lie between 0 and 1"),
     ],
 )
