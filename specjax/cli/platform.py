@@ -1,9 +1,14 @@
-"""Which devices jax looks for: on a machine with libtpu but no TPU it would print pages of warnings first."""
+"""What other packages are told by environment variables before they are imported, so that they print only what helps.
+
+jax: on a machine with libtpu but no TPU it would print pages of warnings. The hub's client: its progress bars become
+many lines where stderr is no terminal.
+"""
 
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -28,7 +33,9 @@ def wanted(
 
 
 def choose() -> None:
-    """Sets JAX_PLATFORMS for this process where that spares the warnings. Call it before jax is imported."""
+    """Sets them for this process; what the user has set stands. Call it before jax is imported."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if importlib.util.find_spec("libtpu") is None:  # the usual case, which costs nothing
         return
     devices = [str(path) for pattern in TPU_DEVICES for path in Path("/dev").glob(pattern)]

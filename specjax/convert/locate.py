@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax.convert.gguf_config import gguf_config, gguf_tokenizer
 from specjax.convert.gguf_source import gguf_source, open_gguf
-from specjax.convert.shards import FORMATS, open_source
+from specjax.convert.shards import FORMATS, FileFormat, open_source
 from specjax.convert.sources import TensorSource
 
 BUNDLED = "bundled/"
@@ -141,27 +141,39 @@ def _download(name: str) -> Path:
     """The local snapshot of a hub id, from the cache if it is whole there, else from the network."""
     from huggingface_hub import HfApi, snapshot_download
 
-    try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-        open_source(folder).close()
-        if (folder / "config.json").is_file():
-            return folder
-    except (OSError, ValueError):  # not in the cache, or only in part
-        pass
+    for (
+        form
+    ) in FORMATS:  # by format, since the cache holds one of them, and calls a snapshot without the others partial
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=_patterns(form)))
+            open_source(folder).close()
+            if (folder / "config.json").is_file():
+                return folder
+        except (OSError, ValueError):  # not in the cache, or only in part
+            pass
     try:
         files = {entry.rfilename for entry in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
-        held = [form for form in FORMATS if form.single in files or form.index in files]
-        if not held:
-            looked = ", ".join(form.single for form in FORMATS)
-            raise FileNotFoundError(f"{name} on the Hugging Face hub holds no weights: looked for {looked}")
-        patterns = [held[0].pattern, held[0].index, *CONFIG_FILES]
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except FileNotFoundError:
-        raise
     except Exception as error:  # the hub's errors have no common base across its versions
-        raise FileNotFoundError(
-            f"{name} is no file or folder here, and the Hugging Face hub did not give it: {_line(error)}"
-        ) from error
+        raise _not_given(name, error) from error
+    held = [form for form in FORMATS if form.single in files or form.index in files]
+    if not held:
+        looked = ", ".join(form.single for form in FORMATS)
+        raise FileNotFoundError(f"{name} on the Hugging Face hub holds no weights: looked for {looked}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_patterns(held[0])))
+    except Exception as error:
+        raise _not_given(name, error) from error
+
+
+def _patterns(form: FileFormat) -> list[str]:
+    return [form.pattern, form.index, *CONFIG_FILES]
+
+
+def _not_given(name: str, error: Exception) -> FileNotFoundError:
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # the hub's client hides the reason
+    return FileNotFoundError(
+        f"{name} is no file or folder here, and the Hugging Face hub did not give it: {_line(cause)}"
+    )
 
 
 def _line(error: Exception) -> str:

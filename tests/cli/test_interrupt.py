@@ -79,14 +79,19 @@ def test_ctrl_c_while_loading_or_compiling_is_one_line(module, name, specjax_pro
 def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
     """While jax is imported, which crashes when it is cut short, and while programs compile, in threads that go on."""
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
+    interrupted = 0
     for seconds in (0.5, 1.5, 2.5):
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with pytest.raises(subprocess.TimeoutExpired):
-            run.wait(seconds)
-        run.send_signal(signal.SIGINT)
-        out, errors = run.communicate(timeout=120)
-        assert run.returncode == 130, (seconds, errors)
-        assert out or errors == b"specjax generate: interrupted\n"
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            try:
+                run.wait(seconds)
+                break  # a fast machine: it has written all its text by itself
+            except subprocess.TimeoutExpired:
+                run.send_signal(signal.SIGINT)
+            out, errors = run.communicate(timeout=120)
+            interrupted += run.returncode == 130
+            assert run.returncode == 130, (seconds, errors)
+            assert out or errors == b"specjax generate: interrupted\n"
+    assert interrupted
 
 
 def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monkeypatch):

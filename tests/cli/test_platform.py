@@ -27,11 +27,12 @@ def test_decision(environment, libtpu, devices, plugins, expected):
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_what_is_chosen_reaches_jax(installed, monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(os, "environ", {"HF_HUB_DISABLE_PROGRESS_BARS": "0"})
     monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(platform.Path, "glob", lambda self, pattern: iter(()))
     monkeypatch.setattr(platform, "plugins", list)
     platform.choose()
+    assert os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS") == "0"  # what the user has set stands
     assert os.environ == ({"JAX_PLATFORMS": "cpu"} if installed else {})
 
 
@@ -40,3 +41,12 @@ def test_plugins_are_found_in_their_package(tmp_path, monkeypatch):
     (tmp_path / "jax_plugins" / "xla_toy" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     assert "xla_toy" in platform.plugins()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_downloads_are_quiet_where_stderr_is_no_terminal(terminal, monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(platform.sys.stderr, "isatty", lambda: terminal, raising=False)
+    platform.choose()
+    assert os.environ == ({} if terminal else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"})
