@@ -1,12 +1,11 @@
 """How often a draft token is accepted, from the target's law p and the drafter's law q [..., V]."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from specjax.theory.arguments import Values, laws, within
+from specjax.theory.arguments import Numbers, Values, laws, within
 
 
-def beta(p: ArrayLike, q: ArrayLike) -> Values:
+def beta(p: Numbers, q: Numbers) -> Values:
     """Chance that a token x ~ q is accepted: sum_x min(p(x), q(x)).
 
     Leviathan et al. 2023, arXiv 2211.17192, definition 3.1 and theorem 3.5.
@@ -24,7 +23,7 @@ def beta(p: ArrayLike, q: ArrayLike) -> Values:
     return np.minimum(np.minimum(target, draft).sum(-1), 1.0)
 
 
-def divergence(p: ArrayLike, q: ArrayLike) -> Values:
+def divergence(p: Numbers, q: Numbers) -> Values:
     """D_LK = sum_x |p(x) - (p(x) + q(x)) / 2| = 1 - beta, the total variation distance of p and q.
 
     Symmetric; 0 iff p == q, 1 iff no token has mass in both. Leviathan et al. 2023, definition 3.2, corollary 3.4.
@@ -34,7 +33,7 @@ def divergence(p: ArrayLike, q: ArrayLike) -> Values:
     return np.minimum(0.5 * abs(target - draft).sum(-1), 1.0)
 
 
-def alpha(p: ArrayLike, q: ArrayLike) -> float:
+def alpha(p: Numbers, q: Numbers) -> float:
     """The mean of `beta` over all given positions: how well the drafter approximates the target.
 
     Positions should be those that the verifier reaches. Leviathan et al. 2023, corollary 3.6.
@@ -42,7 +41,7 @@ def alpha(p: ArrayLike, q: ArrayLike) -> float:
     return float(np.mean(beta(p, q)))
 
 
-def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: ArrayLike) -> Values:
+def lenient_beta(p: Numbers, q: Numbers, lenience: Numbers) -> Values:
     """Lossy: the chance of acceptance with lenience l, sum_x min(p(x) / l, q(x)); the emitted law is at most p / l.
 
     l = 1 is `beta`. It says nothing of temperature 0, where q is a point mass and l * q has no effect.
@@ -61,7 +60,7 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: ArrayLike) -> Values:
     return np.minimum(np.minimum(target, l[..., None] * draft).sum(-1) / l, 1.0)
 
 
-def rejection_beta(p: ArrayLike, q: ArrayLike) -> Values:
+def rejection_beta(p: Numbers, q: Numbers) -> Values:
     """Chance of acceptance of non-iterative rejection sampling, a lossless but weaker baseline; at most `beta`.
 
     x ~ q is kept with chance p(x) / (M q(x)), M = max_x p(x) / q(x), else a token of the unmodified p is drawn:

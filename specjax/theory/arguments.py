@@ -1,13 +1,16 @@
 """Checks of arguments that `theory` shares; each error names the argument, what it may be, and what was given."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
-from numpy.typing import ArrayLike
 
 OFF_ONE = 1e-3  # how far the sum of a float32 or bfloat16 law may lie from 1
+Numbers = float | int | np.number | np.ndarray | Sequence[Any]  # what broadcasts: one, an array, or nested lists
 Values = np.ndarray | np.float64
 
 
-def within(name: str, value: ArrayLike, least: float, most: float = np.inf) -> np.ndarray:
+def within(name: str, value: Numbers, least: float, most: float = np.inf) -> np.ndarray:
     """The argument in float64.
 
     Raises:
@@ -21,12 +24,12 @@ def within(name: str, value: ArrayLike, least: float, most: float = np.inf) -> n
     return array
 
 
-def chance(name: str, value: ArrayLike) -> np.ndarray:
+def chance(name: str, value: Numbers) -> np.ndarray:
     """`within` 0 and 1."""
     return within(name, value, 0, 1)
 
 
-def whole(name: str, value: ArrayLike, *, least: int = 0) -> np.ndarray:
+def whole(name: str, value: Numbers, *, least: int = 0) -> np.ndarray:
     """Integers, as int64.
 
     Raises:
@@ -38,7 +41,7 @@ def whole(name: str, value: ArrayLike, *, least: int = 0) -> np.ndarray:
     return within(name, array, least).astype(np.int64)
 
 
-def law(name: str, value: ArrayLike) -> np.ndarray:
+def law(name: str, value: Numbers) -> np.ndarray:
     """[..., V] in float64, normalised there: laws that were computed in float32 sum to 1 only nearly.
 
     Raises:
@@ -54,7 +57,7 @@ def law(name: str, value: ArrayLike) -> np.ndarray:
     return array / total
 
 
-def laws(p: ArrayLike, q: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def laws(p: Numbers, q: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """Target and draft law over one vocabulary, broadcast against each other.
 
     Raises:

@@ -4,9 +4,8 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from specjax.theory.arguments import Values, chance, whole, within
+from specjax.theory.arguments import Numbers, Values, chance, whole, within
 from specjax.theory.tokens import expected_tokens
 
 
@@ -21,13 +20,13 @@ class StepTime(NamedTuple):
     constant: float
 
 
-def step_time(model: StepTime, context: ArrayLike, tokens: ArrayLike) -> Values:
+def step_time(model: StepTime, context: Numbers, tokens: Numbers) -> Values:
     """Seconds of one pass over `tokens` new tokens of the whole batch, with `context` cached tokens of all rows."""
     cached, fed = within("context", context, 0), within("tokens", tokens, 0)
     return (model.context * cached + model.token * fed + model.constant)[()]
 
 
-def fit_step_time(context: ArrayLike, tokens: ArrayLike, seconds: ArrayLike) -> StepTime:
+def fit_step_time(context: Numbers, tokens: Numbers, seconds: Numbers) -> StepTime:
     """The `StepTime` of least squared error with no negative coefficient: no pass gets faster by doing more.
 
     Args:
@@ -57,7 +56,7 @@ def fit_step_time(context: ArrayLike, tokens: ArrayLike, seconds: ArrayLike) -> 
 
 
 def goodput(
-    alphas: ArrayLike, gammas: ArrayLike, target: StepTime, *, draft: StepTime | None = None, context: ArrayLike = 0.0
+    alphas: Numbers, gammas: Numbers, target: StepTime, *, draft: StepTime | None = None, context: Numbers = 0.0
 ) -> float:
     """Tokens a second that a batch is expected to commit: sum_b expected_tokens(alpha_b, gamma_b) / T.
 
@@ -93,11 +92,11 @@ class BestGoodput(NamedTuple):
 
 
 def best_goodput(
-    alphas: ArrayLike,
+    alphas: Numbers,
     target: StepTime,
     *,
     draft: StepTime | None = None,
-    context: ArrayLike = 0.0,
+    context: Numbers = 0.0,
     gamma_max: int = 16,
 ) -> BestGoodput:
     """The draft length in 0..gamma_max, common to all rows, of greatest `goodput`; the least of equals.

@@ -12,13 +12,12 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from specjax.theory.arguments import Values, chance, whole, within
+from specjax.theory.arguments import Numbers, Values, chance, whole, within
 from specjax.theory.tokens import expected_tokens, tokens_law
 
 
-def cascade_factor(alphas: ArrayLike, costs: ArrayLike, gammas: ArrayLike) -> Values:
+def cascade_factor(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:
     """Speed over plain decoding, each level paying its drafter's average price of a token.
 
     The recursion, from the last model upwards: price_k = (gamma_k price_(k+1) + cost_k) / expected_tokens_k, cost of
@@ -46,7 +45,7 @@ def cascade_factor(alphas: ArrayLike, costs: ArrayLike, gammas: ArrayLike) -> Va
         return np.divide(1.0, price)[()]
 
 
-def cascade_factor_whole_rounds(alphas: ArrayLike, costs: ArrayLike, gammas: ArrayLike) -> Values:
+def cascade_factor_whole_rounds(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:
     """As `cascade_factor`, for blocks that are filled by whole inner rounds whose surplus tokens are dropped.
 
     block_k = rounds_to_fill(alpha_(k+1), gamma_(k+1), gamma_k) (block_(k+1) + cost of model k + 1), and gamma_k calls
@@ -69,7 +68,7 @@ def cascade_factor_whole_rounds(alphas: ArrayLike, costs: ArrayLike, gammas: Arr
     return (expected_tokens(a[..., 0], g[..., 0]) / (block + 1))[()]
 
 
-def rounds_to_fill(alpha: ArrayLike, gamma: int, count: int) -> Values:
+def rounds_to_fill(alpha: Numbers, gamma: int, count: int) -> Values:
     """How many rounds it takes on average until they have yielded at least `count` tokens.
 
     The renewal equation R(m) = 1 + sum_j P(j) R(m - j), R(m <= 0) = 0, with P of `tokens_law`.
@@ -95,7 +94,7 @@ class BestCascade(NamedTuple):
     factor: float
 
 
-def best_cascade(alphas: ArrayLike, costs: ArrayLike, *, gamma_max: int = 8) -> BestCascade:
+def best_cascade(alphas: Numbers, costs: Numbers, *, gamma_max: int = 8) -> BestCascade:
     """The block lengths in 0..gamma_max of greatest `cascade_factor_whole_rounds`, by trying all.
 
     An inner 0 says that the smaller models below it are not worth their cost; an outer 0 that nothing is: then all
@@ -116,7 +115,7 @@ def best_cascade(alphas: ArrayLike, costs: ArrayLike, *, gamma_max: int = 8) -> 
     return best
 
 
-def _levels(alphas: ArrayLike, costs: ArrayLike, gammas: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _levels(alphas: Numbers, costs: Numbers, gammas: Numbers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     given = chance("alphas", alphas), within("costs", costs, 0), whole("gammas", gammas)
     sizes = [x.shape[-1] if x.ndim else None for x in given]
     if None in sizes or len(set(sizes)) > 1 or not sizes[0]:

@@ -3,14 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from specjax.theory.arguments import Values, chance, whole, within
+from specjax.theory.arguments import Numbers, Values, chance, whole, within
 from specjax.theory.tokens import expected_tokens
 
 
 def walltime_factor(
-    alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, *, verify_cost: ArrayLike = 1.0, overhead: ArrayLike = 0.0
+    alpha: Numbers, gamma: Numbers, c: Numbers, *, verify_cost: Numbers = 1.0, overhead: Numbers = 0.0
 ) -> Values:
     """Speed over plain decoding: (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)); below 1 it is a loss.
 
@@ -35,7 +34,7 @@ def walltime_factor(
     return (tokens / (np.asarray(gamma) * within("c", c, 0) + check))[()]
 
 
-def implied_cost(alpha: ArrayLike, gamma: ArrayLike, factor: ArrayLike) -> Values:
+def implied_cost(alpha: Numbers, gamma: Numbers, factor: Numbers) -> Values:
     """The c at which `walltime_factor` is `factor`: what a published alpha, gamma and speed say of the drafter's cost.
 
     Negative where the speed is above `expected_tokens`, the formula's limit at c = 0: then alpha is rounded, or
@@ -49,7 +48,7 @@ def implied_cost(alpha: ArrayLike, gamma: ArrayLike, factor: ArrayLike) -> Value
     return ((ratio - 1) / whole("gamma", gamma, least=1))[()]
 
 
-def operations_factor(alpha: ArrayLike, gamma: ArrayLike, c_ops: ArrayLike) -> Values:
+def operations_factor(alpha: Numbers, gamma: Numbers, c_ops: Numbers) -> Values:
     """Arithmetic operations a token over plain decoding: (1 - alpha) (gamma c + gamma + 1) / (1 - alpha^(gamma + 1)).
 
     At least 1: speculation buys time with operations. Leviathan et al. 2023, theorem 3.11.
@@ -63,7 +62,7 @@ def operations_factor(alpha: ArrayLike, gamma: ArrayLike, c_ops: ArrayLike) -> V
     return ((g * within("c_ops", c_ops, 0) + g + 1) / tokens)[()]
 
 
-def memory_factor(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) -> Values:
+def memory_factor(alpha: Numbers, gamma: Numbers, c_bytes: Numbers = 0.0) -> Values:
     """By how much the bytes read a token shrink: expected tokens / (gamma c + 1).
 
     With c = 0 the paper's statement: the target's weights and cache are read once a round (Leviathan et al. 2023,
@@ -76,7 +75,7 @@ def memory_factor(alpha: ArrayLike, gamma: ArrayLike, c_bytes: ArrayLike = 0.0) 
     return walltime_factor(alpha, gamma, c_bytes)
 
 
-def oracle_factor(alpha: ArrayLike, c: ArrayLike) -> Values:
+def oracle_factor(alpha: Numbers, c: Numbers) -> Values:
     """Speed over plain decoding where an oracle drafts only tokens that will be accepted: 1 / (1 - alpha + alpha c).
 
     `oracle_tokens` over the cost of alpha / (1 - alpha) drafted tokens and one call; 1 where c > 1, since the oracle
@@ -96,12 +95,12 @@ class BestGamma(NamedTuple):
 
 
 def best_gamma(
-    alpha: ArrayLike,
-    c: ArrayLike,
+    alpha: Numbers,
+    c: Numbers,
     *,
     gamma_max: int = 32,
-    verify_cost: ArrayLike | None = None,
-    overhead: ArrayLike = 0.0,
+    verify_cost: Numbers | None = None,
+    overhead: Numbers = 0.0,
 ) -> BestGamma:
     """The gamma in 0..gamma_max of greatest `walltime_factor`, by trying all; the least of equals.
 

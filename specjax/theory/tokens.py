@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from specjax.theory.arguments import Values, chance, whole, within
+from specjax.theory.arguments import Numbers, Values, chance, whole, within
 
 BISECTIONS = 64  # halve [0, 1] below the spacing of float64
 
 
-def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Values:
+def expected_tokens(alpha: Numbers, gamma: Numbers) -> Values:
     """(1 - alpha^(gamma + 1)) / (1 - alpha): the mean of a geometric variable that is capped at gamma + 1.
 
     gamma + 1 at alpha = 1, without cancellation on the way there. Leviathan et al. 2023, arXiv 2211.17192, equation 1.
@@ -31,7 +30,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Values:
     return np.where(a == 1, g + 1.0, np.clip(tokens, 1, g + 1))[()]
 
 
-def expected_tokens_by_position(betas: ArrayLike) -> Values:
+def expected_tokens_by_position(betas: Numbers) -> Values:
     """1 + sum_i prod_(j <= i) beta_j: `expected_tokens` where the chance of acceptance depends on the position.
 
     beta_j is conditional: accepted / tested at depth j, `Stats.by_depth`. Independence across positions is not needed
@@ -50,7 +49,7 @@ def expected_tokens_by_position(betas: ArrayLike) -> Values:
     return (1 + np.cumprod(b, -1).sum(-1))[()]
 
 
-def tokens_law(alpha: ArrayLike, gamma: int) -> np.ndarray:
+def tokens_law(alpha: Numbers, gamma: int) -> np.ndarray:
     """The law of a round's tokens: P(k) = (1 - alpha) alpha^(k - 1) for k = 1..gamma, P(gamma + 1) = alpha^gamma.
 
     Leviathan et al. 2023, section 3.1.
@@ -67,7 +66,7 @@ def tokens_law(alpha: ArrayLike, gamma: int) -> np.ndarray:
     return reached - np.concatenate([reached[..., 1:], np.zeros((*reached.shape[:-1], 1))], -1)
 
 
-def oracle_tokens(alpha: ArrayLike) -> Values:
+def oracle_tokens(alpha: Numbers) -> Values:
     """1 / (1 - alpha): tokens a target call where an oracle tells before each round how many would be accepted.
 
     The limit of `expected_tokens` in gamma, infinite at alpha = 1. Leviathan et al. 2023, section 3.5.
@@ -76,7 +75,7 @@ def oracle_tokens(alpha: ArrayLike) -> Values:
         return np.divide(1.0, 1 - chance("alpha", alpha))
 
 
-def alpha_from_tokens(tokens: ArrayLike, gamma: ArrayLike) -> Values:
+def alpha_from_tokens(tokens: Numbers, gamma: Numbers) -> Values:
     """The alpha at which `expected_tokens` is `tokens`: reads a run's tokens a call as an acceptance rate.
 
     Args:
@@ -99,7 +98,7 @@ def alpha_from_tokens(tokens: ArrayLike, gamma: ArrayLike) -> Values:
     return high[()]
 
 
-def alpha_from_drafted(rate: ArrayLike, gamma: ArrayLike) -> Values:
+def alpha_from_drafted(rate: Numbers, gamma: Numbers) -> Values:
     """The alpha behind accepted / drafted, which counts tokens after a rejection as drafted and so lies lower.
 
     accepted / drafted = (expected_tokens - 1) / gamma. Some reports print it as their acceptance rate.
@@ -111,7 +110,7 @@ def alpha_from_drafted(rate: ArrayLike, gamma: ArrayLike) -> Values:
     return alpha_from_tokens(1 + chance("rate", rate) * whole("gamma", gamma, least=1), gamma)
 
 
-def tree_tokens(parents: Sequence[int], acceptance: ArrayLike) -> Values:
+def tree_tokens(parents: Sequence[int], acceptance: Numbers) -> Values:
     """Tokens that a round is expected to commit with a static tree: sum over nodes of the product along their path.
 
     Sequoia, Chen et al. 2024, arXiv 2402.12374, section 3.1 (positional acceptance); Medusa, Cai et al. 2024, arXiv
