@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specjax.theory.arguments import Numbers, Values, laws, within
+from specjax.theory.arguments import POSITIVE, Numbers, Values, laws, within
 
 
 def beta(p: Numbers, q: Numbers) -> Values:
@@ -55,7 +55,7 @@ def lenient_beta(p: Numbers, q: Numbers, lenience: Numbers) -> Values:
       ValueError: not laws over one vocabulary, or a lenience outside (0, 1].
     """
     target, draft = laws(p, q)
-    l = within("lenience", lenience, np.nextafter(0, 1), 1)  # noqa: E741
+    l = within("lenience", lenience, POSITIVE, 1)  # noqa: E741
     # min(p / l, q) is written min(p, l q) / l where it would overflow, which is the same.
     return np.minimum(np.minimum(target, l[..., None] * draft).sum(-1) / l, 1.0)
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
+POSITIVE = float(np.nextafter(0, 1))  # the least number above 0
 OFF_ONE = 1e-3  # how far the sum of a float32 or bfloat16 law may lie from 1
 Numbers = float | int | np.number | np.ndarray | Sequence[Any]  # what broadcasts: one, an array, or nested lists
 Values = np.ndarray | np.float64
 
 
-def within(name: str, value: Numbers, least: float, most: float = np.inf) -> np.ndarray:
-    """The argument in float64.
+def within(name: str, value: Numbers, least: float | int, most: float | int = np.inf) -> np.ndarray:
+    """The argument in float64; with `least` POSITIVE, all that is above 0.
 
     Raises:
       ValueError: an entry is nan or lies outside least..most.
@@ -19,7 +20,8 @@ def within(name: str, value: Numbers, least: float, most: float = np.inf) -> np.
     array = np.asarray(value, np.float64)
     bad = array[~((array >= least) & (array <= most))]
     if bad.size:
-        bounds = f"at least {least:g}" if most == np.inf else f"between {least:g} and {most:g}"
+        low = "above 0" if least == POSITIVE else f"at least {least:g}"
+        bounds = low if most == np.inf else f"{low} and at most {most:g}"
         raise ValueError(f"{name} must be {bounds}, got {bad.flat[0]:g}")
     return array
 

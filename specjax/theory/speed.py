@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.theory.arguments import Numbers, Values, chance, whole, within
+from specjax.theory.arguments import POSITIVE, Numbers, Values, chance, whole, within
 from specjax.theory.tokens import expected_tokens
 
 
@@ -30,7 +30,7 @@ def walltime_factor(
       ValueError: an alpha outside 0..1, a gamma that is no whole number from 0, or a negative cost.
     """
     tokens = expected_tokens(alpha, gamma)
-    check = within("verify_cost", verify_cost, np.nextafter(0, 1)) + within("overhead", overhead, 0)
+    check = within("verify_cost", verify_cost, POSITIVE) + within("overhead", overhead, 0)
     return (tokens / (np.asarray(gamma) * within("c", c, 0) + check))[()]
 
 
@@ -44,7 +44,7 @@ def implied_cost(alpha: Numbers, gamma: Numbers, factor: Numbers) -> Values:
       alpha, gamma: as in `walltime_factor`; gamma at least 1.
       factor: speed over plain decoding.
     """
-    ratio = expected_tokens(alpha, gamma) / within("factor", factor, np.nextafter(0, 1))
+    ratio = expected_tokens(alpha, gamma) / within("factor", factor, POSITIVE)
     return ((ratio - 1) / whole("gamma", gamma, least=1))[()]
 
 
@@ -120,7 +120,7 @@ def best_gamma(
     """
     most = int(whole("gamma_max", gamma_max))
     gammas = np.arange(most + 1)
-    curve = np.ones(most + 1) if verify_cost is None else within("verify_cost", verify_cost, np.nextafter(0, 1))
+    curve = np.ones(most + 1) if verify_cost is None else within("verify_cost", verify_cost, POSITIVE)
     if curve.ndim == 0 or curve.shape[-1] != most + 1:
         raise ValueError(
             f"verify_cost must have gamma_max + 1 = {most + 1} entries, for 1 to {most + 1} tokens, "
