@@ -78,9 +78,10 @@ def goodput(
     g = np.broadcast_to(whole("gammas", gammas), a.shape)
     cached = np.broadcast_to(within("context", context, 0), a.shape)
     seconds = step_time(target, cached.sum(), (g + 1).sum())
-    for i in range(1, int(g.max()) + 1 if draft is not None else 1):
-        drafting = g >= i
-        seconds += step_time(draft, (cached * drafting).sum(), drafting.sum())
+    if draft is not None:
+        for i in range(1, int(g.max()) + 1):
+            drafting = g >= i
+            seconds += step_time(draft, (cached * drafting).sum(), drafting.sum())
     return float(np.sum(expected_tokens(a, g)) / seconds)
 
 

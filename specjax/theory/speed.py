@@ -111,8 +111,8 @@ def best_gamma(
       alpha: [...] chance of acceptance.
       c: [...] one step of the drafter.
       gamma_max: the longest draft.
-      verify_cost: [..., gamma_max + 1], measured: entry g is one pass over g + 1 tokens, entry 0 being 1, a step of
-        plain decoding. None: 1 throughout.
+      verify_cost: [..., gamma_max + 1], measured: entry g is one pass over g + 1 tokens, entry 0, a step of
+        plain decoding, counts as 1 whatever it says. None: 1 throughout.
       overhead: [...] what else a round takes; plain decoding has none.
 
     Raises:
