@@ -284,6 +284,12 @@ def test_best_gamma_at_its_ends():
     assert theory.best_gamma(0.9, 0.1, gamma_max=2, verify_cost=[1, 5, 9]).gamma == 0
 
 
+def test_an_oracle_drafts_nothing_that_costs_more_than_the_target():
+    np.testing.assert_array_equal(theory.oracle_factor([0.0, 0.5, 0.9], 3.0), 1)
+    assert theory.oracle_factor(0.5, 0.5) == pytest.approx(1 / 0.75)
+    assert theory.oracle_factor(1, 0) == theory.oracle_tokens(1) == np.inf
+
+
 def test_best_gamma_broadcasts():
     alpha, c = np.linspace(0, 0.95, 5)[:, None], np.array([0.01, 0.1, 0.5])
     best = theory.best_gamma(alpha, c)

@@ -26,7 +26,7 @@ def expected_tokens(alpha: Numbers, gamma: Numbers) -> Values:
     """
     a, g = np.broadcast_arrays(chance("alpha", alpha), whole("gamma", gamma))
     with np.errstate(divide="ignore", invalid="ignore"):
-        tokens = -np.expm1((g + 1) * np.log1p(a - 1)) / (1 - a)
+        tokens = -np.expm1((g + 1) * np.log(a)) / (1 - a)
     return np.where(a == 1, g + 1.0, np.clip(tokens, 1, g + 1))[()]
 
 
