@@ -37,9 +37,9 @@ class Growth(NamedTuple):
     tokens: Int[Array, "B M"]
     parent: Int[Array, "B M"]  # a candidate; ROOT for the root
     score: Float[Array, "B M"]  # log-probability of the path below the root; -inf: cannot be
-    slot: Int[Array, "B M"]  # place among the nodes fed below the root, or NOT_FED
+    slot: Int[Array, "B M"]  # place in the order of feeding, below the root; NOT_FED: was never in a frontier
     frontier: Int[Array, "B F"]  # candidates to be fed next, best first: the root, then K a level
-    sees: Bool[Array, "B F S"]  # which of the S nodes fed so far, themselves included, the frontier continues
+    sees: Bool[Array, "B F S"]  # which of the S nodes fed before and with it each frontier node continues, or is
 
     @property
     def frontier_tokens(self) -> Int[Array, "B F"]:
@@ -54,7 +54,7 @@ class Nodes(NamedTuple):
     parents: Int[Array, "B N"]  # parents[:, 0] == ROOT; parents precede their children
     valid: Bool[Array, "B N"]  # False: the drafter gives the node no probability, it only fills the shape
     score: Float[Array, "B N"]
-    slot: Int[Array, "B N"]  # as in `Growth`
+    slot: Int[Array, "B N"]  # place among the nodes fed below the root, or NOT_FED: the last frontier is not fed
 
 
 class Layout(NamedTuple):
@@ -100,8 +100,7 @@ def expand(growth: Growth, log_q: Float[Array, "B F V"], *, width: int) -> Growt
     above = jnp.take_along_axis(growth.score, growth.frontier, axis=1)
     score = (above[..., None] + step).reshape(rows, fed * width)
     parent = jnp.repeat(growth.frontier, width, axis=1)
-    best, chosen = jax.lax.top_k(score, width)
-    del best
+    _, chosen = jax.lax.top_k(score, width)
     held = growth.tokens.shape[1]
     born = growth.sees.shape[2]
     slots = born + jnp.arange(width, dtype=jnp.int32)
@@ -143,13 +142,14 @@ def rerank(growth: Growth, *, size: int) -> Nodes:
     # A parent's place among the chosen: how many of them come before it.
     parents = jax.vmap(lambda line, at: jnp.searchsorted(line, at).astype(jnp.int32))(chosen, pick(growth.parent))
     root = jnp.arange(size, dtype=jnp.int32)[None] == 0
-    score = pick(growth.score)
+    score, slot = pick(growth.score), pick(growth.slot)
+    fed = growth.sees.shape[2] - growth.frontier.shape[1]
     return Nodes(
         tokens=pick(growth.tokens),
         parents=jnp.where(root, ROOT, parents),
         valid=score > -jnp.inf,
         score=score,
-        slot=pick(growth.slot),
+        slot=jnp.where(slot < fed, slot, NOT_FED),
     )
 
 

@@ -8,7 +8,7 @@ bonus) included. Every search here maximises that sum; sizes count the root.
 
 import dataclasses
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ def node_values(tree: Tree, acceptance: ArrayLike) -> NDArray[np.float64]:
     Raises:
       ValueError: entries outside 0..1, a wrong shape, or a tree deeper or wider than the table.
     """
-    table = _table(acceptance, depth=tree.width - 1)
+    table = _table(_checked(acceptance), tree.width - 1)
     most = int(np.bincount(np.asarray(tree.parents[1:], int), minlength=1).max()) if tree.size > 1 else 0
     if tree.width - 1 > len(table) or most > table.shape[1]:
         raise ValueError(
@@ -71,9 +71,9 @@ def best_tree(accuracies: ArrayLike, size: int) -> Tree:
     Raises:
       ValueError: a table of another shape or with entries outside 0..1, or a size below 1 or above the full tree's.
     """
-    if np.ndim(accuracies) != 2:
-        raise ValueError(f"accuracies must be a table [heads, ranks], got shape {np.shape(accuracies)}")
-    table = _table(accuracies)
+    table = _checked(accuracies)
+    if table.ndim != 2:
+        raise ValueError(f"accuracies must be a table [heads, ranks], got shape {table.shape}")
     _check_size(size, table)
     if (np.diff(table, axis=1) > 0).any():
         return sequoia(table, size)
@@ -105,7 +105,7 @@ def sequoia(acceptance: ArrayLike, size: int, *, depth: int | None = None) -> Tr
     Raises:
       ValueError: entries outside 0..1, a wrong shape, or a size below 1 or above the full tree's of that depth.
     """
-    table = _table(acceptance, depth=_levels(acceptance, size, depth))
+    table = _table(_checked(acceptance), _levels(size, depth))
     _check_size(size, table)
     return from_paths(_paths(_programme(table, size), size))
 
@@ -138,12 +138,13 @@ def fastest(
     if not (np.isfinite(draft_seconds) and draft_seconds >= 0):
         raise ValueError(f"draft_seconds must be at least 0 and finite, got {draft_seconds}")
     largest = int(at[-1])
-    table = _table(acceptance, depth=_levels(acceptance, largest, depth))
+    measured = _checked(acceptance)
+    table = _table(measured, _levels(largest, depth))
     nodes = np.arange(1, largest + 1)
     verify = np.interp(nodes, at, cost)
     best = Choice(chain(0), 1.0, float(cost[0]), 1.0)
     chosen: tuple[list[_Level], int] | None = None
-    for deep, levels in enumerate(_by_depth(table, largest, same=np.ndim(acceptance) == 1), start=1):
+    for deep, levels in enumerate(_by_depth(table, largest, same=measured.ndim == 1), start=1):
         value, took = levels[-1].value[1:], verify + deep * draft_seconds
         rate = value / took * cost[0]
         n = int(np.argmax(rate))
@@ -231,31 +232,32 @@ def _paths(levels: list[_Level], size: int) -> list[tuple[int, ...]]:
 # --- what is asked for, checked --------------------------------------------------------------------------------------
 
 
-def _table(acceptance: ArrayLike, *, depth: int | None = None) -> NDArray[np.float64]:
-    """The table [depth, ranks] in float64; one row alone is repeated, `depth` cuts."""
+def _checked(acceptance: ArrayLike) -> NDArray[np.float64]:
+    """What was measured in float64, [ranks] or [heads, ranks]."""
     try:
-        table = np.asarray(acceptance, np.float64)
+        measured = np.asarray(acceptance, np.float64)
     except (ValueError, TypeError):
         raise ValueError("acceptance must be [ranks] or [heads, ranks] numbers, every row of the same length") from None
-    if table.ndim not in (1, 2) or table.size == 0:
-        raise ValueError(f"acceptance must be [ranks] or [heads, ranks] and not empty, got shape {table.shape}")
-    bad = ~((table >= 0) & (table <= 1))  # NaN is neither
+    if measured.ndim not in (1, 2) or measured.size == 0:
+        raise ValueError(f"acceptance must be [ranks] or [heads, ranks] and not empty, got shape {measured.shape}")
+    bad = ~((measured >= 0) & (measured <= 1))  # NaN is neither
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(f"acceptance must lie in 0..1, got {table[where]} at {list(where)}")
-    if table.ndim == 1:
-        return np.tile(table, (1 if depth is None else depth, 1))
-    return table if depth is None else table[:depth]
+        raise ValueError(f"acceptance must lie in 0..1, got {measured[where]} at {list(where)}")
+    return measured
 
 
-def _levels(acceptance: ArrayLike, size: int, depth: int | None) -> int:
-    """How many levels below the root may be used."""
+def _table(measured: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
+    """The table [levels or fewer, ranks]: a single row holds at every depth, a table as deep as it goes."""
+    return np.tile(measured, (levels, 1)) if measured.ndim == 1 else measured[:levels]
+
+
+def _levels(size: int, depth: int | None) -> int:
+    """How many levels below the root a tree of that size may use."""
     if depth is not None and depth < 0:
         raise ValueError(f"depth must be at least 0, got {depth}")
     most = max(size - 1, 0)
-    if depth is not None:
-        most = min(most, depth)
-    return min(most, len(np.asarray(acceptance))) if np.ndim(acceptance) == 2 else most
+    return most if depth is None else min(most, depth)
 
 
 def _check_size(size: int, table: NDArray[np.float64]) -> None:
