@@ -49,7 +49,7 @@ class Show:
     """sequoia: the most levels below the root."""
     cost: Annotated[tuple[str, ...], arg(metavar="NODES:TIME ...", help_behavior_hint="")] = ()
     """medusa, sequoia: choose the size as well: what a call of the target takes with that many nodes, from 1 on."""
-    draft_cost: Annotated[float, arg(metavar="TIME")] = 0.0
+    draft_cost: Annotated[float | None, arg(metavar="TIME", help_behavior_hint="(default: 0)")] = None
     """With --cost: what drafting one level takes, in the same unit."""
     output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Draw into this .svg or .png file (needs matplotlib)."""
@@ -172,8 +172,11 @@ def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[Show, list | No
 
     def build(options: Show, acceptance: list | None) -> Made:
         del acceptance
-        searching = ("--size", options.size), ("--depth", options.depth), ("--cost", options.cost or None)
-        for name, value in searching:
+        searching = {
+            "--size": options.size, "--depth": options.depth, "--cost": options.cost or None,
+            "--draft-cost": options.draft_cost,
+        }  # fmt: skip
+        for name, value in searching.items():
             if value is not None:
                 raise ValueError(f"{name} has no meaning for the kind {options.kind!r}: leave it out")
         return make([_numbers(int, options.kind, value) for value in options.values]), None
@@ -208,6 +211,8 @@ def _searched(options: Show, acceptance: list | None) -> Made:
         raise ValueError(f"{options.kind} needs --accept, how often the child of each rank is accepted")
     if (options.size is None) == (not options.cost):
         raise ValueError(f"{options.kind} needs --size N or --cost NODES:TIME ..., and not both")
+    if options.draft_cost is not None and not options.cost:
+        raise ValueError("--draft-cost has no meaning without --cost: leave it out")
     medusa = options.kind == "medusa"
     if medusa and options.depth is not None:
         raise ValueError("--depth has no meaning for the kind 'medusa': it has one level a head")
@@ -215,7 +220,8 @@ def _searched(options: Show, acceptance: list | None) -> Made:
         acceptance = [acceptance]  # one head
     if options.size is None:
         sizes, times = zip(*map(_point, options.cost), strict=True)
-        found = trees.fastest(acceptance, sizes, times, draft_seconds=options.draft_cost, depth=options.depth)
+        drafting = 0.0 if options.draft_cost is None else options.draft_cost
+        found = trees.fastest(acceptance, sizes, times, draft_seconds=drafting, depth=options.depth)
         return found.tree, found
     if medusa:
         return trees.best_tree(acceptance, options.size), None

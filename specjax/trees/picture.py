@@ -67,39 +67,47 @@ def draw(tree: Tree, new_figure: Any, values: Sequence[float] | None) -> Any:
     column = places(tree)
     leaves, levels, n = max(column) + 1, tree.width, tree.size
     left = min(max(2.6, 0.42 * leaves), 16.0)
-    height = min(max(2.8, 0.62 * levels, 0.17 * n), 14.0)
-    right = min(height, max(2.6, 0.17 * n + 1.0))
+    height = min(max(2.8, 0.62 * levels, 0.13 * n + 0.8), 14.0)
+    right = min(height, max(2.6, 0.13 * n + 1.0))
     bar = 0.7 if values is not None else 0.0
     figure = new_figure(figsize=(left + bar + right + 1.0, height), layout="constrained")
     shape, mask = figure.subplots(1, 2, width_ratios=(left + bar, right))
-    _draw_tree(figure, shape, tree, column, values, wide=left / leaves)
+    _draw_tree(figure, shape, tree, column, values, cell=min(left / leaves, 0.9 * height / levels))
     _draw_mask(mask, tree)
     return figure
 
 
-def _draw_tree(figure: Any, axes: Any, tree: Tree, column: list[float], values, *, wide: float) -> None:
+def _draw_tree(figure: Any, axes: Any, tree: Tree, column: list[float], values, *, cell: float) -> None:
+    from matplotlib.colors import PowerNorm  # deep nodes are improbable: the root of the scale shows them apart
+
     depth = [-int(d) for d in tree.depth]
     for node, parent in enumerate(tree.parents[1:], start=1):
         axes.plot([column[parent], column[node]], [depth[parent], depth[node]], color="#999999", lw=1, zorder=1)
-    side = min(240.0, (0.75 * 72 * wide) ** 2)  # circles of neighbouring leaves do not touch
-    colours: dict[str, Any] = {"c": values, "cmap": "viridis", "vmin": 0, "vmax": 1} if values else {"color": ACCENT}
+    side = min(240.0, (0.75 * 72 * cell) ** 2)  # neighbouring circles do not touch
+    colours: dict[str, Any] = (
+        {"c": values, "cmap": "viridis", "norm": PowerNorm(0.5, 0, 1)} if values else {"color": ACCENT}
+    )
     dots = axes.scatter(column, depth, s=side, zorder=2, **colours)
     if side >= 90:
         for node in range(tree.size):
-            light = values is not None and values[node] > 0.6
+            light = values is not None and values[node] > 0.4
             axes.text(
                 column[node], depth[node], str(node), ha="center", va="center_baseline",
                 fontsize=min(9.0, 0.48 * side**0.5), color=INK if light else "white", zorder=3,
             )  # fmt: skip
     if values is not None:
-        figure.colorbar(dots, ax=axes, label="probability of being accepted", fraction=0.04, pad=0.02)
-    axes.set_yticks(range(0, -tree.width, -1), [str(d) for d in range(tree.width)])
+        figure.colorbar(dots, ax=axes, label="probability of being accepted", fraction=0.04, pad=0.02, aspect=30)
+    levels = range(0, tree.width, 1 if tree.width <= 32 else 8)
+    axes.set_yticks([-d for d in levels], [str(d) for d in levels])
     axes.set_ylabel("depth")
     axes.set_xticks([])
     axes.margins(x=0.6 / max(len(set(column)), 2), y=0.5 / max(tree.width, 2))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.set_title(f"{tree.size} nodes, root included" + (f"; expects {sum(values):.2f} tokens" if values else ""))
+    axes.set_title(
+        f"{tree.size} {'nodes' if tree.size > 1 else 'node'}, root included"
+        + (f"; expects {sum(values):.2f} tokens" if values else "")
+    )
 
 
 def _draw_mask(axes: Any, tree: Tree) -> None:

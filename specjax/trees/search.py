@@ -9,13 +9,14 @@ bonus) included. Every search here maximises that sum; sizes count the root.
 import dataclasses
 import heapq
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from specjax.trees.static import Tree, chain, from_paths
 
+Numbers = Any  # whatever numpy makes an array of (its own ArrayLike is refused a tuple where types are checked)
 IMPOSSIBLE = -np.inf  # value of a subtree that depth and ranks do not allow
 
 
@@ -28,7 +29,7 @@ class Choice(NamedTuple):
     speedup: float  # against plain decoding; 1.0 with the bare root, where no tree pays
 
 
-def node_values(tree: Tree, acceptance: ArrayLike) -> NDArray[np.float64]:
+def node_values(tree: Tree, acceptance: Numbers) -> NDArray[np.float64]:
     """The probability [N] that each node is accepted: the product of its path's acceptances, 1 at the root.
 
     Args:
@@ -52,12 +53,12 @@ def node_values(tree: Tree, acceptance: ArrayLike) -> NDArray[np.float64]:
     return value
 
 
-def expected_length(tree: Tree, acceptance: ArrayLike) -> float:
+def expected_length(tree: Tree, acceptance: Numbers) -> float:
     """Tokens that a round is expected to commit with this tree: accepted ones and one more. See `node_values`."""
     return float(node_values(tree, acceptance).sum())
 
 
-def best_tree(accuracies: ArrayLike, size: int) -> Tree:
+def best_tree(accuracies: Numbers, size: int) -> Tree:
     """Medusa's best tree of `size` nodes: greedily the node whose path is right most probably.
 
     No tree of that size has a greater `expected_length`. Greedy choice guarantees it where no rank is more accurate
@@ -79,7 +80,7 @@ def best_tree(accuracies: ArrayLike, size: int) -> Tree:
         return sequoia(table, size)
     # A node's rivals enter when it is taken: its first child, and its next sibling. Equal values: the shallower first.
     taken: list[tuple[int, ...]] = []
-    border = [(-table[0, 0], 1, (0,))] if size > 1 else []
+    border: list[tuple[float, int, tuple[int, ...]]] = [(-table[0, 0], 1, (0,))] if size > 1 else []
     while len(taken) < size - 1:
         value, depth, path = heapq.heappop(border)
         taken.append(path)
@@ -91,7 +92,7 @@ def best_tree(accuracies: ArrayLike, size: int) -> Tree:
     return from_paths(taken)
 
 
-def sequoia(acceptance: ArrayLike, size: int, *, depth: int | None = None) -> Tree:
+def sequoia(acceptance: Numbers, size: int, *, depth: int | None = None) -> Tree:
     """Sequoia's best tree: of all trees of `size` nodes within `depth`, none has a greater `expected_length`.
 
     A dynamic programme, exact whatever the order of the entries. Chen et al. 2024, arXiv 2402.12374, section 4.1.
@@ -111,9 +112,9 @@ def sequoia(acceptance: ArrayLike, size: int, *, depth: int | None = None) -> Tr
 
 
 def fastest(
-    acceptance: ArrayLike,
-    sizes: ArrayLike,
-    seconds: ArrayLike,
+    acceptance: Numbers,
+    sizes: Numbers,
+    seconds: Numbers,
     *,
     draft_seconds: float = 0.0,
     depth: int | None = None,
@@ -217,7 +218,7 @@ def _above(row: NDArray[np.float64], below: _Level, size: int) -> _Level:
 def _paths(levels: list[_Level], size: int) -> list[tuple[int, ...]]:
     """The paths of the best tree, read back from what each child was given."""
     paths: list[tuple[int, ...]] = []
-    open_nodes = [((), len(levels) - 1, size)]
+    open_nodes: list[tuple[tuple[int, ...], int, int]] = [((), len(levels) - 1, size)]
     while open_nodes:
         path, level, nodes = open_nodes.pop()
         left, rank = nodes - 1, 0
@@ -232,7 +233,7 @@ def _paths(levels: list[_Level], size: int) -> list[tuple[int, ...]]:
 # --- what is asked for, checked --------------------------------------------------------------------------------------
 
 
-def _checked(acceptance: ArrayLike) -> NDArray[np.float64]:
+def _checked(acceptance: Numbers) -> NDArray[np.float64]:
     """What was measured in float64, [ranks] or [heads, ranks]."""
     try:
         measured = np.asarray(acceptance, np.float64)
@@ -273,7 +274,7 @@ def _check_size(size: int, table: NDArray[np.float64]) -> None:
         raise ValueError(f"size {size} is more than the {full} nodes of the full tree of depth {depth}, {ranks} ranks")
 
 
-def _curve(sizes: ArrayLike, seconds: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _curve(sizes: Numbers, seconds: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     at, cost = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     if at.ndim != 1 or at.shape != cost.shape or at.size == 0:
         raise ValueError(f"a cost curve is sizes [M] and seconds [M], got shapes {at.shape} and {cost.shape}")
