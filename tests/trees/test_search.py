@@ -101,10 +101,11 @@ def test_a_noisy_table_does_not_lead_greed_astray(rows, size):
         np.testing.assert_allclose(trees.expected_length(trees.best_tree(rows, size), rows), best, rtol=1e-12)
 
 
-def test_a_rank_that_rises_is_worth_its_elder_sibling():
-    table = [[0.1, 0.8], [0.3, 0.0]]
-    assert trees.best_tree(table, 3) == trees.regular((2,))  # a chain, 1.13, is what greed alone would take first
-    assert trees.expected_length(trees.regular((2,)), table) == pytest.approx(1.9)
+def test_a_rank_that_rises_is_worth_its_elder_siblings():
+    table = [[0.5, 0.1, 0.9], [0.4, 0.1, 0.0]]
+    # Greed takes 0.5, then 0.5 * 0.4 = 0.2 rather than 0.1, and never comes to the 0.9 behind it.
+    assert trees.best_tree(table, 4) == trees.regular((3,))
+    assert trees.expected_length(trees.regular((3,)), table) == pytest.approx(2.5) > 1 + 0.5 + 0.2 + 0.1
 
 
 def test_medusa_by_hand():
