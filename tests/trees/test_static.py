@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specjax import trees
 from specjax.trees import NO_CHILD, ROOT, Tree
@@ -72,12 +74,72 @@ def test_equal_trees_are_one_static_argument():
         (lambda: Tree(()), "starts with its root"),
         (lambda: Tree((0, 0)), r"parents\[0\] must be -1"),
         (lambda: Tree((ROOT, 1)), "node 1 has parent 1.*precede"),
+        (lambda: Tree((ROOT, 1)), "a cycle .1 -> 1.*"),
+        (lambda: Tree((ROOT, 2, 3, 1)), "node 1 has parent 2, a cycle .1 -> 2 -> 3 -> 1.*"),
+        (lambda: Tree((ROOT, 2, 0)), "node 1 has parent 2: parents must precede"),
+        (lambda: Tree((ROOT, 9)), "node 1 has parent 9: parents must precede"),
         (lambda: Tree((ROOT, 0, ROOT)), "node 2 has parent -1"),
         (lambda: trees.chain(-1), "gamma must be at least 0, got -1"),
         (lambda: trees.regular((2, 0)), r"at least 1, got \(2, 0\)"),
         (lambda: trees.from_paths([(0, -1)]), r"at least 0, got \(0, -1\)"),
+        (lambda: trees.from_paths([()]), r"one rank or more.*got \(\)"),
+        (lambda: trees.from_paths([(0,), (1,), (0,)]), r"\(0,\) is given twice"),
     ],
 )
 def test_what_is_no_tree_is_refused(build, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=told) as raised:
         build()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("parents", [[-1, 0, 0], np.array([-1, 0, 0]), (-1, 0, 0)])
+def test_parents_of_any_integer_kind_make_a_hashable_tree(parents):
+    assert hash(unchecked(parents)) == hash(trees.regular((2,))) and unchecked(parents) == trees.regular((2,))
+
+
+@pytest.mark.parametrize("parents", [(-1, 0.5), 3, (-1, "0")])
+def test_parents_that_are_no_integers_are_refused(parents):
+    with pytest.raises(ValueError, match="parents of a tree are integers, got"):
+        unchecked(parents)
+
+
+def unchecked(parents) -> Tree:
+    """As outside tests, where nobody checks the annotations."""
+    tree = object.__new__(Tree)
+    object.__setattr__(tree, "parents", parents)
+    tree.__post_init__()
+    return tree
+
+
+# The parents of node 1, 2, ...; the tree itself is made in the test.
+any_parents = st.integers(0, 12).flatmap(lambda n: st.tuples(*(st.integers(0, i) for i in range(n))))
+
+
+@given(any_parents)
+def test_invariants_of_any_tree(below):
+    """Mask, depth, children and paths against the definition: ancestors found by walking up."""
+    tree = Tree((ROOT, *below))
+    for node in range(tree.size):
+        ancestors = [node]
+        while tree.parents[ancestors[-1]] != ROOT:
+            ancestors.append(tree.parents[ancestors[-1]])
+        assert ancestors == sorted(ancestors, reverse=True) and ancestors[-1] == 0  # topological, rooted
+        assert set(np.flatnonzero(tree.mask[node])) == set(ancestors)
+        assert tree.depth[node] == len(ancestors) - 1
+        repeated = [node] * (tree.width - len(ancestors))
+        assert tree.paths[node].tolist() == ancestors[::-1] + repeated
+        kids = tree.children[node]
+        expected = [child for child in range(tree.size) if tree.parents[child] == node]
+        assert kids.tolist() == expected + [NO_CHILD] * (len(kids) - len(expected))
+    assert tree.is_chain == (tree.width == tree.size)
+
+
+@given(any_parents)
+def test_paths_of_ranks_give_the_tree_back(below):
+    tree = Tree((ROOT, *below))
+    ranks = [()]
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        ranks.append((*ranks[parent], int(np.flatnonzero(tree.children[parent] == node)[0])))
+    back = trees.from_paths(ranks[1:])
+    assert back.size == tree.size and sorted(back.depth) == sorted(tree.depth)
+    assert trees.from_paths(ranks[:0:-1]) == back

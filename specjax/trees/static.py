@@ -12,6 +12,7 @@ parents precede children.
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -25,21 +26,27 @@ class Tree:
     """A rooted tree of N nodes in topological order; hashable, so a static argument.
 
     Args:
-      parents: parents[i] < i is the node that node i continues; parents[0] == ROOT.
+      parents: parents[i] < i is the node that node i continues; parents[0] == ROOT. Any sequence of integers.
 
     Raises:
-      ValueError: no node, a first parent that is not ROOT, or a parent that does not precede its child.
+      ValueError: no node, a parent that is no integer, a first parent that is not ROOT, a cycle, or a parent that does
+        not precede its child.
     """
 
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "parents", tuple(map(operator.index, self.parents)))
+        except TypeError:
+            raise ValueError(f"the parents of a tree are integers, got {self.parents!r}") from None
         if not self.parents or self.parents[0] != ROOT:
             raise ValueError(f"a tree starts with its root: parents[0] must be {ROOT}, got {self.parents[:1]}")
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
                 raise ValueError(
-                    f"node {node} has parent {parent}: parents must precede their children (0..{node - 1})"
+                    f"node {node} has parent {parent}{_cycle(self.parents, node)}: "
+                    f"parents must precede their children (0..{node - 1})"
                 )
 
     @property
@@ -120,13 +127,30 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Tree:
 
     Nodes are numbered level by level, and within a level by path. A path whose rank r > 0 has no sibling r - 1 in the
     set is given the missing siblings, so that rank and position among the children agree.
+
+    Raises:
+      ValueError: a rank below 0, an empty path (the root is there anyway), or a path that is given twice.
     """
     nodes: set[tuple[int, ...]] = set()
-    for path in paths:
-        if any(r < 0 for r in path):
-            raise ValueError(f"ranks in a path must be at least 0, got {tuple(path)}")
+    given: set[tuple[int, ...]] = set()
+    for path in map(tuple, paths):
+        if not path or any(r < 0 for r in path):
+            raise ValueError(f"a path holds one rank or more, ranks in a path must be at least 0, got {path}")
+        if path in given:
+            raise ValueError(f"the path {path} is given twice: a node has one child of each rank")
+        given.add(path)
         for end in range(1, len(path) + 1):
             nodes |= {(*path[: end - 1], rank) for rank in range(path[end - 1] + 1)}
     order = [(), *sorted(nodes, key=lambda p: (len(p), p))]
     index = {path: node for node, path in enumerate(order)}
     return Tree(tuple(ROOT if not path else index[path[:-1]] for path in order))
+
+
+def _cycle(parents: Sequence[int], node: int) -> str:
+    """Says so where following the parents from `node` leads back to it."""
+    walked = [node]
+    while 0 <= parents[walked[-1]] < len(parents) and len(walked) <= len(parents):
+        walked.append(parents[walked[-1]])
+        if walked[-1] == node:
+            return f", a cycle ({' -> '.join(map(str, walked))})"
+    return ""

@@ -1,0 +1,261 @@
+"""`specjax tree show`: draws a tree of draft nodes and its attention mask, in the terminal and as a picture."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from specjax import trees
+from specjax.cli.arguments import lookup, parse
+from specjax.trees import ROOT, Tree
+
+PROG = "specjax tree show"
+arg = tyro.conf.arg
+Off = arg(help_behavior_hint="")
+
+
+@dataclasses.dataclass(frozen=True)
+class Show:
+    """Draw a tree of draft nodes: who continues whom, and who sees whom in one call of the target.
+
+    Node 0 is the root, the last token committed. A rank is a child's place among its siblings, from 0.
+
+    specjax tree show chain 5
+
+    specjax tree show regular 3 2 --output tree.svg
+
+    specjax tree show paths 0,0,0 0,1 1,0 --accept 0.6,0.2
+
+    specjax tree show medusa --accept 0.6,0.2,0.1 0.5,0.2,0.1 0.4,0.1,0.1 --size 12
+
+    specjax tree show sequoia --accept 0.6,0.2,0.05 --size 16 --depth 4
+
+    specjax tree show sequoia --accept 0.6,0.2,0.05 --cost 1:10 8:10.5 64:31 --draft-cost 0.8
+    """
+
+    kind: Annotated[tyro.conf.Positional[str], arg(metavar="{chain,regular,paths,parents,medusa,sequoia}", name="kind")]
+    """chain: GAMMA. regular: children at every depth. paths: ranks such as 0,1 for the second child of the first child.
+    parents: of nodes 1, 2, .... medusa, sequoia: the best tree for --accept."""
+    values: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="VALUE ...", help_behavior_hint="")] = ()
+    accept: Annotated[tuple[str, ...], arg(metavar="P,P,... ...", help_behavior_hint="")] = ()
+    """How often the child of each rank is the accepted one: one list for every depth, or one a depth; or a .json file
+    that holds either. With it, the expected length is told for any tree."""
+    size: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """medusa, sequoia: nodes, the root included."""
+    depth: Annotated[int | None, arg(metavar="D", help_behavior_hint="(default: no limit)")] = None
+    """sequoia: the most levels below the root."""
+    cost: Annotated[tuple[str, ...], arg(metavar="NODES:TIME ...", help_behavior_hint="")] = ()
+    """medusa, sequoia: choose the size as well: what a call of the target takes with that many nodes, from 1 on."""
+    draft_cost: Annotated[float | None, arg(metavar="TIME", help_behavior_hint="(default: 0)")] = None
+    """With --cost: what drafting one level takes, in the same unit."""
+    output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Draw into this .svg or .png file (needs matplotlib)."""
+    json: Annotated[bool, Off] = False
+    """Print one JSON object and nothing else."""
+
+
+class Shown(NamedTuple):
+    """A tree, and what is expected of it."""
+
+    tree: Tree
+    values: list[float] | None  # probability that each node is accepted
+    choice: trees.Choice | None  # where the size was chosen too
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+      ValueError, OSError: no such kind, values that make no tree, options that contradict each other.
+    """
+    options = parse(Show, args, prog=PROG)
+    if options.output is not None:
+        check_output(options.output)
+    shown = build(options)
+    if options.output is not None:
+        from specjax.trees import picture
+
+        picture.save(shown.tree, options.output, values=shown.values)
+    if options.json:
+        print(json.dumps(record(options.kind, shown), allow_nan=False))
+        return 0
+    from rich.console import Console
+
+    from specjax.cli import tree_drawing
+
+    tree_drawing.show(Console(highlight=False), shown.tree, values=shown.values, lines=_summary(shown))
+    return 0
+
+
+def build(options: Show) -> Shown:
+    """The tree that was asked for.
+
+    Raises:
+      ValueError: as `main`.
+    """
+    make = lookup(options.kind, KINDS, "kind of tree")
+    acceptance = read_acceptance(options.accept)
+    tree, choice = make(options, acceptance)
+    values = None if acceptance is None else trees.node_values(tree, acceptance).tolist()
+    return Shown(tree, values, choice)
+
+
+def record(kind: str, shown: Shown) -> dict[str, Any]:
+    """The tree as plain values for JSON."""
+    tree = shown.tree
+    told: dict[str, Any] = {
+        "kind": kind, "size": tree.size, "levels": tree.width - 1, "parents": list(tree.parents),
+        "depth": tree.depth.tolist(), "ranks": ranks(tree), "mask": tree.mask.astype(int).tolist(),
+    }  # fmt: skip
+    if shown.values is not None:
+        told |= {"accepted_with_probability": shown.values, "expected_length": sum(shown.values)}
+    if shown.choice is not None:
+        told |= {"round_time": shown.choice.seconds, "speedup": shown.choice.speedup}
+    return told
+
+
+def ranks(tree: Tree) -> list[list[int]]:
+    """The path of ranks to every node; `trees.from_paths` builds the tree from them."""
+    born, paths = [0] * tree.size, [[]]
+    for parent in tree.parents[1:]:
+        paths.append([*paths[parent], born[parent]])
+        born[parent] += 1
+    return paths
+
+
+def read_acceptance(given: Sequence[str]) -> list[Any] | None:
+    """What --accept says: one list of probabilities, or one a depth.
+
+    Raises:
+      ValueError: what is neither numbers nor a JSON file that holds them.
+    """
+    if not given:
+        return None
+    if len(given) == 1 and given[0].endswith(".json"):
+        try:
+            table = json.loads(Path(given[0]).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"--accept {given[0]} is not JSON: {error}") from None
+        if not isinstance(table, list):
+            raise ValueError(f"--accept {given[0]} must hold a list of numbers or of lists, got {type(table).__name__}")
+        return table
+    rows = [_numbers(float, "--accept", row) for row in given]
+    return rows[0] if len(rows) == 1 else rows
+
+
+def check_output(path: Path) -> None:
+    """Raises ValueError where no picture could be written: before any work is done."""
+    if path.suffix not in (".svg", ".png"):
+        raise ValueError(f"--output {path}: a picture's name ends in .svg or .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"--output {path}: there is no folder {path.parent}")
+
+
+def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:
+    try:
+        return [kind(one) for one in text.split(",")]
+    except ValueError:
+        what = "probabilities such as 0.6,0.2" if kind is float else "whole numbers such as 0,1"
+        raise ValueError(f"{name} {text!r} is not a list of {what}") from None
+
+
+# --- the kinds -------------------------------------------------------------------------------------------------------
+
+Made = tuple[Tree, trees.Choice | None]
+
+
+def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[Show, list | None], Made]:
+    """A kind whose VALUES say everything."""
+
+    def build(options: Show, acceptance: list | None) -> Made:
+        del acceptance
+        searching = {
+            "--size": options.size, "--depth": options.depth, "--cost": options.cost or None,
+            "--draft-cost": options.draft_cost,
+        }  # fmt: skip
+        for name, value in searching.items():
+            if value is not None:
+                raise ValueError(f"{name} has no meaning for the kind {options.kind!r}: leave it out")
+        return make([_numbers(int, options.kind, value) for value in options.values]), None
+
+    return build
+
+
+def _chain(values: list[list[int]]) -> Tree:
+    if len(values) != 1 or len(values[0]) != 1:
+        raise ValueError("chain takes one number, the draft tokens: chain 5")
+    return trees.chain(values[0][0])
+
+
+def _flat(kind: str, values: list[list[int]]) -> list[int]:
+    flat = [one for value in values for one in value]
+    if not flat:
+        raise ValueError(f"{kind} takes numbers: {kind} {'3 2' if kind == 'regular' else '0 0 1'}")
+    return flat
+
+
+def _paths(values: list[list[int]]) -> Tree:
+    if not values:
+        raise ValueError("paths takes paths of ranks: paths 0,0 0,1 1")
+    return trees.from_paths(values)
+
+
+def _searched(options: Show, acceptance: list | None) -> Made:
+    """The best tree for --accept, of --size nodes or of the size that --cost makes fastest."""
+    if options.values:
+        raise ValueError(f"{options.kind} takes no values, got {' '.join(options.values)}: use --accept and --size")
+    if acceptance is None:
+        raise ValueError(f"{options.kind} needs --accept, how often the child of each rank is accepted")
+    if (options.size is None) == (not options.cost):
+        raise ValueError(f"{options.kind} needs --size N or --cost NODES:TIME ..., and not both")
+    if options.draft_cost is not None and not options.cost:
+        raise ValueError("--draft-cost has no meaning without --cost: leave it out")
+    medusa = options.kind == "medusa"
+    if medusa and options.depth is not None:
+        raise ValueError("--depth has no meaning for the kind 'medusa': it has one level a head")
+    if medusa and acceptance and not isinstance(acceptance[0], list):
+        acceptance = [acceptance]  # one head
+    if options.size is None:
+        sizes, times = zip(*map(_point, options.cost), strict=True)
+        drafting = 0.0 if options.draft_cost is None else options.draft_cost
+        found = trees.fastest(acceptance, sizes, times, draft_seconds=drafting, depth=options.depth)
+        return found.tree, found
+    if medusa:
+        return trees.best_tree(acceptance, options.size), None
+    return trees.sequoia(acceptance, options.size, depth=options.depth), None
+
+
+def _point(text: str) -> tuple[int, float]:
+    nodes, _, time = text.partition(":")
+    try:
+        return int(nodes), float(time)
+    except ValueError:
+        raise ValueError(f"--cost {text!r} is not NODES:TIME, such as 8:10.5") from None
+
+
+KINDS: dict[str, Callable[[Show, list | None], Made]] = {
+    "chain": _given(_chain),
+    "regular": _given(lambda values: trees.regular(_flat("regular", values))),
+    "paths": _given(_paths),
+    "parents": _given(lambda values: Tree((ROOT, *_flat("parents", values)))),
+    "medusa": _searched,
+    "sequoia": _searched,
+}
+
+
+def _summary(shown: Shown) -> list[str]:
+    tree = shown.tree
+    leaves = tree.size - len(set(tree.parents[1:]))
+    lines = [f"nodes {tree.size}, the root included; levels below it {tree.width - 1}; leaves {leaves}"]
+    if shown.values is not None:
+        lines.append(f"expected length {sum(shown.values):.3f}: tokens that a round commits")
+    if shown.choice is not None:
+        lines.append(
+            f"a round takes {shown.choice.seconds:.4g}; speed-up over plain decoding {shown.choice.speedup:.3f}"
+        )
+        if shown.choice.tree.size == 1:
+            lines.append("no tree pays at this cost: decode plainly")
+    return lines

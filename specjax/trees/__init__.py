@@ -1,0 +1,18 @@
+"""Trees of draft nodes: static ones, the best ones for measured acceptance, and (`trees.dynamic`) one a row.
+
+static.py is what a tree is; search.py finds the best of a size; dynamic.py chooses nodes while drafting, and alone
+imports jax.
+"""
+
+from specjax.trees.search import Choice as Choice
+from specjax.trees.search import best_tree as best_tree
+from specjax.trees.search import expected_length as expected_length
+from specjax.trees.search import fastest as fastest
+from specjax.trees.search import node_values as node_values
+from specjax.trees.search import sequoia as sequoia
+from specjax.trees.static import NO_CHILD as NO_CHILD
+from specjax.trees.static import ROOT as ROOT
+from specjax.trees.static import Tree as Tree
+from specjax.trees.static import chain as chain
+from specjax.trees.static import from_paths as from_paths
+from specjax.trees.static import regular as regular

@@ -1,0 +1,154 @@
+"""`specjax tree show`: the drawing and the mask by hand, JSON, pictures, and what is refused."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from specjax import trees
+
+
+def show(program, *args):
+    return program("tree", "show", *args)
+
+
+def test_the_drawing_and_the_mask_by_hand(specjax_program):
+    ran = show(specjax_program, "parents", "0", "0", "1", "1")
+    lines = [line.rstrip() for line in ran.out.splitlines()]
+    assert ran.code == 0 and ran.err == ""
+    assert lines[1:4] == ["0──1──3", "│  └──4", "└──2"]
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit() and ("■" in line)]
+    assert rows[0] == ["0", "0", "■", "·", "·", "·", "·"]  # the root has no parent
+    assert rows[1] == ["1", "0", "1", "■", "■", "·", "·", "·"]
+    assert rows[4] == ["4", "1", "2", "■", "■", "·", "·", "■"]
+    assert lines[-1] == "nodes 5, the root included; levels below it 2; leaves 3"
+
+
+@pytest.mark.parametrize(
+    ("args", "tree"),
+    [
+        (["chain", "3"], trees.chain(3)),
+        (["chain", "0"], trees.chain(0)),
+        (["regular", "2", "1"], trees.regular((2, 1))),
+        (["paths", "0,2", "1"], trees.from_paths([(0, 2), (1,)])),
+        (["parents", "0", "0", "1"], trees.Tree((-1, 0, 0, 1))),
+        (["medusa", "--accept", "0.6,0.2", "0.5,0.1", "--size", "4"], trees.best_tree([[0.6, 0.2], [0.5, 0.1]], 4)),
+        (["medusa", "--accept", "0.6,0.2", "--size", "3"], trees.regular((2,))),
+        (["sequoia", "--accept", "0.6,0.2", "--size", "9"], trees.sequoia([0.6, 0.2], 9)),
+        (["sequoia", "--accept", "0.6,0.2", "--size", "5", "--depth", "2"], trees.sequoia([0.6, 0.2], 5, depth=2)),
+    ],
+)
+def test_json_tells_the_tree(args, tree, specjax_program):
+    ran = show(specjax_program, *args, "--json")
+    told = json.loads(ran.out)
+    assert (ran.code, ran.err, told["kind"], told["size"]) == (0, "", args[0], tree.size)
+    assert tuple(told["parents"]) == tree.parents and told["depth"] == tree.depth.tolist()
+    np.testing.assert_array_equal(told["mask"], tree.mask)
+    assert trees.from_paths(told["ranks"][1:]).size == tree.size
+    if "--accept" in args:
+        assert told["expected_length"] == pytest.approx(sum(told["accepted_with_probability"]))
+
+
+def test_the_expected_length_of_any_tree(specjax_program, tmp_path):
+    table = tmp_path / "accuracies.json"
+    table.write_text("[[0.6, 0.2], [0.5, 0.1]]")
+    assert "expected length 1.800" in show(specjax_program, "regular", "2", "--accept", "0.6,0.2").out
+    assert "expected length 1.900" in show(specjax_program, "chain", "2", "--accept", str(table)).out
+    one = show(specjax_program, "chain", "2", "--accept", "0.6,0.2", "0.5,0.1")
+    assert one.out == show(specjax_program, "chain", "2", "--accept", str(table)).out
+
+
+def test_the_size_is_chosen_from_a_cost_curve(specjax_program):
+    args = ["sequoia", "--accept", "0.6,0.2,0.05", "--cost", "1:10", "8:10.5", "64:31", "--draft-cost", "0.8"]
+    chosen = trees.fastest([0.6, 0.2, 0.05], [1, 8, 64], [10, 10.5, 31], draft_seconds=0.8)
+    told = json.loads(show(specjax_program, *args, "--json").out)
+    assert tuple(told["parents"]) == chosen.tree.parents and told["speedup"] == pytest.approx(chosen.speedup)
+    assert f"speed-up over plain decoding {chosen.speedup:.3f}" in show(specjax_program, *args).out
+    hopeless = show(specjax_program, "sequoia", "--accept", "0.1", "--cost", "1:1", "2:2")
+    assert hopeless.code == 0 and "no tree pays" in hopeless.out
+
+
+@pytest.mark.parametrize("accept", [[], ["--accept", "0.6,0.2"]])
+def test_pictures(accept, specjax_program, tmp_path):
+    svg, again, png = tmp_path / "a.svg", tmp_path / "b.svg", tmp_path / "a.png"
+    for path in (svg, again, png):
+        assert show(specjax_program, "regular", "2", "2", *accept, "--output", str(path)).code == 0
+    assert svg.read_bytes() == again.read_bytes()
+    words = [e.text for e in ElementTree.parse(svg).iter() if e.tag.endswith("text")]
+    assert {"mask", "depth", "node", *map(str, range(7))} <= set(words)
+    assert ("probability of being accepted" in words) == bool(accept)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "a.svg", "b.svg"]
+
+
+def test_no_matplotlib_is_said_in_one_line(specjax_program, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = show(specjax_program, "chain", "2", "--output", str(tmp_path / "a.svg"))
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and "pip install 'specjax[plot]'" in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tree_too_wide_for_the_terminal_says_so(monkeypatch, capsys):
+    from rich.console import Console
+
+    from specjax.cli import tree_drawing
+
+    console = Console(width=60, force_terminal=True, color_system=None, legacy_windows=False)
+    tree_drawing.show(console, trees.chain(40), values=None, lines=[])
+    out = capsys.readouterr().out
+    assert "the drawing needs 162 columns" in out and "the mask needs 81 columns" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_pipe_gets_everything_and_no_jax_is_loaded():
+    code = (
+        "import sys; from specjax.cli import main; main(['tree', 'show', 'chain', '60']); print('jax' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    lines = ran.stdout.splitlines()
+    assert lines[-1] == "False" and lines[1].count("──") == 60 and any(line.count("■") == 61 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["sequia", "--size", "3"], "did you mean 'sequoia'"),
+        (["chain"], "chain takes one number"),
+        (["chain", "-3"], "gamma must be at least 0, got -3"),
+        (["chain", "x"], "'x' is not a list of whole numbers"),
+        (["regular"], "regular takes numbers"),
+        (["paths"], "paths takes paths"),
+        (["paths", "0", "0"], "given twice"),
+        (["parents", "0", "3", "2"], "a cycle (2 -> 3 -> 2)"),
+        (["parents", "2", "0"], "node 1 has parent 2: parents must precede"),
+        (["chain", "3", "--size", "4"], "--size has no meaning for the kind 'chain'"),
+        (["chain", "3", "--accept", "0.5", "0.5"], "3 levels"),
+        (["sequoia", "--size", "3"], "needs --accept"),
+        (["sequoia", "3", "--accept", "0.5"], "takes no values, got 3"),
+        (["sequoia", "--accept", "0.5"], "--size N or --cost"),
+        (["sequoia", "--accept", "0.5", "--size", "2", "--cost", "1:1"], "not both"),
+        (["sequoia", "--accept", "0.5", "--size", "2", "--draft-cost", "1"], "--draft-cost has no meaning"),
+        (["sequoia", "--accept", "0.5", "--cost", "8"], "'8' is not NODES:TIME"),
+        (["sequoia", "--accept", "0.5,x", "--size", "2"], "'0.5,x' is not a list of probabilities"),
+        (["sequoia", "--accept", "1.5", "--size", "2"], "0..1, got 1.5"),
+        (["medusa", "--accept", "0.5,0.2", "0.1", "--size", "3"], "every row of the same length"),
+        (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth has no meaning"),
+        (["chain", "2", "--output", "tree.gif"], "ends in .svg or .png"),
+        (["chain", "2", "--output", "nowhere/tree.svg"], "there is no folder nowhere"),
+        (["medusa", "--accept", "missing.json", "--size", "3"], "missing.json"),
+    ],
+)
+def test_what_is_refused_in_one_line(args, told, specjax_program):
+    ran = show(specjax_program, *args)
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and told in ran.err
+
+
+@pytest.mark.parametrize(("content", "told"), [("{", "is not JSON"), ('{"a": 1}', "got dict"), ("[1, [2]]", "numbers")])
+def test_a_file_that_holds_no_table(content, told, specjax_program, tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text(content)
+    ran = show(specjax_program, "sequoia", "--accept", str(table), "--size", "2")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1) and told in ran.err
