@@ -28,8 +28,8 @@ def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
       ValueError: the draft has laws: its tokens were drawn, and then they are no point masses.
     """
     if draft.log_q is not None:
-        raise ValueError("deterministic serves point masses, and this draft was drawn from laws: use token_level, block, "
-                         "multiround or traversal")  # fmt: skip
+        raise ValueError("deterministic serves point masses, and this draft was drawn from laws: "
+                         "use token_level, block, multiround or traversal")  # fmt: skip
     numbers = uniforms(key, (tree.width, 2), log_p.dtype)
 
     def level(carry):

@@ -1,4 +1,4 @@
-"""Rejection sampling without the residual (Leviathan et al. 2023, arXiv 2211.17192, appendix A.2): a weaker baseline."""
+"""Rejection sampling without the residual, a weaker baseline (Leviathan et al. 2023, arXiv 2211.17192, A.2)."""
 
 from typing import NamedTuple
 

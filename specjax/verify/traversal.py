@@ -12,6 +12,7 @@ so one slot a level holds them.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -173,14 +174,12 @@ def _climb(delete, u, tree: Tree, draft: Draft, log_p, *, in_order: bool) -> Wal
 
 def _stack(root: Level, width: int) -> Level:
     """Slots for every depth, the root's filled."""
-    pad = lambda x: None if x is None else jnp.zeros((width, *x.shape), x.dtype).at[0].set(x)
-    return Level(*map(pad, root))
+    return jax.tree.map(lambda x: jnp.zeros((width, *x.shape), x.dtype).at[0].set(x), root)
 
 
 def _read(levels: Level, at) -> Level:
-    return Level(*(None if x is None else lax.dynamic_index_in_dim(x, at, keepdims=False) for x in levels))
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, at, keepdims=False), levels)
 
 
 def _write(levels: Level, row: Level, at) -> Level:
-    put = lambda x, new: None if x is None else lax.dynamic_update_index_in_dim(x, new, at, axis=0)
-    return Level(*map(put, levels, row))
+    return jax.tree.map(lambda x, new: lax.dynamic_update_index_in_dim(x, new, at, axis=0), levels, row)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -165,8 +164,3 @@ def ratio(num: Float[Array, "*n"], den: Float[Array, "*n"]) -> Float[Array, "*n"
     """The chance of a test: min(1, num / den), 0 where den is 0."""
     some = den > 0
     return jnp.where(some, jnp.minimum(num / jnp.where(some, den, jnp.ones_like(den)), 1.0), 0.0)
-
-
-def single_children(tree: Tree) -> bool:
-    """Whether no node has two children."""
-    return bool(np.all(np.bincount(np.asarray(tree.parents[1:], int), minlength=1) <= 1))

@@ -71,7 +71,7 @@ def all_drafts(p: Model, q: Model, vocab: int, tree: Tree, siblings: Siblings, *
             gone = law.sum(1) == 0
             law[gone, 0] = 1.0  # rubbish, which a verifier must pass over
             law /= law.sum(1, keepdims=True)
-        row, token = np.nonzero(law >= 0)  # those of no mass too: one number of rows, one compile, for every pair of laws
+        row, token = np.nonzero(law >= 0)  # those of no mass too: one compile for every pair of laws
         here = np.ones(len(row), bool) if proposes is None else np.asarray(proposes(code[row, parent], node))
         mass = mass[row] * law[row, token]
         code = np.column_stack([code[row], code[row, parent] * vocab + token])

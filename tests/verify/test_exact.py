@@ -118,9 +118,7 @@ def test_twins_on_chains(name, twin):
     """Traversal of a chain is block verification, K-SEQ is token-level rejection."""
     tree = trees.chain(3)
     drafts = all_drafts(P, Q, 3, tree, WITH)
-    np.testing.assert_allclose(
-        emitted(WALKS[name], drafts, tree)[1], emitted(WALKS[twin], drafts, tree)[1], rtol=1e-12
-    )
+    np.testing.assert_allclose(emitted(WALKS[name], drafts, tree)[1], emitted(WALKS[twin], drafts, tree)[1], rtol=1e-12)
 
 
 # --- expected tokens ---
@@ -202,6 +200,16 @@ def test_control_broken_trees_are_seen(fault, monkeypatch):
     monkeypatch.setattr(module, part, broken)
     fresh = lambda *args: WALKS[name](*args)  # not the program that is compiled already
     assert distance(fresh, P, Q, 3, trees.regular((2, 2)), kind) > 1e-3
+
+
+def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
+    def lax_chance(laws, token):
+        p, q = walk.mass_of(laws.p, token), walk.mass_of(laws.q, token)
+        return p, jnp.where(q > 0, q, 1.0)
+
+    monkeypatch.setattr(multiround, "chance", lax_chance)
+    fresh = lambda *args: multiround.walk_without(*args)
+    assert distance(fresh, P2, Q2, 2, trees.regular((3, 2)), WITHOUT) > 1e-3
 
 
 @pytest.mark.parametrize(("part", "broken"), [
