@@ -91,7 +91,8 @@ def test_threshold_by_hand():
 
 
 def passes_lenient_greedy() -> list[bool]:
-    return [one(lossy_lenient_greedy(0.5), [0.5, 0.3, 0.2], x) for x in range(3)]
+    fresh = lossy_lenient_greedy.__wrapped__(0.5)
+    return [one(fresh, [0.5, 0.3, 0.2], x) for x in range(3)]
 
 
 def test_lenient_greedy_by_hand():
@@ -109,9 +110,7 @@ def test_control_the_inequality_printed_the_wrong_way_round_is_seen(monkeypatch)
         return right(found._replace(floor=lambda low: floor(found)(jnp.log1p(-jnp.exp(low)))), tree, draft, log_p)
 
     monkeypatch.setattr(lossy, "longest", reversed_)
-    lossy_lenient_greedy.cache_clear()
-    assert passes_lenient_greedy() != [True, True, False]
-    lossy_lenient_greedy.cache_clear()
+    assert passes_lenient_greedy() == [False, False, True]
 
 
 # --- paths ---
@@ -127,9 +126,8 @@ def by_hand(tree, draft, log_p, meets):
             laws_of = [np.exp(log_p[row, tree.parents[n]]) for n in path]
             tokens = [draft.tokens[row, n] for n in path]
             if all(draft.valid[row, n] for n in path) and all(map(meets, laws_of, tokens)):
-                found.append(
-                    (int(tree.depth[node]), sum(np.log(p[x]) for p, x in zip(laws_of, tokens, strict=True)), node)
-                )
+                score = sum(np.log(p[x]) for p, x in zip(laws_of, tokens, strict=True))
+                found.append((int(tree.depth[node]), score, node))
         best.append(max(found, key=lambda f: f[:2])[2])
     return np.array(best)
 

@@ -31,7 +31,7 @@ def test_guarantees_are_said_in_the_name_and_the_first_line(name):
 
 
 def test_unknown_names_get_a_suggestion():
-    with pytest.raises(ValueError, match="no verifier is named 'blok', did you mean 'block'.*traversal"):
+    with pytest.raises(ValueError, match=r"no verifier is named 'blok', did you mean 'block'.*traversal"):
         verify.get("blok")
     assert verify.get("kseq") is TABLE["kseq"]
 
@@ -59,9 +59,8 @@ def test_a_wrong_combination_is_refused_naming_both(name):
         if takes:
             TABLE[name].check(tree, kind, "mine")
         else:
-            with pytest.raises(
-                ValueError, match=rf"'{name}' serves .*mine drafts .*{kind.value}.*: use one of .*multi"
-            ):
+            message = rf"'{name}' serves .*mine drafts .*{kind.value}.*: use one of .*multi"
+            with pytest.raises(ValueError, match=message):
                 TABLE[name].check(tree, kind, "mine")
 
 
@@ -90,7 +89,9 @@ def test_a_row_does_not_depend_on_its_place(name):
     rows, kind = 6, POINTS if name == "deterministic" else WITH
     tree = TREE if TABLE[name].serves.takes(TREE, kind) else CHAIN
     keys = lambda n: jax.random.split(jax.random.key(n), rows)
-    law = lambda previous: jax.nn.log_softmax(jnp.sin(jnp.arange(7.0)[None] * (1.0 + previous[:, None])))
+    law = lambda previous: jax.nn.log_softmax(
+        jnp.sin(jnp.arange(7.0)[None] * (1 + previous[:, None]).astype(jnp.float32))
+    )
     draft = drafted(keys(1), tree, kind, jnp.arange(rows) % 3, law)
     log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (rows, tree.size, 7)))
     run = jax.jit(TABLE[name].fn, static_argnames="tree")
