@@ -87,5 +87,6 @@ def walk_with(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Arr
 
 def walk_without(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Walked:
     """`multiround_without` on given uniforms."""
-    rule = Rule(_enter, chance, refuse_without, _last)
+    refuse = refuse_with if tree.is_chain else refuse_without  # a chain's q is not asked again
+    rule = Rule(_enter, chance, refuse, _last)
     return descend(rule, u, tree, draft, log_p, in_order=draft.log_q is not None)

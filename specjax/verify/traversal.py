@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, KeyArray, Verdict
+from specjax.verify import block
 from specjax.verify.token import law_after, residual
 from specjax.verify.walk import Walked, choose, is_token, mass_of, normalised, usable, verdict_of
 
@@ -123,8 +124,10 @@ def events(tree: Tree) -> list[tuple[int, bool]]:
 
 
 def _climb(delete, u, tree: Tree, draft: Draft, log_p, *, in_order: bool) -> Walked:
-    """Goes through the events; ends with its last row."""
-    order = events(tree) or [(0, False)]  # a bare root is never asked for an event
+    """Goes through the events; ends with its last row. A chain is block verification, which reads all laws at once."""
+    if tree.is_chain:
+        return block.walk(u, tree, draft, log_p)
+    order = events(tree)
     nodes = jnp.asarray(np.array([node for node, _ in order], np.int32))
     enters = jnp.asarray(np.array([enter for _, enter in order], bool))
     depth = jnp.asarray(tree.depth)
@@ -165,7 +168,7 @@ def _climb(delete, u, tree: Tree, draft: Draft, log_p, *, in_order: bool) -> Wal
     nobody = jnp.zeros(batch, bool)
     start = (jnp.int32(0), nobody, jnp.zeros(batch, jnp.int32), levels, jnp.zeros(u.shape, bool), jnp.zeros_like(u))
     _, _, node, levels, tested, chance = lax.while_loop(
-        lambda carry: (carry[0] < len(events(tree))) & jnp.any(~carry[1]), event, start
+        lambda carry: (carry[0] < len(order)) & jnp.any(~carry[1]), event, start
     )
     left = levels.p[depth[node], jnp.arange(batch, dtype=jnp.int32)]
     mass = jnp.where(inner[node][:, None], left, jnp.exp(law_after(log_p, node)))

@@ -112,7 +112,9 @@ def test_tested_and_overlap_on_a_tree_by_hand():
     log_p, log_q = (jax.nn.log_softmax(jax.random.normal(k, (rows, TREE.size, 5))) for k in keys[:2])
     valid = jax.random.bernoulli(keys[2], 0.7, (rows, TREE.size)).at[:, 0].set(True)
     draft = Draft(jax.random.randint(keys[3], (rows, TREE.size), 0, 5), valid, log_q)
-    verdict = jax.jit(verify.TABLE["multiround"].fn, static_argnames="tree")(keys[0:1].repeat(rows), TREE, draft, log_p)
+    verdict = jax.jit(verify.TABLE["multiround"].fn, static_argnames="tree")(
+        jax.random.split(jax.random.key(1), rows), TREE, draft, log_p
+    )
     tested, overlap = token.tested(TREE, draft, verdict), token.overlap(TREE, draft, log_p, verdict)
     shared = np.minimum(np.exp(log_p), np.exp(log_q)).sum(-1)
     for row in range(rows):
