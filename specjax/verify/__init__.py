@@ -56,7 +56,7 @@ class Verifier(NamedTuple):
     name: str
     fn: VerifyFn
     lossless: bool
-    serves: Serves
+    serves: Serves = Serves.ANY
 
     def check(self, tree: Tree, siblings: Siblings, drafter: str = "the drafter") -> None:
         """Refuses a drafter that this verifier is not right for.

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax
 from specjax import trees, verify
 from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
+from tests import battery
 from tests.verify.rounds import drafted
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
@@ -100,3 +102,9 @@ def test_a_row_does_not_depend_on_its_place(name):
     pick = lambda x: x[order]
     moved = run(pick(keys(5)), tree, jax.tree.map(pick, draft), log_p[order])
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[order], b), verdict, moved)
+
+
+@pytest.mark.parametrize(("verifier", "guide"), [("kseq", "ngram-2"), ("deterministic", "model-2")])
+def test_a_request_with_a_wrong_combination_is_refused_before_any_work(verifier, guide):
+    with pytest.raises(ValueError, match=rf"'{verifier}' serves .*drafter '.*' drafts a chain of .*: use one of token"):
+        specjax.generate(battery.target("opt"), [[1, 2]], drafter=battery.guide(guide, "opt"), verifier=verifier)
