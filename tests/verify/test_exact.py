@@ -87,7 +87,7 @@ def test_trees_of_two_by_two_are_exact(name, kind, pair):
 
 @pytest.mark.parametrize(("name", "kind"), ON_TREES)
 def test_trees_of_three_by_two_by_one_are_exact(name, kind):
-    """Without replacement the third child finds no token left: it must be passed over."""
+    """Two tokens and three children: without replacement no token is left for the third."""
     assert error(name, P2, Q2, 2, trees.regular((3, 2, 1)), kind) < 1e-12
 
 
@@ -209,7 +209,7 @@ def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
 
     monkeypatch.setattr(multiround, "chance", lax_chance)
     fresh = lambda *args: multiround.walk_without(*args)
-    assert distance(fresh, P2, Q2, 2, trees.regular((3, 2)), WITHOUT) > 1e-3
+    assert distance(fresh, P, GREEDY_Q, 3, trees.regular((2, 2)), WITHOUT) > 1e-3
 
 
 @pytest.mark.parametrize(("part", "broken"), [
