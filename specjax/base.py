@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Array, Float, Int
 
 from specjax.trees import Tree
-from specjax.types import Commit, Draft, KeyArray, Output, Params, PyTree, Verdict
+from specjax.types import Commit, Draft, KeyArray, Output, Params, PyTree, Siblings, Verdict
 
 Cache = PyTree  # what it holds is the model's private matter, except `length`
 DraftState = PyTree
@@ -66,6 +66,7 @@ class Drafter(NamedTuple):
         target laws pass through one stack (invariant 4).
     commit: (params, state, Commit) -> DraftState. Absorbs the truth. `length` 0 leaves a row as it is.
     vocab_size: V of `log_q`; None for drafters that know no vocabulary.
+    siblings: how the children of a node come about; POINTS goes with a `log_q` of None.
     """
 
     tree: Tree
@@ -73,6 +74,7 @@ class Drafter(NamedTuple):
     propose: Callable[..., tuple[Draft, DraftState]]
     commit: Callable[[Params, DraftState, Commit], DraftState]
     vocab_size: int | None = None
+    siblings: Siblings = Siblings.WITH_REPLACEMENT
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ B batch - P prompt - S block of new positions - N tree nodes, root included - W 
 can commit - T cache slots - V vocabulary - D model width - L layers - H heads - K key-value heads.
 """
 
+import enum
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,17 @@ class Output(NamedTuple):
     logits: Float[Array, "B S V"]  # float32, before any warp
     features: Float[Array, "B S D"]  # last hidden state after the final norm: what the head reads
     hiddens: tuple[Float[Array, "B S D"], ...] = ()  # residual streams entering the chosen layers, in their order
+
+
+class Siblings(enum.Enum):
+    """How the children of one node came about: what decides which verifiers serve a tree of them.
+
+    The children of a chain are single, so that WITH and WITHOUT replacement are one there.
+    """
+
+    WITH_REPLACEMENT = "independent draws of one law"
+    WITHOUT_REPLACEMENT = "draws without replacement, oldest first"
+    POINTS = "point masses"
 
 
 class Draft(NamedTuple):

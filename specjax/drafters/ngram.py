@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from specjax import trees
 from specjax.base import Drafter
 from specjax.models.cache import put_rows
-from specjax.types import Commit, Draft
+from specjax.types import Commit, Draft, Siblings
 
 
 class NgramDraft(NamedTuple):
@@ -56,7 +56,7 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
         tokens = put_rows(state.tokens, committed.tokens, state.length, committed.length > 0)
         return NgramDraft(tokens, state.length + committed.length)
 
-    return Drafter(tree, init, propose, commit)
+    return Drafter(tree, init, propose, commit, siblings=Siblings.POINTS)
 
 
 def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], *, longest: int, shortest: int):

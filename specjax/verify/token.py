@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.categorical import draw, uniforms
-from specjax.trees import Tree
+from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, KeyArray, Verdict
 
 
@@ -31,7 +32,7 @@ def token_level(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B 
     Raises:
       ValueError: the tree branches.
     """
-    accept, correct = _split(key)
+    accept, correct = roles(key)
     return walk(
         uniforms(accept, (tree.size - 1,), log_p.dtype), uniforms(correct, (2,), log_p.dtype), tree, draft, log_p
     )
@@ -48,8 +49,8 @@ def walk(
     if not tree.is_chain:
         raise ValueError(f"token-level rejection needs a chain, got a tree with parents {tree.parents}")
     proposed = draft.tokens[:, 1:]
-    p = jnp.exp(_at(log_p[:, :-1], proposed))
-    q = jnp.ones_like(p) if draft.log_q is None else jnp.exp(_at(draft.log_q[:, :-1], proposed))
+    p = jnp.exp(law_of(log_p[:, :-1], proposed))
+    q = jnp.ones_like(p) if draft.log_q is None else jnp.exp(law_of(draft.log_q[:, :-1], proposed))
     passed = accepts(accept, p, q) & draft.valid[:, 1:]
     accepted = jnp.sum(jnp.cumprod(passed, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     path = jnp.minimum(_arange_like(draft.tokens), accepted[:, None])
@@ -74,19 +75,26 @@ def residual(p: Float[Array, "*lead V"], q: Float[Array, "*lead V"]) -> Float[Ar
 
 
 def tested(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B"]:
-    """Number of drafted nodes of each row that were reached: accepted, or refused. Chains only."""
-    del tree
-    return verdict.accepted + _refused(draft, verdict.accepted).astype(jnp.int32)
+    """Number of levels of each row that were tested: the accepted ones, and one more where a node was refused."""
+    last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)
+    refused = jnp.take_along_axis(_offered(tree, draft), last, axis=1)[:, 0]
+    return verdict.accepted + refused.astype(jnp.int32)
 
 
 def overlap(tree: Tree, draft: Draft, log_p: Float[Array, "B N V"], verdict: Verdict) -> Float[Array, "B"]:
-    """Sum over the tested nodes of sum_x min(p(x), q(x)): the chance of acceptance that the laws alone give.
+    """Sum over the nodes whose children were tested of sum_x min(p(x), q(x)): on a chain, the chance of acceptance
+    that the laws alone give.
 
-    Zeros for point masses, which have no law of the draft. Costs a pass over [B, N - 1, V]. Chains only.
+    Zeros for point masses, which have no law of the draft. Costs a pass over [B, W - 1, V].
     """
     if draft.log_q is None:
         return jnp.zeros(log_p.shape[0], log_p.dtype)
-    shared = jnp.sum(jnp.exp(jnp.minimum(log_p[:, :-1], draft.log_q[:, :-1])), axis=-1)
+    if tree.is_chain:
+        log_p, log_q = log_p[:, :-1], draft.log_q[:, :-1]
+    else:
+        along = jax.vmap(lambda laws, path: laws[path])
+        log_p, log_q = along(log_p, verdict.path[:, :-1]), along(draft.log_q, verdict.path[:, :-1])
+    shared = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
     reached = _arange_like(shared) < tested(tree, draft, verdict)[:, None]
     return jnp.sum(jnp.where(reached, shared, jnp.zeros_like(shared)), axis=-1)
 
@@ -98,13 +106,29 @@ def last_law(draft: Draft, log_p: Float[Array, "B N V"], accepted: Int[Array, "B
     """
     if draft.tokens.shape[1] == 1:  # plain decoding: nothing is ever refused, and the vocabulary is passed over once
         return jnp.exp(log_p[:, 0])
-    p = jnp.exp(_node(log_p, accepted))
+    p = jnp.exp(law_after(log_p, accepted))
     if draft.log_q is None:
         refused_token = jnp.take_along_axis(draft.tokens, _next(draft, accepted)[:, None], axis=1)
         q = (lax.broadcasted_iota(jnp.int32, p.shape, 1) == refused_token).astype(p.dtype)
     else:
-        q = jnp.exp(_node(draft.log_q, accepted))
+        q = jnp.exp(law_after(draft.log_q, accepted))
     return residual(p, jnp.where(_refused(draft, accepted)[:, None], q, jnp.zeros_like(q)))
+
+
+def law_of(log_law: Float[Array, "B gamma V"], tokens: Int[Array, "B gamma"]) -> Float[Array, "B gamma"]:
+    """What each law says of its token."""
+    return jnp.take_along_axis(log_law, tokens[..., None], axis=-1)[..., 0]
+
+
+def law_after(log_law: Float[Array, "B N V"], node: Int[Array, "B"]) -> Float[Array, "B V"]:
+    """The law after one node of each row, as one slice a row."""
+    return jax.vmap(lambda laws, at: lax.dynamic_index_in_dim(laws, at, keepdims=False))(log_law, node)
+
+
+def roles(key: KeyArray) -> tuple[KeyArray, KeyArray]:
+    """One key a role and row: accept, correct."""
+    pair = jax.vmap(lambda k: jax.random.split(k, 2))(key)
+    return pair[:, 0], pair[:, 1]
 
 
 def _refused(draft: Draft, accepted: Int[Array, "B"]) -> Bool[Array, "B"]:
@@ -113,24 +137,15 @@ def _refused(draft: Draft, accepted: Int[Array, "B"]) -> Bool[Array, "B"]:
     return (accepted < draft.tokens.shape[1] - 1) & following
 
 
+def _offered(tree: Tree, draft: Draft) -> Bool[Array, "B N"]:
+    """Which nodes have a child that was proposed."""
+    proposed = draft.valid[:, np.maximum(tree.children, 0)]
+    return jnp.any(proposed & (tree.children != NO_CHILD)[None], axis=-1)
+
+
 def _next(draft: Draft, accepted: Int[Array, "B"]) -> Int[Array, "B"]:
     return jnp.minimum(accepted + 1, draft.tokens.shape[1] - 1)
 
 
-def _at(log_law: Float[Array, "B gamma V"], tokens: Int[Array, "B gamma"]) -> Float[Array, "B gamma"]:
-    return jnp.take_along_axis(log_law, tokens[..., None], axis=-1)[..., 0]
-
-
-def _node(log_law: Float[Array, "B N V"], node: Int[Array, "B"]) -> Float[Array, "B V"]:
-    """The law after one node of each row, as one slice a row."""
-    return jax.vmap(lambda laws, at: lax.dynamic_index_in_dim(laws, at, keepdims=False))(log_law, node)
-
-
 def _arange_like(x: Shaped[Array, "B n"]) -> Int[Array, "B n"]:
     return lax.broadcasted_iota(jnp.int32, x.shape, 1)
-
-
-def _split(key: KeyArray) -> tuple[KeyArray, KeyArray]:
-    """One key a role and row: accept, correct."""
-    roles = jax.vmap(lambda k: jax.random.split(k, 2))(key)
-    return roles[:, 0], roles[:, 1]

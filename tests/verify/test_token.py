@@ -303,7 +303,7 @@ def test_control_broken_verifiers_fail_the_same_test(control, monkeypatch):
     if control == "residual":
         monkeypatch.setattr(token, "residual", plain_residual)
     elif control == "one key for two roles":
-        monkeypatch.setattr(token, "_split", one_key)
+        monkeypatch.setattr(token, "roles", one_key)
     elif control == "unnormalised":
         more = {"shift_log_q": float(np.log(0.7))}
     else:

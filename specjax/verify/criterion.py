@@ -1,0 +1,50 @@
+"""Lossy: the longest path of which every token meets a criterion. Shared by typical acceptance and its kin."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from specjax.trees import NO_CHILD, Tree
+from specjax.types import Draft
+from specjax.verify.walk import usable
+
+
+class Criterion(NamedTuple):
+    """Which tokens pass after a law of the target.
+
+    floor: log_p [B,n,V] -> [B,n], the probability that a token is measured against.
+    strict: whether a token must be above the floor, or may be at it.
+    """
+
+    floor: Callable[[Float[Array, "B n V"]], Float[Array, "B n"]]
+    strict: bool
+
+
+def longest(criterion: Criterion, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Int[Array, "B"]:
+    """The deepest node of each row that meets the criterion with all its ancestors; of equals the likeliest path."""
+    if tree.size == 1:
+        return jnp.zeros(log_p.shape[:1], jnp.int32)
+    parents = np.array(tree.parents[1:])
+    inner = int(np.flatnonzero((tree.children != NO_CHILD).any(-1)).max()) + 1  # laws after later nodes do not matter
+    log_p = log_p[:, :inner]
+    floor = criterion.floor(log_p)[:, parents]
+    log_x = log_p[jnp.arange(log_p.shape[0], dtype=jnp.int32)[:, None], parents[None], draft.tokens[:, 1:]]
+    met = jnp.exp(log_x) > floor if criterion.strict else jnp.exp(log_x) >= floor
+    met = jnp.pad(met & (log_x > -jnp.inf), ((0, 0), (1, 0)), constant_values=True)
+    met = met & usable(tree, draft, in_order=False)
+    on_path = jnp.asarray(tree.mask)[None]
+    passed = ~jnp.any(~met[:, None, :] & on_path, axis=-1)
+    score = jnp.pad(jnp.where(met[:, 1:], log_x, jnp.zeros_like(log_x)), ((0, 0), (1, 0)))
+    score = jnp.sum(jnp.where(on_path, score[:, None, :], jnp.zeros_like(score[:, None, :])), axis=-1)
+    depth = jnp.where(passed, jnp.asarray(tree.depth)[None], -1)
+    deepest = depth == jnp.max(depth, axis=-1, keepdims=True)
+    return jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=-1).astype(jnp.int32)
+
+
+def entropy(log_p: Float[Array, "B n V"]) -> Float[Array, "B n"]:
+    """H = - sum p log p, in nats; tokens of no mass count nothing."""
+    p = jnp.exp(log_p)
+    return -jnp.sum(jnp.where(p > 0, p * log_p, jnp.zeros_like(p)), axis=-1)

@@ -1,0 +1,55 @@
+"""Trees of point masses: sample from the target, and follow the branch that has the token."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.categorical import draw, uniforms
+from specjax.trees import NO_CHILD, Tree
+from specjax.types import Draft, KeyArray, Verdict
+from specjax.verify.token import law_after
+from specjax.verify.walk import usable, verdict_at
+
+
+def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
+    """Lossless: any tree of point masses, tokens that were chosen without chance: n-grams, greedy and top-k drafts.
+
+    One token is drawn from p at the root; where a child has it, the walk goes on there, and ends at the first token
+    that no child has. Every emitted token is so a draw of the target's own.
+
+    Args:
+      key: [B] typed keys, one for the whole round, consumed once.
+      tree: any.
+      draft: log_q is None. A node that is not valid ends its branch; what is valid may depend on anything that was
+        known before the target was asked.
+      log_p: [B, N, V], the target's law after every node.
+
+    Raises:
+      ValueError: the draft has laws: its tokens were drawn, and then they are no point masses.
+    """
+    if draft.log_q is not None:
+        raise ValueError("deterministic serves point masses, and this draft was drawn from laws: "
+                         "use token_level, block, multiround or traversal")  # fmt: skip
+    numbers = uniforms(key, (tree.width, 2), log_p.dtype)
+
+    def level(carry):
+        depth, node, token, moving = carry
+        drawn = draw(numbers[:, depth], jnp.exp(law_after(log_p, node)))
+        token = jnp.where(moving, drawn, token)
+        child = follow(tree, draft, node, token)
+        found = moving & (child != NO_CHILD)
+        return depth + 1, jnp.where(found, child, node), token, found
+
+    zero = jnp.zeros(key.shape, jnp.int32)
+    _, node, token, _ = lax.while_loop(lambda c: jnp.any(c[3]), level, (jnp.int32(0), zero, zero, zero == 0))
+    return verdict_at(tree, node, token)
+
+
+def follow(tree: Tree, draft: Draft, node: Int[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
+    """The oldest child of each row's node that has the token, NO_CHILD where none has."""
+    kids = jnp.asarray(tree.children)[node]
+    at = jnp.maximum(kids, 0)
+    proposed = jnp.take_along_axis(usable(tree, draft, in_order=False), at, axis=1)
+    same = (jnp.take_along_axis(draft.tokens, at, axis=1) == token[:, None]) & (kids != NO_CHILD) & proposed
+    first = jnp.take_along_axis(kids, jnp.argmax(same, axis=1, keepdims=True), axis=1)[:, 0]
+    return jnp.where(jnp.any(same, axis=1), first, NO_CHILD)

@@ -1,0 +1,245 @@
+"""Lossless verifiers are lossless: by exact enumeration of every draft and outcome, through the walks that ship."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import trees
+from specjax.trees import Tree
+from specjax.types import Siblings
+from specjax.verify import block, kseq, multiround, non_iterative, traversal, walk
+from tests import laws
+from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, target_law
+
+WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
+WALKS = {
+    "block": block.walk,
+    "multiround": multiround.walk_with,
+    "multiround-without": multiround.walk_without,
+    "kseq": kseq.walk,
+    "traversal": traversal.walk_with,
+    "traversal-without": traversal.walk_without,
+    "non-iterative": non_iterative.walk,
+}
+P, Q, SPARSE_P, SPARSE_Q = (
+    laws.random_model(seed, 3, sharpness=sharpness, zeros=zeros)
+    for seed, sharpness, zeros in ((1, 1.0, 0.0), (2, 2.0, 0.0), (3, 1.0, 0.5), (4, 1.0, 0.5))
+)
+GREEDY_P, GREEDY_Q = laws.one_hot_model(5, 3), laws.one_hot_model(6, 3)
+PAIRS = {
+    "dense": (P, Q),
+    "equal": (P, P),
+    "zero masses": (SPARSE_P, SPARSE_Q),
+    "draft surer": (P, SPARSE_Q),
+    "greedy target": (GREEDY_P, Q),
+    "greedy draft": (P, GREEDY_Q),
+    "both greedy": (GREEDY_P, GREEDY_Q),
+}
+P2, Q2 = laws.random_model(11, 2, sharpness=1.0), laws.random_model(12, 2, sharpness=1.5)
+UNEVEN = Tree((-1, 0, 1, 0, 3, 3, 0, 4))  # depth-first numbers, a leaf at depth 1, arms of different length
+
+
+def error(name: str, p, q, vocab: int, tree: Tree, siblings: Siblings, **more) -> float:
+    """The largest distance of the emitted joint law from the target's."""
+    return distance(WALKS.get(name), p, q, vocab, tree, siblings, **more)
+
+
+def distance(walk, p, q, vocab: int, tree: Tree, siblings: Siblings, **more) -> float:
+    """`error` of a walk, None standing for the deterministic verifier."""
+    drafts = all_drafts(p, q, vocab, tree, siblings, **more)
+    run = emitted_by_following(drafts, tree) if walk is None else emitted(walk, drafts, tree)
+    return float(np.abs(run[0] - target_law(p, tree)).max())
+
+
+def serves(name: str) -> list[Siblings]:
+    """The kinds of siblings, beside those of chains, for which a verifier is exact."""
+    if name.endswith("without"):
+        return [WITHOUT, POINTS, WITH]  # of independent siblings, a token seen before is passed over
+    if name == "deterministic":
+        return [POINTS]
+    return [WITH] if name in ("kseq", "non-iterative") else [WITH, POINTS]
+
+
+EVERY = [(name, kind) for name in (*WALKS, "deterministic") for kind in serves(name)]
+ON_TREES = [(name, kind) for name, kind in EVERY if name != "block"]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("name", "kind"), EVERY)
+def test_chains_are_exact(name, kind, pair):
+    for gamma in (0, 1, 3):
+        assert error(name, *PAIRS[pair], 3, trees.chain(gamma), kind) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "kind"), EVERY)
+def test_chains_of_four_are_exact(name, kind):
+    assert error(name, P, Q, 3, trees.chain(4), kind) < 1e-12
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("name", "kind"), ON_TREES)
+def test_trees_of_two_by_two_are_exact(name, kind, pair):
+    assert error(name, *PAIRS[pair], 3, trees.regular((2, 2)), kind) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "kind"), ON_TREES)
+def test_trees_of_three_by_two_by_one_are_exact(name, kind):
+    """Two tokens and three children: without replacement no token is left for the third."""
+    assert error(name, P2, Q2, 2, trees.regular((3, 2, 1)), kind) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "kind"), ON_TREES)
+def test_uneven_trees_are_exact(name, kind):
+    assert error(name, P2, Q2, 2, UNEVEN, kind) < 1e-12
+
+
+def ragged(code, node):
+    """Which nodes are proposed: by the parent's prefix, siblings alike."""
+    return (code + 2 * (node > 2)) % 3 != 1
+
+
+def cut_families(code, node):
+    """Only the oldest child after some prefixes, at the root both."""
+    return (node % 2 == 1) | (code % 2 == 0)
+
+
+@pytest.mark.parametrize("proposes", (ragged, cut_families))
+@pytest.mark.parametrize(("name", "kind"), EVERY)
+def test_drafts_cut_by_their_prefix_are_exact(name, kind, proposes):
+    tree = trees.chain(3) if name == "block" else trees.regular((2, 2))
+    assert error(name, P, Q, 3, tree, kind, proposes=proposes) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "twin"), [("traversal", "block"), ("kseq", "multiround")])
+def test_twins_on_chains(name, twin):
+    """Traversal of a chain is block verification, K-SEQ is token-level rejection."""
+    tree = trees.chain(3)
+    drafts = all_drafts(P, Q, 3, tree, WITH)
+    np.testing.assert_allclose(emitted(WALKS[name], drafts, tree)[1], emitted(WALKS[twin], drafts, tree)[1], rtol=1e-12)
+
+
+# --- expected tokens ---
+
+EXAMPLES = json.loads((Path(__file__).parent / "examples.json").read_text())
+
+
+def example(kind: str):
+    found = EXAMPLES[kind]
+    read = lambda table: lambda prefix: np.array(table[",".join(map(str, prefix))])
+    return read(found["p"]), read(found["q"]), found["vocab"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("block", 2.596), ("multiround", 2.563)])
+def test_expected_tokens_of_the_chain(name, expected):
+    """2.563 is token-level rejection, which multi-round rejection is on a chain."""
+    tree = trees.chain(3)
+    law, tokens = emitted(WALKS[name], all_drafts(*example("chain"), tree, WITH), tree)
+    assert np.abs(law - target_law(example("chain")[0], tree)).max() < 1e-12
+    assert tokens == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize(("name", "kind", "expected"), [
+    ("multiround", WITH, 1.624), ("multiround-without", WITHOUT, 1.749), ("kseq", WITH, 1.653),
+    ("traversal", WITH, 1.6525), ("traversal-without", WITHOUT, 1.796), ("deterministic", POINTS, 1.246),
+    ("multiround", POINTS, 1.246), ("traversal", POINTS, 1.246),
+])  # fmt: skip
+def test_expected_tokens_of_the_tree(name, kind, expected):
+    p, q, vocab = example("tree")
+    tree = trees.regular((2, 2))
+    drafts = all_drafts(p, q, vocab, tree, kind)
+    law, tokens = emitted_by_following(drafts, tree) if name == "deterministic" else emitted(WALKS[name], drafts, tree)
+    assert np.abs(law - target_law(p, tree)).max() < 1e-12
+    assert tokens == pytest.approx(expected, abs=5e-4)
+
+
+def test_block_accepts_at_least_what_token_level_does_and_non_iterative_less():
+    for seed in range(5):
+        p, q = laws.random_model(seed, 3), laws.random_model(seed + 50, 3)
+        drafts = all_drafts(p, q, 3, trees.chain(3), WITH)
+        weak, token, whole = (
+            emitted(WALKS[name], drafts, trees.chain(3))[1] for name in ("non-iterative", "multiround", "block")
+        )
+        assert weak < token - 0.05
+        assert whole >= token - 1e-12
+
+
+# --- controls: a broken part must make the enumeration fail, by far ---
+
+
+def keep_q(laws, token):
+    """Draws without replacement judged by a q that is not normalised anew."""
+    after = multiround.refuse_with(laws, token)
+    return after._replace(q=jnp.where(walk.is_token(token, laws.q), 0.0, laws.q))
+
+
+def keep_level_q(parent, token):
+    after = traversal.delete_with(parent, token)
+    return after._replace(q=jnp.where(walk.is_token(token, parent.q), 0.0, parent.q))
+
+
+BROKEN = {
+    "un-normalised q": ("multiround-without", WITHOUT, multiround, "refuse_without", keep_q),
+    "q as if with replacement": ("multiround-without", WITHOUT, multiround, "refuse_without", multiround.refuse_with),
+    "traversal, un-normalised q": ("traversal-without", WITHOUT, traversal, "delete_without", keep_level_q),
+    "traversal, q stays": ("traversal-without", WITHOUT, traversal, "delete_without", traversal.delete_with),
+    "p is not reduced": ("multiround", WITH, multiround, "residual", lambda p, q: p),
+    "traversal, p is not reduced": ("traversal", WITH, traversal, "residual", lambda p, q: p),
+    "kseq, rho too small": ("kseq", WITH, kseq, "discount", lambda p, q, children: jnp.ones_like(p[:, 0])),
+    "kseq, p as it was": ("kseq", WITH, kseq, "left", lambda at: at.p),
+    "the envelope of another law": ("non-iterative", WITH, non_iterative, "envelope",
+                                    lambda p, q: jnp.ones_like(p[:, 0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_control_broken_trees_are_seen(fault, monkeypatch):
+    name, kind, module, part, broken = BROKEN[fault]
+    monkeypatch.setattr(module, part, broken)
+    fresh = lambda *args: WALKS[name](*args)  # not the program that is compiled already
+    assert distance(fresh, P, Q, 3, trees.regular((2, 2)), kind) > 1e-3
+
+
+def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
+    def lax_chance(laws, token):
+        p, q = walk.mass_of(laws.p, token), walk.mass_of(laws.q, token)
+        return p, jnp.where(q > 0, q, 1.0)
+
+    monkeypatch.setattr(multiround, "chance", lax_chance)
+    fresh = lambda *args: multiround.walk_without(*args)
+    assert distance(fresh, P, GREEDY_Q, 3, trees.regular((2, 2)), WITHOUT) > 1e-3
+
+
+@pytest.mark.parametrize(("part", "broken"), [
+    ("excess", lambda a, p, q: jnp.sum(jnp.maximum(p - q, 0.0), axis=-1)),
+    ("chance", lambda a, s, ends: (a, jnp.ones_like(a))),
+    ("weights", lambda p, q: jnp.minimum(p / q, 1.0)),
+    ("residual", lambda p, q: p),
+])  # fmt: skip
+def test_control_broken_blocks_are_seen(part, broken, monkeypatch):
+    monkeypatch.setattr(block, part, broken)
+    assert distance(lambda *args: block.walk(*args), P, Q, 3, trees.chain(3), WITH) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("multiround", WITHOUT), ("traversal", WITHOUT), ("kseq", WITHOUT), ("non-iterative", WITHOUT),
+])  # fmt: skip
+def test_control_siblings_of_the_other_kind_are_seen(name, kind):
+    """The reason for refusing these pairs."""
+    assert error(name, P, Q, 3, trees.regular((2, 2)), kind) > 1e-3
+
+
+def test_control_accepting_what_was_not_proposed_is_seen():
+    """Padding that passes as if it had been drafted: a fault of public tree code, with token 0 as the padding."""
+    p, q = laws.random_model(1, 3), laws.one_hot_model(6, 3)
+    drafts = all_drafts(p, q, 3, trees.chain(2), WITH)
+    padded = drafts._replace(tokens=np.where(np.arange(3)[None] == 2, 0, drafts.tokens))
+    padded = padded._replace(code=np.column_stack([padded.code[:, :2], padded.code[:, 1] * 3]), q=[
+        np.full_like(table, 1 / 3) if depth == 1 else table for depth, table in enumerate(drafts.q)])  # fmt: skip
+    law, _ = emitted(block.walk, padded, trees.chain(2))
+    assert np.abs(law - target_law(p, trees.chain(2))).max() > 1e-3
+    masked = padded._replace(valid=np.broadcast_to(np.arange(3)[None] < 2, drafts.valid.shape))
+    law, _ = emitted(block.walk, masked, trees.chain(2))
+    assert np.abs(law - target_law(p, trees.chain(2))).max() < 1e-12

@@ -1,0 +1,213 @@
+"""Lossless verifiers as they ship, jitted in float32: the joint law of three tokens by chi-square.
+
+The power of each test is shown by controls: the faults of public implementations, injected one by one, must fail it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import trees, verify
+from specjax.categorical import argmax, categorical
+from specjax.sampling import sampling_params, warp
+from specjax.types import Siblings
+from specjax.verify import Serves, multiround, walk
+from specjax.verify.token import law_after
+from tests import laws
+from tests.verify.rounds import continued, fork, large_laws, one_round
+
+WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
+VOCAB, ROOT, SAMPLES = 11, 0, 20_000
+TEMPERATURES = (0.0, 0.6, 1.0, 1.4)
+LOGITS = 1.2 * np.random.default_rng(0).normal(size=(2, VOCAB, VOCAB)).astype(np.float32)  # target, draft: [previous]
+LOGITS[:, :, 3] -= 4.0  # rare
+CHAIN, TREE = trees.chain(2), trees.regular((2, 2))
+LOSSLESS = [name for name, found in verify.TABLE.items() if found.lossless]
+CASES = [  # verifiers of trees meet chains in the enumeration
+    (name, tree, kind)
+    for name in LOSSLESS
+    for tree in [CHAIN if verify.TABLE[name].serves is Serves.CHAIN else TREE]
+    for kind in Siblings
+    if verify.TABLE[name].serves.takes(tree, kind) and not (tree is CHAIN and kind is WITHOUT)
+]
+LABELS = [f"{name}, {'chain' if tree is CHAIN else 'tree'}, {kind.name}" for name, tree, kind in CASES]
+
+
+def exact(temperature: float, model: int = 0) -> laws.Model:
+    """The law of the warped table."""
+    table = LOGITS[model].astype(np.float64)
+    mass = np.eye(VOCAB)[table.argmax(-1)] if temperature == 0 else np.exp(table / temperature)
+    mass = mass / mass.sum(-1, keepdims=True)
+    return lambda prefix: mass[prefix[-1] if prefix else ROOT]
+
+
+def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, raw: bool = False) -> np.ndarray:
+    """The first three tokens, [temperatures, SAMPLES, 3], of `rounds` rounds and then of the target.
+
+    Args:
+      reuse: every round consumes the same key. raw: the verifier is handed the unwarped law as well.
+    """
+    batch = SAMPLES * len(TEMPERATURES)
+    params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * SAMPLES)
+
+    def run(params, table, root, key):
+        law = lambda model: lambda previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
+        unwarped = lambda tokens: jax.nn.log_softmax(table[0][tokens])
+        fn = (lambda *args: verifier(*args, unwarped(args[2].tokens))) if raw else verifier
+        rounding, continuing = fork(key, 2)
+        blocks, lengths, last = [], [], root
+        for _ in range(rounds):
+            following, now = fork(rounding, 2)
+            rounding = rounding if reuse else following
+            block, length = one_round(fn, now, tree, kind, last, law(0), law(1))
+            last = jnp.take_along_axis(block, length[:, None] - 1, axis=1)[:, 0]
+            blocks.append(block)
+            lengths.append(length)
+        block, length = blocks[0], lengths[0]
+        for more, extra in zip(blocks[1:], lengths[1:], strict=True):
+            at = jnp.arange(3, dtype=jnp.int32)[None] - length[:, None]
+            later = jnp.take_along_axis(more, jnp.clip(at, 0, more.shape[1] - 1), axis=1)
+            block = jnp.where(at < 0, jnp.pad(block, ((0, 0), (0, 3)))[:, :3], later)
+            length = length + extra
+        return continued(continuing, block, length, 3, law(0))
+
+    root = jnp.full(batch, ROOT, jnp.int32)
+    tokens = np.asarray(jax.jit(run)(params, jnp.asarray(LOGITS), root, jax.random.split(jax.random.key(21), batch)))
+    return tokens.reshape(SAMPLES, len(TEMPERATURES), 3).transpose(1, 0, 2)
+
+
+def p_values(tokens: np.ndarray) -> list[float]:
+    return [
+        laws.chi_square(laws.histogram(rows, VOCAB), laws.joint(exact(temperature), rows.shape[1]))
+        for rows, temperature in zip(tokens, TEMPERATURES, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "tree", "kind"), CASES, ids=LABELS)
+def test_joint_law_at_mixed_temperatures(name, tree, kind):
+    """At temperature 0 the second sibling of a draw without replacement has no mass: the rows stay greedy."""
+    assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))) > laws.ALPHA
+
+
+# --- controls: faults found in public implementations; the sample must be large enough to see each ---
+
+
+def bonus_from_raw_logits(key, tree, draft, log_p, raw):
+    """After a full acceptance, temperature is forgotten."""
+    again, key = fork(key, 2)
+    verdict = multiround.multiround(key, tree, draft, log_p)
+    last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)[:, 0]
+    whole = verdict.accepted == tree.width - 1
+    return verdict._replace(token=jnp.where(whole, categorical(again, law_after(raw, last)), verdict.token))
+
+
+def argmax_of_the_root(key, tree, draft, log_p, raw):
+    """The appended token is the likeliest, at every temperature."""
+    del raw
+    verdict = verify.TABLE["deterministic"].fn(key, tree, draft, log_p)
+    last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)[:, 0]
+    return verdict._replace(token=argmax(law_after(log_p, last)))
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(bonus_from_raw_logits, WITH), (argmax_of_the_root, POINTS)])
+def test_control_a_wrong_last_token_is_seen(fault, kind):
+    warm = [p for p, t in zip(p_values(three_tokens(fault, CHAIN, kind, raw=True)), TEMPERATURES, strict=True)
+            if t not in (0.0, 1.0)]  # fmt: skip
+    assert max(warm) < laws.ALPHA
+
+
+def one_key_for_both(key):
+    return key, key
+
+
+def unnormalised(laws, token):
+    after = multiround.refuse_with(laws, token)
+    return after._replace(q=jnp.where(walk.is_token(token, laws.q), 0.0, laws.q))
+
+
+@pytest.mark.parametrize(("name", "kind", "module", "part", "broken"), [
+    ("block", WITH, walk, "roles", one_key_for_both),
+    ("multiround", WITH, walk, "roles", one_key_for_both),
+    ("multiround", WITH, multiround, "residual", lambda p, q: p),
+    ("multiround-without", WITHOUT, multiround, "refuse_without", unnormalised),
+], ids=["block, one key", "multiround, one key", "residual", "un-normalised q"])  # fmt: skip
+def test_control_broken_parts_are_seen(name, kind, module, part, broken, monkeypatch):
+    monkeypatch.setattr(module, part, broken)
+    tree = CHAIN if verify.TABLE[name].serves is Serves.CHAIN else TREE
+    with jax.debug_key_reuse(False):  # on purpose
+        assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))[1:]) < laws.ALPHA
+
+
+def test_control_equal_uniforms_in_a_round_are_seen(monkeypatch):
+    drawn = walk.uniforms
+    again = lambda key, shape, dtype: jnp.broadcast_to(drawn(key, (1,), dtype), (*key.shape, *shape))
+    monkeypatch.setattr(walk, "uniforms", lambda *args: drawn(*args) if args[1] == (2,) else again(*args))
+    assert max(p_values(three_tokens(verify.TABLE["multiround"].fn, CHAIN, WITH))[1:]) < laws.ALPHA
+
+
+def test_two_rounds_have_the_joint_law():
+    tree = trees.regular((2,))
+    tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2)
+    assert min(p_values(tokens)) > laws.ALPHA
+
+
+def test_control_noise_reused_by_the_next_round_is_seen_in_the_joint_alone():
+    """Each first token has the right law: only the joint of two rounds tells."""
+    tree = trees.regular((2,))
+    with jax.debug_key_reuse(False):  # on purpose
+        tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2, reuse=True)
+    assert min(p_values(tokens[:, :, :1])) > laws.ALPHA
+    assert max(p_values(tokens)[1:]) < laws.ALPHA
+
+
+# --- a real vocabulary: 50,272 tokens, the joint of two tokens in bins ---
+
+LARGE, CONTEXTS, BINS, LARGE_SAMPLES, CHUNK = 50_272, 3, 6, 6144, 64
+
+
+def two_large_tokens(verifier, tree, kind, table: np.ndarray) -> np.ndarray:
+    """[LARGE_SAMPLES, 2] tokens; a token's context is its rest modulo CONTEXTS."""
+
+    def chunk(key, log_laws):
+        law = lambda model: lambda previous: log_laws[model][previous % CONTEXTS]
+        rounding, continuing = fork(key, 2)
+        block, length = one_round(verifier, rounding, tree, kind, jnp.zeros(CHUNK, jnp.int32), law(0), law(1))
+        return continued(continuing, block, length, 2, law(0))
+
+    with np.errstate(divide="ignore"):
+        log_laws = jnp.asarray(np.log(table), jnp.float32)
+    run, keys = jax.jit(chunk), jax.random.split(jax.random.key(31), (LARGE_SAMPLES // CHUNK, CHUNK))
+    return np.concatenate([np.asarray(run(keys[i], log_laws)) for i in range(len(keys))])
+
+
+def binned(first: np.ndarray, then: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """The law of two tokens' bins: first [V], then [CONTEXTS, V]."""
+    context = np.arange(LARGE) % CONTEXTS
+    start = np.stack([np.bincount(bins, first * (context == c), BINS) for c in range(CONTEXTS)])
+    return np.einsum("cb,cd->bd", start, np.stack([np.bincount(bins, law, BINS) for law in then]))
+
+
+def large_p_value(name, tree, kind) -> float:
+    table = large_laws(LARGE, CONTEXTS)
+    p, (first_p, first_q) = table[0], table[:, 0]
+    ranked = np.argsort(first_p / (first_p + first_q + 1e-30))  # where the laws differ, a broken verifier shows
+    bins = np.empty(LARGE, np.int64)
+    bins[ranked] = np.minimum((np.cumsum(first_p[ranked]) * BINS).astype(int), BINS - 1)
+    tokens = two_large_tokens(verify.TABLE[name].fn, tree, kind, table)
+    assert np.all(first_p[tokens[:, 0]] > 0)
+    assert np.all(p[tokens[:, 0] % CONTEXTS, tokens[:, 1]] > 0)
+    return laws.chi_square(laws.histogram(bins[tokens], BINS), binned(first_p, p, bins))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tree", "kind"), CASES, ids=LABELS)
+def test_joint_law_at_a_real_vocabulary(name, tree, kind):
+    small = trees.chain(1) if tree is CHAIN else trees.regular((2,))
+    assert large_p_value(name, small, kind) > laws.ALPHA
+
+
+@pytest.mark.slow
+def test_control_a_real_vocabulary_sees_a_wrong_residual(monkeypatch):
+    monkeypatch.setattr(multiround, "residual", lambda p, q: p)
+    assert large_p_value("multiround", trees.regular((2,)), WITH) < laws.ALPHA

@@ -1,0 +1,110 @@
+"""The table of verifiers: names, guarantees, and which drafts each takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import trees, verify
+from specjax.types import Draft, Siblings
+from specjax.verify import TABLE
+from tests import battery
+from tests.verify.rounds import drafted
+
+WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
+CHAIN, TREE = trees.chain(2), trees.regular((2, 2))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_guarantees_are_said_in_the_name_and_the_first_line(name):
+    found = TABLE[name]
+    assert found.name == name
+    if found.lossless:
+        assert (found.fn.__doc__ or "").startswith("Lossless")
+        found.require_lossless()
+        return
+    make = getattr(verify, name.replace("-", "_"))
+    assert name.startswith("lossy")
+    assert make.__doc__.startswith("LOSSY")
+    assert make() is found.fn
+    with pytest.raises(ValueError, match=rf"'{name}' is lossy.*token, block"):
+        found.require_lossless()
+
+
+def test_unknown_names_get_a_suggestion():
+    with pytest.raises(ValueError, match=r"no verifier is named 'blok', did you mean 'block'.*traversal"):
+        verify.get("blok")
+    assert verify.get("kseq") is TABLE["kseq"]
+
+
+TAKES = {  # chain of laws, chain of points, tree: with, without, points
+    "token": (1, 1, 0, 0, 0), "block": (1, 1, 0, 0, 0), "multiround": (1, 1, 1, 0, 1),
+    "multiround-without": (1, 1, 1, 1, 1), "kseq": (1, 0, 1, 0, 0), "traversal": (1, 1, 1, 0, 1),
+    "traversal-without": (1, 1, 1, 1, 1), "deterministic": (0, 1, 0, 0, 1), "non-iterative": (1, 0, 1, 0, 0),
+    "lossy-typical": (1, 1, 1, 1, 1), "lossy-lenient": (1, 1, 0, 0, 0), "lossy-lenient-greedy": (1, 1, 1, 1, 1),
+    "lossy-threshold": (1, 1, 1, 1, 1),
+}  # fmt: skip
+DRAFTS = ((CHAIN, WITH), (CHAIN, POINTS), (TREE, WITH), (TREE, WITHOUT), (TREE, POINTS))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_each_takes(name):
+    assert tuple(int(TABLE[name].serves.takes(*draft)) for draft in DRAFTS) == TAKES[name]
+    assert all(TABLE[name].serves.takes(trees.chain(0), kind) for kind in Siblings)
+    assert TABLE[name].serves.takes(CHAIN, WITHOUT) == TABLE[name].serves.takes(CHAIN, WITH)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_wrong_combination_is_refused_naming_both(name):
+    for takes, (tree, kind) in zip(TAKES[name], DRAFTS, strict=True):
+        if takes:
+            TABLE[name].check(tree, kind, "mine")
+        else:
+            message = rf"'{name}' serves .*mine drafts .*{kind.value}.*: use one of .*multi"
+            with pytest.raises(ValueError, match=message):
+                TABLE[name].check(tree, kind, "mine")
+
+
+def refuses(name, tree, points) -> bool:
+    rows = 2
+    tokens = jnp.zeros((rows, tree.size), jnp.int32)
+    law = jnp.full((rows, tree.size, 4), -np.log(4.0), jnp.float32)
+    draft = Draft(tokens, jnp.ones_like(tokens, dtype=bool), None if points else law)
+    try:
+        jax.eval_shape(lambda k: TABLE[name].fn(k, tree, draft, law), jax.random.split(jax.random.key(0), rows))
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_can_be_told_from_the_draft_is_refused_by_the_function_too(name):
+    """Siblings with and without replacement look alike: only `check` tells them apart."""
+    for takes, (tree, kind) in zip(TAKES[name], DRAFTS, strict=True):
+        if kind is not WITHOUT:
+            assert refuses(name, tree, kind is POINTS) == (not takes)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_row_does_not_depend_on_its_place(name):
+    rows, kind = 6, POINTS if name == "deterministic" else WITH
+    tree = TREE if TABLE[name].serves.takes(TREE, kind) else CHAIN
+    keys = lambda n: jax.random.split(jax.random.key(n), rows)
+    law = lambda previous: jax.nn.log_softmax(
+        jnp.sin(jnp.arange(7.0)[None] * (1 + previous[:, None]).astype(jnp.float32))
+    )
+    draft = drafted(keys(1), tree, kind, jnp.arange(rows) % 3, law)
+    log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (rows, tree.size, 7)))
+    run = jax.jit(TABLE[name].fn, static_argnames="tree")
+    verdict = run(keys(5), tree, draft, log_p)
+    order = jnp.array([4, 0, 5])
+    pick = lambda x: x[order]
+    moved = run(pick(keys(5)), tree, jax.tree.map(pick, draft), log_p[order])
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[order], b), verdict, moved)
+
+
+@pytest.mark.parametrize(("verifier", "guide"), [("kseq", "ngram-2"), ("deterministic", "model-2")])
+def test_a_request_with_a_wrong_combination_is_refused_before_any_work(verifier, guide):
+    with pytest.raises(ValueError, match=rf"'{verifier}' serves .*drafter '.*' drafts a chain of .*: use one of token"):
+        specjax.generate(battery.target("opt"), [[1, 2]], drafter=battery.guide(guide, "opt"), verifier=verifier)

@@ -1,0 +1,124 @@
+"""Verifiers of trees through the whole decoding loop: a tiny OPT, and a draft model that writes a tree."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import drafters, trees, verify
+from specjax.base import Drafter
+from specjax.categorical import categorical
+from specjax.trees import NO_CHILD
+from specjax.types import Draft, Siblings
+from specjax.verify import token
+from tests import battery, laws
+from tests.battery import run, texts
+from tests.test_decoding import exact_joint, sampled_counts
+from tests.verify.rounds import fork
+
+TREE = trees.regular((2, 2))
+VERIFIERS = ("multiround", "multiround-without", "kseq", "traversal", "non-iterative")
+LAWS = ("multiround", "traversal")
+
+
+class TreeState(NamedTuple):
+    """The draft model's cache, which holds what is committed, less `pending`, and the tree of the round."""
+
+    cache: object
+    tokens: jax.Array
+
+
+@functools.cache
+def tree_drafter(lm, tree: trees.Tree) -> Drafter:
+    """Independent siblings at every node, level by level; the last level is fed too, so that it may be kept."""
+    levels = [np.flatnonzero(tree.depth == d) for d in range(tree.width)]
+
+    def init(params, prompt, length, cache_len):
+        read = lm.prefill(params, prompt, length, cache_len)
+        return TreeState(read.cache, jnp.zeros((prompt.shape[0], tree.size), jnp.int32))
+
+    def propose(params, key, state, pending, warp):
+        tokens = jnp.tile(pending[:, None], (1, tree.size))
+        log_q = jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
+        cache = state.cache
+        for nodes in levels:
+            first, end = int(nodes[0]), int(nodes[-1]) + 1
+            out, cache = lm.extend(
+                params, tokens[:, first:end], cache, tree.mask[first:end, :end], tree.depth[first:end], offset=first
+            )
+            warped = warp(out.logits, tokens[:, tree.paths[first:end]])
+            log_q = log_q.at[:, first:end].set(warped)
+            for node in nodes:
+                for child in tree.children[node]:
+                    if child != NO_CHILD:
+                        key, now = fork(key, 2)
+                        tokens = tokens.at[:, child].set(categorical(now, log_q[:, node]))
+        return Draft(tokens, jnp.ones_like(tokens, bool), log_q), TreeState(cache, tokens)
+
+    def commit(params, state, told):
+        del params
+        kids = jnp.asarray(tree.children)
+        node, path = jnp.zeros_like(told.length), [jnp.zeros_like(told.length)]
+        for w in range(tree.width - 1):  # equal siblings have equal keys and values: the oldest will do
+            below = jnp.maximum(kids[node], 0)
+            same = (jnp.take_along_axis(state.tokens, below, 1) == told.tokens[:, w, None]) & (kids[node] != NO_CHILD)
+            child = jnp.take_along_axis(below, jnp.argmax(same, axis=1, keepdims=True), 1)[:, 0]
+            node = jnp.where(same.any(1), child, node)
+            path.append(node)
+        return TreeState(lm.keep(state.cache, jnp.stack(path, 1), told.length), state.tokens)
+
+    return Drafter(tree, init, propose, commit, lm.vocab_size, Siblings.WITH_REPLACEMENT)
+
+
+def tree_guide(tree=TREE) -> drafters.Guide:
+    model = battery.draft("opt")
+    return drafters.Guide("tree", tree_drafter(model.lm, tree), model.params)
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_greedy_equals_plain_on_a_ragged_batch(name):
+    found, guide = verify.TABLE[name], tree_guide()
+    found.check(guide.drafter.tree, guide.drafter.siblings)
+    state = run("opt", guide, verify=found.fn)
+    assert texts(state) == texts(run("opt", drafters.plain()))
+    totals = jax.device_get(state.totals)
+    assert (totals.accepted > totals.rounds // 2).any()  # the draft is right some of the time, and it counts
+    assert np.all(totals.accepted <= totals.tested)
+    assert np.all(totals.overlap <= totals.tested + 1e-4)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_sampled_rows_follow_the_joint_law(name):
+    counts = sampled_counts(tree_guide(), verify=verify.TABLE[name].fn)
+    for temperature, histogram in counts.items():
+        assert laws.chi_square(histogram, exact_joint(temperature)) > laws.ALPHA
+
+
+def takes_the_first_leaf(key, tree, draft, log_p):
+    """A broken verifier: what the target does not exclude passes."""
+    return verify.TABLE["multiround"].fn(key, tree, draft._replace(log_q=jnp.minimum(draft.log_q, log_p)), log_p)
+
+
+def test_control_the_law_test_fails_a_broken_verifier():
+    counts = sampled_counts(tree_guide(), verify=takes_the_first_leaf)
+    assert min(laws.chi_square(h, exact_joint(t)) for t, h in counts.items()) < laws.ALPHA
+
+
+def test_tested_and_overlap_on_a_tree_by_hand():
+    rows, keys = 40, jax.random.split(jax.random.key(0), 4)
+    log_p, log_q = (jax.nn.log_softmax(jax.random.normal(k, (rows, TREE.size, 5))) for k in keys[:2])
+    valid = jax.random.bernoulli(keys[2], 0.7, (rows, TREE.size)).at[:, 0].set(True)
+    draft = Draft(jax.random.randint(keys[3], (rows, TREE.size), 0, 5), valid, log_q)
+    verdict = jax.jit(verify.TABLE["multiround"].fn, static_argnames="tree")(
+        jax.random.split(jax.random.key(1), rows), TREE, draft, log_p
+    )
+    tested, overlap = token.tested(TREE, draft, verdict), token.overlap(TREE, draft, log_p, verdict)
+    shared = np.minimum(np.exp(log_p), np.exp(log_q)).sum(-1)
+    for row in range(rows):
+        path = [int(verdict.path[row, d]) for d in range(int(verdict.accepted[row]) + 1)]
+        with_children = [n for n in path if any(valid[row, c] for c in TREE.children[n] if c != NO_CHILD)]
+        assert int(tested[row]) == len(with_children)
+        np.testing.assert_allclose(overlap[row], shared[row, with_children].sum(), rtol=1e-5)
