@@ -280,7 +280,8 @@ def check_parts(target: Model, guide: Guide, verifier: str | Verifier) -> Verifi
     if not isinstance(chosen, Verifier):
         raise ValueError(f"verifier must be a name or a specjax.verify.Verifier, got {type(chosen).__name__}")
     guide.check(target)
-    chosen.check(guide.drafter.tree, guide.drafter.siblings, f"drafter {guide.name!r}")
+    part = guide.drafter
+    chosen.check(part.tree, part.siblings, f"drafter {guide.name!r}", dynamic=part.dynamic)
     check_mesh(target, guide)
     return chosen
 

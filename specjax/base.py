@@ -67,6 +67,10 @@ class Drafter(NamedTuple):
     commit: (params, state, Commit) -> DraftState. Absorbs the truth. `length` 0 leaves a row as it is.
     vocab_size: V of `log_q`; None for drafters that know no vocabulary.
     siblings: how the children of a node come about; POINTS goes with a `log_q` of None.
+    dynamic: whether every row has a tree of its own, in `Draft.parents`; `tree` then says its size and width alone.
+    borrows: whether it works on the target's cache. `init` and `commit` then take the cache as one more argument, to
+        read; `propose` takes it and returns (Draft, DraftState, Cache): it may write slots from each row's length on,
+        which the target overwrites, and must return the lengths as they were.
     """
 
     tree: Tree
@@ -75,6 +79,8 @@ class Drafter(NamedTuple):
     commit: Callable[[Params, DraftState, Commit], DraftState]
     vocab_size: int | None = None
     siblings: Siblings = Siblings.WITH_REPLACEMENT
+    dynamic: bool = False
+    borrows: bool = False
 
 
 @runtime_checkable

@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Integer
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from specjax import sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.models.cache import put_rows
 from specjax.sampling import SamplingParams, Stages
 from specjax.stopping import Stop, StopRules
-from specjax.trees import NO_CHILD, Tree
-from specjax.types import Commit, Draft, Info, KeyArray, Params, Verdict
-from specjax.verify.token import overlap
+from specjax.trees import Tree
+from specjax.trees.dynamic import layout_of
+from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, Verdict
+from specjax.verify.token import overlap, tested
 
 
 class DecodeParams(NamedTuple):
@@ -91,7 +92,8 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
     def init(params: DecodeParams, key, prompt, length, budget) -> GenerationState:
         rows = prompt.shape[0]
         read = model.prefill(params.target, prompt, length, slots)
-        state = drafter.init(params.draft, prompt, length, slots)
+        lent = (read.cache,) if drafter.borrows else ()
+        state = drafter.init(params.draft, prompt, length, slots, *lent)
         # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
         used = jnp.ones_like(length) if model.encoder_decoder else length  # the start token, or the prompt
         room = jnp.minimum(budget, cache_len - used + 1)
@@ -132,9 +134,8 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
         next_key, draft_key, verify_key = round_keys(state.key)
         warp = make_warp(params.sampling, stages, state.seen)
 
-        draft, draft_state = drafter.propose(params.draft, draft_key, state.draft, state.pending, warp)
-        out, cache = model.extend(params.target, draft.tokens, state.cache, tree.mask, tree.depth)
-        log_p = warp(out.logits, draft.tokens[:, tree.paths])
+        draft, draft_state, cache = propose(drafter, params.draft, draft_key, state, warp)
+        out, log_p, cache = judge(model, tree, params.target, draft, cache, warp)
         verdict = verify(verify_key, tree, draft, log_p)
 
         broken = sampling.has_nan(out.logits)
@@ -147,7 +148,10 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
         n = ended.length
         stop = jnp.where(active & broken, int(Stop.NAN), jnp.where(active, ended.stop, state.stop))
 
-        told = Commit(block, n, None, None)
+        features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
+        told = Commit(block, n, features, jnp.argmax(log_p, -1).astype(jnp.int32))
+        cache = model.keep(cache, None if tree.is_chain and not drafter.dynamic else verdict.path, n)
+        lent = (cache,) if drafter.borrows else ()
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
         info = _info(tree, draft, verdict, log_p, block, n, active & ~broken)
         state = GenerationState(
@@ -159,14 +163,42 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
             room_code=state.room_code,
             automaton=ended.automaton,
             seen=None if state.seen is None else _mark(state.seen, block, n),
-            cache=model.keep(cache, None if tree.is_chain else verdict.path, n),
-            draft=drafter.commit(params.draft, draft_state, told),
+            cache=cache,
+            draft=drafter.commit(params.draft, draft_state, told, *lent),
             key=next_key,
             totals=_add(state.totals, info),
         )
         return state, info
 
     return step
+
+
+def propose(
+    drafter: Drafter, params: Params, key: KeyArray, state: GenerationState, warp: Warp
+) -> tuple[Draft, DraftState, Cache]:
+    """The drafter's proposal, its state, and the target's cache, which only a drafter that borrows it has written."""
+    if drafter.borrows:
+        draft, draft_state, cache = drafter.propose(params, key, state.draft, state.pending, warp, state.cache)
+    else:
+        draft, draft_state = drafter.propose(params, key, state.draft, state.pending, warp)
+        cache = state.cache
+    if drafter.tree.scratch.any():  # whatever the drafter says: nothing scratch is ever accepted
+        draft = draft._replace(valid=draft.valid & ~drafter.tree.scratch)
+    return draft, draft_state, cache
+
+
+def judge(
+    model: LanguageModel, tree: Tree, params: Params, draft: Draft, cache: Cache, warp: Warp
+) -> tuple[Output, Float[Array, "B N V"], Cache]:
+    """One call of the target: its output at every node, its warped law after each, and the cache with the block."""
+    mask, depth, paths = tree.mask, tree.depth, tree.paths
+    if draft.parents is None:
+        before = draft.tokens[:, paths]
+    else:
+        _, mask, depth, rows = layout_of(tree, draft.parents, draft.tokens.shape[0])
+        before = jax.vmap(lambda tokens, path: tokens[path])(draft.tokens, rows)
+    out, cache = model.extend(params, draft.tokens, cache, mask, depth)
+    return out, warp(out.logits, before), cache
 
 
 def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] | None) -> Warp:
@@ -257,12 +289,12 @@ def _parts(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Sta
 
     def draft(params: DecodeParams, state: GenerationState) -> Draft:
         warp = make_warp(params.sampling, stages, state.seen)
-        return drafter.propose(params.draft, round_keys(state.key)[1], state.draft, state.pending, warp)[0]
+        return propose(drafter, params.draft, round_keys(state.key)[1], state, warp)[0]
 
     def check(params: DecodeParams, state: GenerationState, drafted: Draft) -> Verdict:
         warp = make_warp(params.sampling, stages, state.seen)
-        out, _ = model.extend(params.target, drafted.tokens, state.cache, tree.mask, tree.depth)
-        return verify(round_keys(state.key)[2], tree, drafted, warp(out.logits, drafted.tokens[:, tree.paths]))
+        _, log_p, _ = judge(model, tree, params.target, drafted, state.cache, warp)
+        return verify(round_keys(state.key)[2], tree, drafted, log_p)
 
     return jax.jit(draft), jax.jit(check)
 
@@ -299,24 +331,20 @@ def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array
 
 def _info(tree: Tree, draft: Draft, verdict: Verdict, log_p, block, n, active) -> Info:
     """Diagnostics of a round. A node was tested where it is on the path, or the path ends at a node with children."""
-    kids = jnp.asarray(tree.children)
-    offered = jnp.take_along_axis(draft.valid, jnp.maximum(kids, 0).reshape(1, -1), axis=1)
-    offered = (offered.reshape(-1, *kids.shape) & (kids != NO_CHILD)[None]).any(-1)
-    last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)
-    refused = jnp.take_along_axis(offered, last, axis=1)[:, 0]
-    tested = verdict.accepted + refused.astype(jnp.int32)
+    walked = tested(tree, draft, verdict)
     depth = jnp.arange(tree.width, dtype=jnp.int32)[None]
     on = lambda x: jnp.where(active, x, 0)
     return Info(
         active=active,
         drafted=on(draft.valid[:, 1:].sum(1, dtype=jnp.int32)),
-        tested=on(tested),
+        tested=on(walked),
         accepted=on(verdict.accepted),
         emitted=n,
         overlap=jnp.where(active, overlap(tree, draft, log_p, verdict), 0.0),
-        depth_tested=((depth < tested[:, None]) & active[:, None]).astype(jnp.int32),
+        depth_tested=((depth < walked[:, None]) & active[:, None]).astype(jnp.int32),
         depth_accepted=((depth < verdict.accepted[:, None]) & active[:, None]).astype(jnp.int32),
         proposed=draft.tokens,
+        parents=layout_of(tree, draft.parents, block.shape[0]).parents,
         valid=draft.valid,
         committed=block,
     )

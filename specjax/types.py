@@ -40,6 +40,7 @@ class Draft(NamedTuple):
     tokens: Int[Array, "B N"]
     valid: Bool[Array, "B N"]  # False: this node was not proposed. Static shape, dynamic content
     log_q: Float[Array, "B N V"] | None  # the law that node i's children were drawn from; None: point masses
+    parents: Int[Array, "B N"] | None = None  # of a dynamic tree: one tree a row; None: the drafter's own tree
 
 
 class Verdict(NamedTuple):
@@ -70,6 +71,7 @@ class Info(NamedTuple):
     overlap: Float[Array, "B"]  # sum over tested nodes of sum_x min(p, q)
     depth_tested: Int[Array, "B W"]  # [:, d]: 1 where a node at depth d + 1 was tested (the last column is always 0)
     depth_accepted: Int[Array, "B W"]
-    proposed: Int[Array, "B N"]  # the draft's tokens and which of them were proposed, for those who show them
+    proposed: Int[Array, "B N"]  # the draft's tokens, parents, and which of them were proposed, for those who show it
+    parents: Int[Array, "B N"]
     valid: Bool[Array, "B N"]
     committed: Int[Array, "B W"]

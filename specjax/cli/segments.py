@@ -11,7 +11,6 @@ import numpy as np
 
 from specjax.streaming import drops_first_space, safe_length
 from specjax.text import Streamer, Text, cut_at
-from specjax.trees import NO_CHILD, Tree
 from specjax.types import Info
 
 
@@ -30,18 +29,18 @@ class Segment(NamedTuple):
     text: str
 
 
-def refused(tree: Tree, info: Info, row: int) -> list[int]:
+def refused(info: Info, row: int) -> list[int]:
     """Draft tokens at the node where the accepted path ends: those that the target was asked about and refused."""
     if info.tested[row] <= info.accepted[row]:
         return []
     node = 0
     for token in info.committed[row, : info.accepted[row]]:
-        node = next((k for k in _offered(tree, info, row, node) if info.proposed[row, k] == token), node)
-    return [int(info.proposed[row, k]) for k in _offered(tree, info, row, node)]
+        node = next((k for k in _offered(info, row, node) if info.proposed[row, k] == token), node)
+    return [int(info.proposed[row, k]) for k in _offered(info, row, node)]
 
 
-def _offered(tree: Tree, info: Info, row: int, node: int) -> list[int]:
-    return [int(k) for k in tree.children[node] if k != NO_CHILD and info.valid[row, k]]
+def _offered(info: Info, row: int, node: int) -> list[int]:
+    return [int(k) for k in np.flatnonzero((info.parents[row] == node) & info.valid[row])]
 
 
 class RowText:
@@ -49,15 +48,14 @@ class RowText:
 
     Args:
       text: the tokenizer; None shows token ids.
-      tree: the drafter's.
       stops: stop strings, which the text ends before.
       marks: keep rejected tokens, and show tokens without text (such as the end of text) as <id>.
     """
 
-    def __init__(self, text: Text | None, tree: Tree, *, stops: Sequence[str] = (), marks: bool = False):
+    def __init__(self, text: Text | None, *, stops: Sequence[str] = (), marks: bool = False):
         self._pieces = text.pieces() if text else None
         self._streamer = Streamer(text) if text else None
-        self._tree, self._stops, self._marks = tree, [s for s in stops if s], marks
+        self._stops, self._marks = [s for s in stops if s], marks
         self._held: list[Segment] = []
         self._drop = text is not None and drops_first_space(text)
 
@@ -85,7 +83,7 @@ class RowText:
 
     def _reject(self, info: Info, row: int) -> None:
         if self._marks:
-            self._hold(Fate.REJECTED, "|".join(self._named(token) for token in refused(self._tree, info, row)))
+            self._hold(Fate.REJECTED, "|".join(self._named(token) for token in refused(info, row)))
 
     def _committed(self, token: int) -> str:
         if self._streamer is None or self._pieces is None:

@@ -60,8 +60,8 @@ def _show(
     run: api.Stream, work: Work, open_sink, progress: Progress, asked: Callable[[], bool], *, marks: bool
 ) -> None:  # fmt: skip
     """Feeds each round to the rows' sinks until all have ended or the user asked to stop."""
-    stops, tree = work.options["stop"], work.guide.drafter.tree
-    running = {row: RowText(work.target.text, tree, stops=stops, marks=marks) for row in range(len(work.prompts))}
+    stops = work.options["stop"]
+    running = {row: RowText(work.target.text, stops=stops, marks=marks) for row in range(len(work.prompts))}
     rounds = iter(run)
     event = next(rounds, None)
     progress.clear()

@@ -12,6 +12,7 @@ from specjax.trees.search import node_values as node_values
 from specjax.trees.search import sequoia as sequoia
 from specjax.trees.static import NO_CHILD as NO_CHILD
 from specjax.trees.static import ROOT as ROOT
+from specjax.trees.static import SCRATCH as SCRATCH
 from specjax.trees.static import Tree as Tree
 from specjax.trees.static import chain as chain
 from specjax.trees.static import from_paths as from_paths

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.trees.static import ROOT, Tree
@@ -60,6 +61,7 @@ class Nodes(NamedTuple):
 class Layout(NamedTuple):
     """The tables of `Tree`, one a row."""
 
+    parents: Int[Array, "B N"]
     mask: Bool[Array, "B N N"]  # [b, i, j]: node i sees node j, itself and its ancestors
     depth: Int[Array, "B N"]
     paths: Int[Array, "B N W"]  # from the root to node i, the rest repeating node i
@@ -171,7 +173,15 @@ def layout(parents: Int[Array, "B N"], *, width: int) -> Layout:
     depth = (climbed != 0).sum(-1, dtype=jnp.int32)
     level = jnp.arange(width, dtype=jnp.int32)[None, None]
     paths = jnp.take_along_axis(climbed, jnp.maximum(depth[..., None] - level, 0), axis=2)
-    return Layout(mask, depth, paths)
+    return Layout(parents, mask, depth, paths)
+
+
+def layout_of(tree: Tree, parents: Int[Array, "B N"] | None, rows: int) -> Layout:
+    """The layout of a draft: of each row's own `parents`, or where there are none, of `tree` in every row."""
+    if parents is not None:
+        return layout(parents, width=tree.width)
+    tables = (np.array(tree.parents, np.int32), tree.mask, tree.depth, tree.paths)
+    return Layout(*(jnp.broadcast_to(jnp.asarray(table)[None], (rows, *table.shape)) for table in tables))
 
 
 def envelope(size: int, depth: int) -> Tree:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 ROOT = -1  # parents[0]
+SCRATCH = -2  # the parent of a node that is fed to the target and never accepted
 NO_CHILD = -1  # padding of `children`
 
 
@@ -26,14 +27,20 @@ class Tree:
     """A rooted tree of N nodes in topological order; hashable, so a static argument.
 
     Args:
-      parents: parents[i] < i is the node that node i continues; parents[0] == ROOT. Any sequence of integers.
+      parents: parents[i] < i is the node that node i continues; parents[0] == ROOT. SCRATCH: the node is fed to the
+        target, whose argmax after it the drafter is told, and is never accepted (a lookahead window). Any sequence of
+        integers.
+      attends: (node, nodes that it sees beside itself) of every scratch node, in the order of the nodes; a scratch
+        node stands one position after the last of those. Scratch nodes see nodes before them, and are seen by
+        scratch nodes alone.
 
     Raises:
-      ValueError: no node, a parent that is no integer, a first parent that is not ROOT, a cycle, or a parent that does
-        not precede its child.
+      ValueError: no node, a parent that is no integer, a first parent that is not ROOT, a cycle, a parent that does
+        not precede its child or is scratch, or `attends` of other nodes than the scratch ones.
     """
 
     parents: tuple[int, ...]
+    attends: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -43,11 +50,14 @@ class Tree:
         if not self.parents or self.parents[0] != ROOT:
             raise ValueError(f"a tree starts with its root: parents[0] must be {ROOT}, got {self.parents[:1]}")
         for node, parent in enumerate(self.parents[1:], start=1):
-            if not 0 <= parent < node:
+            if not 0 <= parent < node and parent != SCRATCH:
                 raise ValueError(
                     f"node {node} has parent {parent}{_cycle(self.parents, node)}: "
                     f"parents must precede their children (0..{node - 1})"
                 )
+            if parent != SCRATCH and self.parents[parent] == SCRATCH:
+                raise ValueError(f"node {node} continues node {parent}, which is scratch and never accepted")
+        object.__setattr__(self, "attends", _checked(self.parents, self.attends))
 
     @property
     def size(self) -> int:
@@ -56,23 +66,32 @@ class Tree:
 
     @functools.cached_property
     def depth(self) -> np.ndarray:
-        """[N] int32: edges from the root."""
+        """[N] int32: edges from the root; of a scratch node its position, one after the last that it sees."""
         depth = np.zeros(self.size, np.int32)
+        seen = dict(self.attends)
         for node, parent in enumerate(self.parents[1:], start=1):
-            depth[node] = depth[parent] + 1
+            depth[node] = 1 + (depth[parent] if parent != SCRATCH else max(depth[list(seen[node])]))
         return depth
+
+    @functools.cached_property
+    def scratch(self) -> np.ndarray:
+        """[N] bool: nodes that are never accepted."""
+        return np.array(self.parents) == SCRATCH
 
     @property
     def width(self) -> int:
-        """W = deepest level + 1: the most tokens that one round can commit."""
-        return int(self.depth.max()) + 1
+        """W = deepest level that can be accepted + 1: the most tokens that one round can commit."""
+        return int(self.depth[~self.scratch].max()) + 1
 
     @functools.cached_property
     def mask(self) -> np.ndarray:
-        """[N, N] bool: node i sees node j, itself and its ancestors."""
+        """[N, N] bool: node i sees node j, itself and its ancestors; a scratch node what it attends to."""
         mask = np.eye(self.size, dtype=bool)
         for node, parent in enumerate(self.parents[1:], start=1):
-            mask[node] |= mask[parent]
+            if parent != SCRATCH:
+                mask[node] |= mask[parent]
+        for node, seen in self.attends:
+            mask[node, list(seen)] = True
         return mask
 
     @functools.cached_property
@@ -80,7 +99,8 @@ class Tree:
         """[N, C] int32: children of each node, oldest first, padded with NO_CHILD."""
         lists: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents[1:], start=1):
-            lists[parent].append(node)
+            if parent != SCRATCH:
+                lists[parent].append(node)
         table = np.full((self.size, max(1, max(map(len, lists)))), NO_CHILD, np.int32)
         for node, kids in enumerate(lists):
             table[node, : len(kids)] = kids
@@ -88,11 +108,11 @@ class Tree:
 
     @functools.cached_property
     def paths(self) -> np.ndarray:
-        """[N, W] int32: the nodes from the root to node i, the rest repeating node i."""
+        """[N, W] int32: the nodes from the root to node i, the rest repeating node i (all, if it is scratch)."""
         table = np.tile(np.arange(self.size, dtype=np.int32)[:, None], (1, self.width))
         for node in range(self.size):
             chain = [node]
-            while self.parents[chain[0]] != ROOT:
+            while self.parents[chain[0]] >= 0:
                 chain.insert(0, self.parents[chain[0]])
             table[node, : len(chain)] = chain
         return table
@@ -144,6 +164,18 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Tree:
     order = [(), *sorted(nodes, key=lambda p: (len(p), p))]
     index = {path: node for node, path in enumerate(order)}
     return Tree(tuple(ROOT if not path else index[path[:-1]] for path in order))
+
+
+def _checked(parents: Sequence[int], attends: Iterable[tuple[int, Iterable[int]]]) -> tuple:
+    """`attends` as tuples of integers, if it is of the scratch nodes and each sees nodes that come before it."""
+    kept = tuple((operator.index(node), tuple(map(operator.index, seen))) for node, seen in attends)
+    scratch = [node for node, parent in enumerate(parents) if parent == SCRATCH]
+    if [node for node, _ in kept] != scratch:
+        raise ValueError(f"attends is of the nodes {[node for node, _ in kept]}, and the scratch nodes are {scratch}")
+    for node, seen in kept:
+        if not seen or not all(0 <= other < node for other in seen):
+            raise ValueError(f"scratch node {node} attends to {seen}: name one node or more, each in 0..{node - 1}")
+    return kept
 
 
 def _cycle(parents: Sequence[int], node: int) -> str:

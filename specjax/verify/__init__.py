@@ -34,8 +34,10 @@ class Serves(enum.Enum):
     DRAWN = "a chain, or a tree whose siblings are drawn, with or without replacement, or point masses"
     POINTS = "point masses"
 
-    def takes(self, tree: Tree, siblings: Siblings) -> bool:
-        """Whether a draft of this tree, with siblings that came about so, is one of these."""
+    def takes(self, tree: Tree, siblings: Siblings, dynamic: bool = False) -> bool:
+        """Whether it serves a draft of this tree (dynamic: of trees of its size), with siblings that came about so."""
+        if dynamic:
+            return self in (Serves.ANY, Serves.POINTS) and siblings is Siblings.POINTS
         if tree.size == 1 or self in (Serves.ANY, Serves.DRAWN):  # of a bare root, every verifier draws from p
             return True
         if self is Serves.CHAIN:
@@ -58,18 +60,20 @@ class Verifier(NamedTuple):
     lossless: bool
     serves: Serves = Serves.ANY
 
-    def check(self, tree: Tree, siblings: Siblings, drafter: str = "the drafter") -> None:
+    def check(self, tree: Tree, siblings: Siblings, drafter: str = "the drafter", *, dynamic: bool = False) -> None:
         """Refuses a drafter that this verifier is not right for.
 
         Raises:
           ValueError: names both, and the verifiers that serve.
         """
-        if self.serves.takes(tree, siblings):
+        if self.serves.takes(tree, siblings, dynamic):
             return
         shape = "a chain" if tree.is_chain else f"a tree of {tree.size} nodes"
+        if dynamic:
+            shape = f"trees of {tree.size} nodes, one a row,"
         raise ValueError(
             f"verifier {self.name!r} serves {self.serves.value}, and {drafter} drafts {shape} of {siblings.value}: "
-            f"use one of {_lossless(tree, siblings)}"
+            f"use one of {_lossless(tree, siblings, dynamic)}"
         )
 
     def require_lossless(self) -> None:
@@ -100,9 +104,9 @@ TABLE: dict[str, Verifier] = {
 }
 
 
-def _lossless(tree: Tree = BARE, siblings: Siblings = Siblings.POINTS) -> str:
+def _lossless(tree: Tree = BARE, siblings: Siblings = Siblings.POINTS, dynamic: bool = False) -> str:
     """Names of the lossless verifiers that serve such drafts."""
-    return ", ".join(name for name, found in TABLE.items() if found.lossless and found.serves.takes(tree, siblings))
+    return ", ".join(n for n, found in TABLE.items() if found.lossless and found.serves.takes(tree, siblings, dynamic))
 
 
 def get(name: str) -> Verifier:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.trees import NO_CHILD, Tree
+from specjax.trees.dynamic import layout_of
 from specjax.types import Draft
 from specjax.verify.walk import usable
 
@@ -27,19 +28,19 @@ def longest(criterion: Criterion, tree: Tree, draft: Draft, log_p: Float[Array, 
     """The deepest node of each row that meets the criterion with all its ancestors; of equals the likeliest path."""
     if tree.size == 1:
         return jnp.zeros(log_p.shape[:1], jnp.int32)
-    parents = np.array(tree.parents[1:])
-    inner = int(np.flatnonzero((tree.children != NO_CHILD).any(-1)).max()) + 1  # laws after later nodes do not matter
-    log_p = log_p[:, :inner]
-    floor = criterion.floor(log_p)[:, parents]
-    log_x = log_p[jnp.arange(log_p.shape[0], dtype=jnp.int32)[:, None], parents[None], draft.tokens[:, 1:]]
+    if draft.parents is None:  # laws after later nodes do not matter
+        log_p = log_p[:, : int(np.flatnonzero((tree.children != NO_CHILD).any(-1)).max()) + 1]
+    shape = layout_of(tree, draft.parents, log_p.shape[0])
+    above = jnp.maximum(shape.parents[:, 1:], 0)
+    floor = jnp.take_along_axis(criterion.floor(log_p), above, axis=1)
+    log_x = log_p[jnp.arange(log_p.shape[0], dtype=jnp.int32)[:, None], above, draft.tokens[:, 1:]]
     met = jnp.exp(log_x) > floor if criterion.strict else jnp.exp(log_x) >= floor
     met = jnp.pad(met & (log_x > -jnp.inf), ((0, 0), (1, 0)), constant_values=True)
     met = met & usable(tree, draft, in_order=False)
-    on_path = jnp.asarray(tree.mask)[None]
-    passed = ~jnp.any(~met[:, None, :] & on_path, axis=-1)
+    passed = ~jnp.any(~met[:, None, :] & shape.mask, axis=-1)
     score = jnp.pad(jnp.where(met[:, 1:], log_x, jnp.zeros_like(log_x)), ((0, 0), (1, 0)))
-    score = jnp.sum(jnp.where(on_path, score[:, None, :], jnp.zeros_like(score[:, None, :])), axis=-1)
-    depth = jnp.where(passed, jnp.asarray(tree.depth)[None], -1)
+    score = jnp.sum(jnp.where(shape.mask, score[:, None, :], jnp.zeros_like(score[:, None, :])), axis=-1)
+    depth = jnp.where(passed, shape.depth, -1)
     deepest = depth == jnp.max(depth, axis=-1, keepdims=True)
     return jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=-1).astype(jnp.int32)
 

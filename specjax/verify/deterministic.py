@@ -2,10 +2,11 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import draw, uniforms
 from specjax.trees import NO_CHILD, Tree
+from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import law_after
 from specjax.verify.walk import usable, verdict_at
@@ -19,7 +20,7 @@ def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
 
     Args:
       key: [B] typed keys, one for the whole round, consumed once.
-      tree: any.
+      tree: any; a row's own where the draft carries parents.
       draft: log_q is None. A node that is not valid ends its branch; what is valid may depend on anything that was
         known before the target was asked.
       log_p: [B, N, V], the target's law after every node.
@@ -31,25 +32,29 @@ def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
         raise ValueError("deterministic serves point masses, and this draft was drawn from laws: "
                          "use token_level, block, multiround or traversal")  # fmt: skip
     numbers = uniforms(key, (tree.width, 2), log_p.dtype)
+    shape = layout_of(tree, draft.parents, key.shape[0])
+    proposed = usable(tree, draft, in_order=False)
 
     def level(carry):
         depth, node, token, moving = carry
         drawn = draw(numbers[:, depth], jnp.exp(law_after(log_p, node)))
         token = jnp.where(moving, drawn, token)
-        child = follow(tree, draft, node, token)
+        child = follow(shape.parents, draft.tokens, proposed, node, token)
         found = moving & (child != NO_CHILD)
         return depth + 1, jnp.where(found, child, node), token, found
 
     zero = jnp.zeros(key.shape, jnp.int32)
     _, node, token, _ = lax.while_loop(lambda c: jnp.any(c[3]), level, (jnp.int32(0), zero, zero, zero == 0))
-    return verdict_at(tree, node, token)
+    return verdict_at(shape, node, token)
 
 
-def follow(tree: Tree, draft: Draft, node: Int[Array, "B"], token: Int[Array, "B"]) -> Int[Array, "B"]:
-    """The oldest child of each row's node that has the token, NO_CHILD where none has."""
-    kids = jnp.asarray(tree.children)[node]
-    at = jnp.maximum(kids, 0)
-    proposed = jnp.take_along_axis(usable(tree, draft, in_order=False), at, axis=1)
-    same = (jnp.take_along_axis(draft.tokens, at, axis=1) == token[:, None]) & (kids != NO_CHILD) & proposed
-    first = jnp.take_along_axis(kids, jnp.argmax(same, axis=1, keepdims=True), axis=1)[:, 0]
-    return jnp.where(jnp.any(same, axis=1), first, NO_CHILD)
+def follow(
+    parents: Int[Array, "B N"],
+    tokens: Int[Array, "B N"],
+    proposed: Bool[Array, "B N"],
+    node: Int[Array, "B"],
+    token: Int[Array, "B"],
+) -> Int[Array, "B"]:
+    """The oldest proposed child of each row's node that has the token, NO_CHILD where none has."""
+    same = (parents == node[:, None]) & (tokens == token[:, None]) & proposed
+    return jnp.where(jnp.any(same, axis=1), jnp.argmax(same, axis=1).astype(jnp.int32), NO_CHILD)

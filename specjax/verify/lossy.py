@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specjax.base import VerifyFn
 from specjax.categorical import argmax, draw, uniforms
 from specjax.trees import Tree
+from specjax.trees.dynamic import layout_of
 from specjax.verify.criterion import Criterion, entropy, longest
 from specjax.verify.multiround import Laws, refuse_with
 from specjax.verify.multiround import chance as lossless_chance
@@ -84,7 +85,7 @@ def lossy_lenient_greedy(lenience: float = 0.8) -> VerifyFn:
     def verify(key, tree, draft, log_p):
         del key
         node = longest(criterion, tree, draft, log_p)
-        return verdict_at(tree, node, argmax(law_after(log_p, node)))
+        return verdict_at(layout_of(tree, draft.parents, node.shape[0]), node, argmax(law_after(log_p, node)))
 
     return verify
 
@@ -114,7 +115,8 @@ def _drawing(criterion: Criterion) -> VerifyFn:
 
     def verify(key, tree, draft, log_p):
         node = longest(criterion, tree, draft, log_p)
-        return verdict_at(tree, node, draw(uniforms(key, (2,), log_p.dtype), jnp.exp(law_after(log_p, node))))
+        token = draw(uniforms(key, (2,), log_p.dtype), jnp.exp(law_after(log_p, node)))
+        return verdict_at(layout_of(tree, draft.parents, node.shape[0]), node, token)
 
     return verify
 

@@ -2,12 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.categorical import draw, uniforms
-from specjax.trees import NO_CHILD, Tree
+from specjax.trees import Tree
+from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, KeyArray, Verdict
 
 
@@ -76,8 +76,9 @@ def residual(p: Float[Array, "*lead V"], q: Float[Array, "*lead V"]) -> Float[Ar
 
 def tested(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B"]:
     """Number of levels of each row that were tested: the accepted ones, and one more where a node was refused."""
+    parents = layout_of(tree, draft.parents, draft.tokens.shape[0]).parents
     last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)
-    refused = jnp.take_along_axis(_offered(tree, draft), last, axis=1)[:, 0]
+    refused = jnp.any((parents == last) & draft.valid, axis=1)
     return verdict.accepted + refused.astype(jnp.int32)
 
 
@@ -135,12 +136,6 @@ def _refused(draft: Draft, accepted: Int[Array, "B"]) -> Bool[Array, "B"]:
     """Whether the row stopped at a node that it tested: not at the end of the chain, nor at an invalid node."""
     following = jnp.take_along_axis(draft.valid, _next(draft, accepted)[:, None], axis=1)[:, 0]
     return (accepted < draft.tokens.shape[1] - 1) & following
-
-
-def _offered(tree: Tree, draft: Draft) -> Bool[Array, "B N"]:
-    """Which nodes have a child that was proposed."""
-    proposed = draft.valid[:, np.maximum(tree.children, 0)]
-    return jnp.any(proposed & (tree.children != NO_CHILD)[None], axis=-1)
 
 
 def _next(draft: Draft, accepted: Int[Array, "B"]) -> Int[Array, "B"]:

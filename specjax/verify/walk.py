@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import draw, uniforms
 from specjax.trees import NO_CHILD, Tree
+from specjax.trees.dynamic import Layout, layout_of
 from specjax.types import Draft, KeyArray, PyTree, Verdict
 from specjax.verify.token import law_after, roles
 
@@ -51,12 +52,14 @@ def verdict_of(walk: Walk, key: KeyArray, tree: Tree, draft: Draft, log_p: Float
     """The verdict of a walk, on uniforms from each row's key, which is consumed."""
     accept, correct = roles(key)
     end = walk(uniforms(accept, (tree.size,), log_p.dtype), tree, draft, log_p)
-    return verdict_at(tree, end.node, draw(uniforms(correct, (2,), log_p.dtype), end.mass))
+    token = draw(uniforms(correct, (2,), log_p.dtype), end.mass)
+    return verdict_at(layout_of(tree, draft.parents, token.shape[0]), end.node, token)
 
 
-def verdict_at(tree: Tree, node: Int[Array, "B"], token: Int[Array, "B"]) -> Verdict:
+def verdict_at(shape: Layout, node: Int[Array, "B"], token: Int[Array, "B"]) -> Verdict:
     """The verdict that accepts the path to one node of each row."""
-    return Verdict(jnp.asarray(tree.paths)[node], jnp.asarray(tree.depth)[node], token)
+    rows = jnp.arange(node.shape[0], dtype=jnp.int32)
+    return Verdict(shape.paths[rows, node], shape.depth[rows, node], token)
 
 
 def usable(tree: Tree, draft: Draft, *, in_order: bool) -> Bool[Array, "B N"]:
@@ -64,8 +67,11 @@ def usable(tree: Tree, draft: Draft, *, in_order: bool) -> Bool[Array, "B N"]:
 
     Args:
       in_order: older siblings must have been proposed too, theirs and their ancestors': a draw without replacement
-        is a sample only beside those before it.
+        is a sample only beside those before it. Of static trees.
     """
+    if draft.parents is not None:
+        mask = layout_of(tree, draft.parents, draft.tokens.shape[0]).mask
+        return ~jnp.any((~draft.valid[:, None, :] & mask)[:, :, 1:], axis=-1)
     needs = tree.mask.copy()
     if in_order:
         for kids in tree.children:

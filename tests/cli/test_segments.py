@@ -12,7 +12,7 @@ TEXT = text.from_tokenizer(toys.tokenizer())
 EOS = 0
 
 
-def round_(proposed, committed, accepted, *, valid=None, tested=None) -> Info:
+def round_(proposed, committed, accepted, *, valid=None, tested=None, tree=None) -> Info:
     """One row's round; tokens as lists, the root apart."""
     width = len(proposed) + 1
     block = np.zeros((1, width), np.int32)
@@ -23,6 +23,7 @@ def round_(proposed, committed, accepted, *, valid=None, tested=None) -> Info:
         active=np.array([True]), drafted=np.array([len(proposed)]), tested=np.array([int(tested)]),
         accepted=np.array([accepted]), emitted=np.array([len(committed)]), overlap=np.zeros((1,), np.float32),
         depth_tested=zeros, depth_accepted=zeros, proposed=np.array([[0, *proposed]], np.int32),
+        parents=np.array([(tree or trees.chain(len(proposed))).parents], np.int32),
         valid=np.array([[True, *(valid or [True] * len(proposed))]]), committed=block,
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def ids(words: str) -> list[int]:
 
 
 def test_fates_of_a_chain():
-    row = RowText(TEXT, trees.chain(3), marks=True)
+    row = RowText(TEXT, marks=True)
     segments = row.add(round_(ids("abc"), ids("abX"), 2), 0)
     assert segments == [
         Segment(Fate.ACCEPTED, "a"), Segment(Fate.ACCEPTED, "b"), Segment(Fate.REJECTED, "c"), Segment(Fate.OWN, "X"),
@@ -42,14 +43,14 @@ def test_fates_of_a_chain():
 
 
 def test_without_marks_rejected_tokens_leave_no_trace():
-    row = RowText(TEXT, trees.chain(3))
+    row = RowText(TEXT)
     assert "".join(s.text for s in row.add(round_(ids("abc"), ids("abX"), 2), 0)) == "abX"
 
 
 def test_a_character_split_over_rounds_is_shown_whole():
     euro = ids("\u20ac")
     assert len(euro) == 3
-    row = RowText(TEXT, trees.chain(2), marks=True)
+    row = RowText(TEXT, marks=True)
     first = row.add(round_(euro[:2], euro[:2], 2, tested=2), 0)
     second = row.add(round_(ids("zz"), euro[2:], 0), 0)
     assert first == []
@@ -57,26 +58,26 @@ def test_a_character_split_over_rounds_is_shown_whole():
 
 
 def test_bytes_that_never_become_a_character_end_as_one_replacement():
-    row = RowText(TEXT, trees.chain(0))
+    row = RowText(TEXT)
     shown = row.add(round_([], ids("\u20ac")[:1], 0), 0)
     assert shown == [] and row.end() == [Segment(Fate.OWN, "\ufffd")]
 
 
 def test_a_rejected_part_of_a_character_is_written_as_its_byte():
-    row = RowText(TEXT, trees.chain(1), marks=True)
+    row = RowText(TEXT, marks=True)
     assert row.add(round_(ids("\u20ac")[:1], ids("a"), 0), 0)[0] == Segment(Fate.REJECTED, "\\xe2")
 
 
 def test_tokens_without_text_are_named_only_with_marks():
     info = round_([EOS], [EOS], 1, tested=1)
-    assert RowText(TEXT, trees.chain(1)).add(info, 0) == []
-    assert RowText(TEXT, trees.chain(1), marks=True).add(info, 0) == [Segment(Fate.ACCEPTED, f"<{EOS}>")]
+    assert RowText(TEXT).add(info, 0) == []
+    assert RowText(TEXT, marks=True).add(info, 0) == [Segment(Fate.ACCEPTED, f"<{EOS}>")]
 
 
 @pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [9], [2, 3, 4]])
 def test_stop_strings_are_never_shown(cuts):
     """The text "say STOP!" with the stop strings "STOP" and "OR": nothing of STOP appears, however rounds cut it."""
-    tokens, row, shown = ids("say STOP!"), RowText(TEXT, trees.chain(0), stops=["STOP", "OR"]), ""
+    tokens, row, shown = ids("say STOP!"), RowText(TEXT, stops=["STOP", "OR"]), ""
     for size in cuts:
         part, tokens = tokens[:size], tokens[size:]
         shown += "".join(s.text for s in row.add(round_([0] * size, part, 0, tested=0), 0))
@@ -85,7 +86,7 @@ def test_stop_strings_are_never_shown(cuts):
 
 
 def test_what_only_began_a_stop_string_is_shown():
-    row = RowText(TEXT, trees.chain(0), stops=["STOP"])
+    row = RowText(TEXT, stops=["STOP"])
     shown = "".join(s.text for s in row.add(round_([0] * 5, ids("a STO"), 0, tested=0), 0))
     assert shown == "a "
     assert "".join(s.text for s in row.add(round_([0] * 2, ids("RY"), 0, tested=0), 0)) == "STORY"
@@ -97,13 +98,15 @@ def test_refused_children_of_a_tree():
     """Root with children a, b; a with children c, d. After a was accepted, c and the unproposed d: only c refused."""
     tree = trees.regular((2, 2))
     a, b, c, d, e, f = ids("abcdef")
-    info = round_([a, b, c, d, e, f], [a, ids("z")[0]], 1, valid=[True, True, True, False, True, True], tested=2)
-    assert refused(tree, info, 0) == [c]
+    info = round_(
+        [a, b, c, d, e, f], [a, ids("z")[0]], 1, valid=[True, True, True, False, True, True], tested=2, tree=tree
+    )
+    assert refused(info, 0) == [c]
     everything = info._replace(valid=np.ones((1, 7), bool))
-    assert refused(tree, everything, 0) == [c, d]
-    assert refused(tree, info._replace(tested=np.array([1])), 0) == []
+    assert refused(everything, 0) == [c, d]
+    assert refused(info._replace(tested=np.array([1])), 0) == []
 
 
 def test_without_a_tokenizer_ids_are_shown():
-    row = RowText(None, trees.chain(1), marks=True)
+    row = RowText(None, marks=True)
     assert "".join(s.text for s in row.add(round_([7], [8], 0), 0)) == "7 8 "

@@ -143,3 +143,31 @@ def test_paths_of_ranks_give_the_tree_back(below):
     back = trees.from_paths(ranks[1:])
     assert back.size == tree.size and sorted(back.depth) == sorted(tree.depth)
     assert trees.from_paths(ranks[:0:-1]) == back
+
+
+def test_scratch_nodes_are_fed_at_their_positions_and_never_accepted():
+    """A chain of two, and a window of two rows of two: the second row sees the first, as in lookahead decoding."""
+    S = trees.SCRATCH
+    tree = trees.Tree((trees.ROOT, 0, 1, S, S, S, S), ((3, (0,)), (4, (0, 3)), (5, (0, 3)), (6, (0, 3, 4, 5))))
+    assert tree.width == 3 and tree.depth.tolist() == [0, 1, 2, 1, 2, 2, 3]
+    assert tree.scratch.tolist() == [False] * 3 + [True] * 4 and not tree.is_chain
+    assert tree.children.tolist() == [[1], [2], *[[trees.NO_CHILD]] * 5]
+    sees = [[int(j) for j in np.flatnonzero(line)] for line in tree.mask]
+    assert sees == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4], [0, 3, 5], [0, 3, 4, 5, 6]]
+    assert tree.paths.tolist()[:3] == [[0, 0, 0], [0, 1, 1], [0, 1, 2]] and tree.paths.tolist()[6] == [6, 6, 6]
+    assert hash(tree) == hash(trees.Tree(list(tree.parents), tree.attends))
+
+
+@pytest.mark.parametrize(
+    ("parents", "attends", "said"),
+    [
+        ((-1, 0, -2), (), r"attends is of the nodes \[\], and the scratch nodes are \[2\]"),
+        ((-1, 0), ((1, (0,)),), r"attends is of the nodes \[1\], and the scratch nodes are \[\]"),
+        ((-1, -2), ((1, ()),), "scratch node 1 attends to"),
+        ((-1, -2), ((1, (1,)),), r"each in 0\.\.0"),
+        ((-1, -2, 1), ((1, (0,)),), "node 2 continues node 1, which is scratch"),
+    ],
+)
+def test_wrong_scratch_nodes_are_refused(parents, attends, said):
+    with pytest.raises(ValueError, match=said):
+        trees.Tree(parents, attends)
