@@ -1,7 +1,7 @@
 """The three seams: LanguageModel, Drafter, VerifyFn. Each is a NamedTuple of pure functions, or one function."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
@@ -75,7 +75,7 @@ class Drafter(NamedTuple):
 
     tree: Tree
     init: Callable[..., DraftState]
-    propose: Callable[..., tuple[Draft, DraftState]]
+    propose: Callable[..., Any]  # (Draft, DraftState), and the cache where it is borrowed
     commit: Callable[[Params, DraftState, Commit], DraftState]
     vocab_size: int | None = None
     siblings: Siblings = Siblings.WITH_REPLACEMENT

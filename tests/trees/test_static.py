@@ -155,7 +155,7 @@ def test_scratch_nodes_are_fed_at_their_positions_and_never_accepted():
     sees = [[int(j) for j in np.flatnonzero(line)] for line in tree.mask]
     assert sees == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4], [0, 3, 5], [0, 3, 4, 5, 6]]
     assert tree.paths.tolist()[:3] == [[0, 0, 0], [0, 1, 1], [0, 1, 2]] and tree.paths.tolist()[6] == [6, 6, 6]
-    assert hash(tree) == hash(trees.Tree(list(tree.parents), tree.attends))
+    assert hash(tree) == hash(trees.Tree(tree.parents, tree.attends))
 
 
 @pytest.mark.parametrize(
