@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from specjax.models.format import default_format
 
 Row = dict[str, Any]
 PROMPT, NEW = 64, 128
+PAUSE = 0.3  # seconds before each run: idle threads of the program before it spin for up to 0.2 s, and take a core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ def interleave(programs: dict[str, Callable[[], Any]], repeats: int) -> tuple[di
         program()
     for _ in range(repeats):
         for name, program in programs.items():
+            time.sleep(PAUSE)
             before = machine.ticks()
             program()
             after = machine.ticks()
