@@ -8,6 +8,7 @@ user's would.
 import gc
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,6 +16,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for the network is wrong
+
+# A shell that starts this in the background has Ctrl-C ignored, here and in the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import jax

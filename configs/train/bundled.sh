@@ -19,12 +19,12 @@ german() {
 
 english --run "$RUNS/opt-target" --width 320 --layers 8 --heads 5 --steps 1500
 english --run "$RUNS/opt-draft" --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" \
-    --width 80 --layers 1 --heads 2 --steps 700
+    --width 80 --layers 1 --heads 2 --rows 8 --steps 1700
 english --run "$RUNS/opt-tiny" --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" \
-    --width 48 --layers 1 --heads 3 --steps 600
-german --run "$RUNS/t5-target" --steps 1500
+    --width 48 --layers 1 --heads 3 --rows 8 --steps 2400
+german --run "$RUNS/t5-target" --encoder-layers 4 --decoder-layers 4 --steps 2300
 german --run "$RUNS/t5-draft" --tokenizer "$RUNS/t5-target/tokenizer" --teacher "$RUNS/t5-target/model" \
-    --width 64 --encoder-layers 1 --decoder-layers 1 --heads 1 --steps 900
+    --own-outputs 60000 --width 80 --encoder-layers 2 --decoder-layers 1 --heads 2 --head-width 40 --steps 4000
 
 # Acceptance of the pairs on held-out text, speed on this machine, BLEU and chrF.
 for draft in opt-draft opt-tiny; do

@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from specjax.models.format import default_format
 
 Row = dict[str, Any]
 PROMPT, NEW = 64, 128
+PAUSE = 0.3  # seconds before each run: idle threads of the program before it spin for up to 0.2 s, and take a core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ def interleave(programs: dict[str, Callable[[], Any]], repeats: int) -> tuple[di
         program()
     for _ in range(repeats):
         for name, program in programs.items():
+            time.sleep(PAUSE)
             before = machine.ticks()
             program()
             after = machine.ticks()
@@ -60,9 +63,8 @@ def prompts(rows: int, vocab: int, length: int = PROMPT) -> list[list[int]]:
 
 
 def plain(sizes: tuple[str, ...], dtypes: tuple[str, ...], rows: tuple[int, ...], repeats: int) -> Iterator[Row]:
-    """Plain greedy decoding, 64 + 128 tokens. `bandwidth_share`: bytes of weights a step over the bandwidth measured
-    in the same run. `steps_of_one_row`: a step's time over that of the first batch size."""
-    speed = machine.bandwidth()
+    """Plain greedy decoding, 64 + 128 tokens. `bandwidth_share`: bytes of weights a step over the bandwidth, both the
+    medians of the same turns. `steps_of_one_row`: a step's time over that of the first batch size."""
     for size in sizes:
         for dtype in dtypes:
             model = random_model(size, dtype)
@@ -72,6 +74,7 @@ def plain(sizes: tuple[str, ...], dtypes: tuple[str, ...], rows: tuple[int, ...]
             for batch in rows:
                 given = prompts(batch, model.vocab_size)
                 steps: list[float] = []
+                speeds: list[float] = []
 
                 def ours(model=model, given=given, steps=steps):
                     out = api.generate(model, given, max_new_tokens=NEW, temperature=0.0)
@@ -84,8 +87,10 @@ def plain(sizes: tuple[str, ...], dtypes: tuple[str, ...], rows: tuple[int, ...]
                     programs["transformers"] = lambda twin=twin, given=given: peer.generate(twin, given, NEW)
                     same = ours() == programs["transformers"]()
                     row["equal_tokens"] = float(same.mean())
+                programs["memory"] = lambda speeds=speeds: speeds.append(machine.bandwidth())
                 times, load = interleave(programs, repeats)
-                step = statistics.median(steps[-repeats:])
+                del times["memory"], load["memory"]
+                step, speed = statistics.median(steps[-repeats:]), statistics.median(speeds[-repeats:])
                 row |= summary(times, load, batch * NEW)
                 row |= {"step_ms": 1e3 * step, "bandwidth_gb": speed / 1e9, "bandwidth_share": weights / step / speed}
                 first = first or step

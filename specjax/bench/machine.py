@@ -38,7 +38,7 @@ def others(start: Ticks, end: Ticks) -> float:
     return busy / wall if wall else 0.0
 
 
-def bandwidth(megabytes: int = 512, repeats: int = 7) -> float:
+def bandwidth(megabytes: int = 512, repeats: int = 3) -> float:
     """Bytes a second at which all processors together read a large array, best of several: what decoding could reach.
 
     One numpy reduction a processor, each over its own part; numpy lets go of the interpreter meanwhile.

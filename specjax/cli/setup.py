@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from specjax import drafters, sampling, verify
 from specjax.cli.arguments import lookup
-from specjax.cli.options import DRAFT, TARGET, Options
+from specjax.cli.options import DRAFT, GAMMA, TARGET, Options
 from specjax.drafters import Guide
 from specjax.model import Model
 from specjax.verify import Verifier
@@ -49,9 +49,9 @@ def plan(options: Options) -> Plan:
       ValueError: a name that does not exist, a number out of its range, options that contradict each other.
     """
     models, chosen = options.models, options.drafting
-    draft = models.draft
+    draft, gamma = models.draft, chosen.gamma
     if draft is None and models.target == TARGET and chosen.drafter in (None, "model"):
-        draft = DRAFT
+        draft, gamma = DRAFT, GAMMA if gamma is None else gamma
     name = chosen.drafter or ("model" if draft else "ngram")
     kind = lookup(name, DRAFTERS, "drafter")
     if kind.needs_model and draft is None:
@@ -72,7 +72,7 @@ def plan(options: Options) -> Plan:
         raise ValueError(f"--seed must lie in 0..{2**32 - 1}, got {options.sampling.seed}")
     sampling.sampling_params(1, 1, **_laws(options))
     verifier = lookup(chosen.verifier, verify.TABLE, "verifier")
-    return Plan(name, draft, chosen.gamma, verifier, _bias(options.sampling.logit_bias), _mesh_shape(models.mesh))
+    return Plan(name, draft, gamma, verifier, _bias(options.sampling.logit_bias), _mesh_shape(models.mesh))
 
 
 def _laws(options: Options) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
     """While jax is imported, which crashes when it is cut short, and while programs compile, in threads that go on."""
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
     interrupted = 0
-    for seconds in (0.5, 1.5, 2.5):
+    for seconds in (0.7, 1.1, 1.5):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             try:
                 run.wait(seconds)

@@ -1,0 +1,53 @@
+"""The scripts in configs/: every command that they would run is one that this version takes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from specjax.cli import bench, split_command, train, train_t5
+from specjax.cli.arguments import parse
+from specjax.convert.locate import BUNDLED_FOLDER
+
+SCRIPT = Path(__file__).parents[2] / "configs" / "train" / "bundled.sh"
+OPTIONS = {"train lm": train.TrainLM, "train t5": train_t5.TrainT5, "bench": bench.Bench}
+
+
+def recorded(folder: Path) -> list[tuple[str, list[str]]]:
+    """The commands of the script, by a `specjax` that only writes down its arguments."""
+    log = folder / "log"
+    shim = folder / "specjax"
+    shim.write_text(
+        f"#!{sys.executable}\nimport json, sys\nopen({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+    )
+    shim.chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "DATA": "data", "RUNS": "runs"}
+    subprocess.run(["sh", SCRIPT], check=True, env=env, cwd=folder)
+    return [split_command(json.loads(line)) for line in log.read_text().splitlines()]
+
+
+def test_every_command_parses_and_every_bundled_model_is_trained_once(tmp_path):
+    commands = recorded(tmp_path)
+    options = [parse(OPTIONS[name], args, prog=name) for name, args in commands]
+    trained = [run.run.name for run in options if not isinstance(run, bench.Bench)]
+    assert sorted(trained) == sorted(file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json"))
+    for run in options:
+        if isinstance(run, bench.Bench):
+            assert Path(str(run.target)).parent.name in trained and Path(str(run.draft)).parent.name in trained
+
+
+def test_the_shapes_are_those_of_the_models_that_ship(tmp_path):
+    for name, args in recorded(tmp_path):
+        if name == "bench":
+            continue
+        run = parse(OPTIONS[name], args, prog=name)
+        config = json.loads((BUNDLED_FOLDER / run.run.name / "config.json").read_text())
+        if name == "train lm":
+            wanted = {"hidden_size": run.width, "num_hidden_layers": run.layers, "num_attention_heads": run.heads}
+        else:
+            wanted = {
+                "d_model": run.width, "num_heads": run.heads, "d_kv": run.head_width,
+                "num_layers": run.encoder_layers, "num_decoder_layers": run.decoder_layers,
+            }  # fmt: skip
+        assert {key: config[key] for key in wanted} == wanted, name
