@@ -7,10 +7,12 @@ behind them are in the modules of this folder.
 from typing import Any, NamedTuple
 
 from specjax.base import Drafter
-from specjax.drafters import chain
+from specjax.drafters import chain, model_tree
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.trees import Tree
 from specjax.types import Params
+from specjax.types import Siblings as Siblings
 
 
 class Guide(NamedTuple):
@@ -62,6 +64,36 @@ def model(draft: Any, *, gamma: int = 5) -> Guide:
     """
     positions = getattr(draft.config, "max_positions", None)
     return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+
+
+def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Guide:
+    """A smaller model writes a tree of one shape, one call a level (SpecInfer, Sequoia).
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      shape: any tree of `specjax.trees`: regular((3, 2)), best_tree(...), sequoia(...).
+      siblings: how the children of a node come about, which decides who verifies them. WITHOUT_REPLACEMENT, draws that
+        differ: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
+        "traversal", "kseq". POINTS, the most probable tokens: "deterministic", "multiround", "traversal".
+    """
+    positions = getattr(draft.config, "max_positions", None)
+    kind = siblings.name.lower().replace("_", " ")
+    drafter = model_tree.model_tree(draft.lm, shape, siblings)
+    return Guide(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
+
+
+def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) -> Guide:
+    """A smaller model grows a tree for each row and round by path probability (EAGLE-2). Verifier: "deterministic".
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      size: nodes that the target reads, the root included.
+      depth: levels below the root, each one call of the draft.
+      width: nodes of a level that the draft reads, and tokens that each of them proposes.
+    """
+    positions = getattr(draft.config, "max_positions", None)
+    drafter = model_tree.dynamic_tree(draft.lm, size, depth, width)
+    return Guide(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft, positions)
 
 
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
