@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from specjax.base import Drafter
 from specjax.drafters import chain, model_tree
+from specjax.drafters import lookahead as _lookahead
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
 from specjax.trees import Tree
@@ -99,3 +100,14 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     """Prompt lookup: copies what followed the last few tokens where they occurred before."""
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
+
+
+def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> Guide:
+    """The target guesses for itself, in the same call that verifies (lookahead decoding). Verifier: "deterministic".
+
+    Args:
+      window: W, columns of the window of guesses.
+      ngram: N, tokens of an n-gram, at least 2; a round commits up to as many.
+      guesses: G, n-grams that are tried in a round.
+    """
+    return Guide(f"lookahead {window},{ngram},{guesses}", _lookahead.lookahead(window, ngram, guesses))
