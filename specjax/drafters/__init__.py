@@ -11,6 +11,11 @@ from specjax.drafters import chain, model_tree
 from specjax.drafters import lookahead as _lookahead
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.drafters import suffix as _suffix
+from specjax.drafters.corpus import Corpus as Corpus
+from specjax.drafters.corpus import corpus as corpus
+from specjax.drafters.corpus import load_corpus as load_corpus
+from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.trees import Tree
 from specjax.types import Params
 from specjax.types import Siblings as Siblings
@@ -25,6 +30,7 @@ class Guide(NamedTuple):
       params: what they read.
       source: the model that it runs, None where it has none.
       positions: positions that it can draft at; None where they are unbounded.
+      largest: the largest token id of what it copies from; None where that is the request alone.
     """
 
     name: str
@@ -32,9 +38,15 @@ class Guide(NamedTuple):
     params: Params = ()
     source: Any = None
     positions: int | None = None
+    largest: int | None = None
 
     def check(self, target: Any) -> None:
         """Raises ValueError where this drafter cannot serve the target; names both."""
+        if self.largest is not None and self.largest >= target.vocab_size:
+            raise ValueError(
+                f"the corpus of {self.name} holds token {self.largest}, and target {target.name} has "
+                f"{target.vocab_size} tokens: use outputs of models that share its tokenizer"
+            )
         if self.source is None:
             return
         if self.source.vocab_size != target.vocab_size:
@@ -111,3 +123,50 @@ def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> Guide:
       guesses: G, n-grams that are tried in a round.
     """
     return Guide(f"lookahead {window},{ngram},{guesses}", _lookahead.lookahead(window, ngram, guesses))
+
+
+def suffix(
+    past: Corpus | None = None, *, gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1
+) -> Guide:
+    """Copies what most often followed the longest match of the last tokens, in the request and in past outputs.
+
+    Args:
+      past: of `drafters.corpus(documents)`, lists of token ids such as `Generation.tokens`; None: the request alone.
+      gamma: draft tokens a round.
+      longest, shortest: tokens that a match may have.
+      confidence: how large a share of the matches must go on through a token for it to be proposed.
+    """
+    drafter = _suffix.suffix(gamma, longest, shortest, confidence)
+    return _of_corpus(f"suffix x{gamma}", drafter, past, longest)
+
+
+def suffix_tree(
+    past: Corpus | None = None,
+    *,
+    size: int = 16,
+    depth: int = 8,
+    longest: int = 16,
+    shortest: int = 1,
+    confidence: float = 0.1,
+) -> Guide:
+    """The most frequent continuations side by side, as a tree for each row and round. Verifier: "deterministic".
+
+    Args:
+      size: nodes that the target reads, the root included.
+      depth: tokens that a continuation may have.
+
+    Other arguments as for `suffix`.
+    """
+    drafter = _suffix.suffix_tree(size, depth, longest, shortest, confidence)
+    return _of_corpus(f"suffix tree of {size}", drafter, past, longest)
+
+
+def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> Guide:
+    if past is None:
+        return Guide(name, drafter)
+    if longest > int(past.depth):
+        raise ValueError(
+            f"matches of {longest} tokens are asked for, and the corpus was sorted by {int(past.depth)}: "
+            f"pass longest={int(past.depth)}, or build it with depth={longest}"
+        )
+    return Guide(f"{name}, corpus", drafter, past, largest=int(past.text.max()))

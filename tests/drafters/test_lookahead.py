@@ -9,8 +9,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, trees
-from specjax.drafters import lookahead
-from specjax.drafters.lookahead import EMPTY, Pool
+from specjax.drafters.lookahead import BUCKETS, EMPTY, Pool, layout, lookahead, remember
 from specjax.types import Commit, Draft, Siblings
 from specjax.verify import TABLE
 from specjax.verify.deterministic import deterministic
@@ -33,22 +32,22 @@ def guide(w=W, n=N, g=G) -> drafters.Guide:
 
 def test_the_tree_by_hand():
     """W = 3, N = 3, G = 2: the root, two branches of two, then a and b of row 0 and c d e of row 1."""
-    tree, last_row = lookahead.layout(3, 3, 2)
+    tree, last_row = layout(3, 3, 2)
     S = trees.SCRATCH
     assert tree.parents == (trees.ROOT, 0, 1, 0, 3, S, S, S, S, S)
     assert tree.attends == ((5, (0,)), (6, (0, 5)), (7, (0,)), (8, (0, 5)), (9, (0, 5, 6)))
     assert tree.depth.tolist() == [0, 1, 2, 1, 2, 1, 2, 1, 2, 3]
     assert (tree.width, last_row.tolist()) == (3, [7, 8, 9])
-    bigrams, row = lookahead.layout(3, 2, 1)
+    bigrams, row = layout(3, 2, 1)
     assert bigrams.parents == (trees.ROOT, 0, S, S) and row.tolist() == [0, 2, 3]
     for w, n, g in ((1, 2, 1), (5, 4, 3), (7, 5, 7)):
-        assert lookahead.layout(w, n, g)[0].size == (g + w) * (n - 1)
+        assert layout(w, n, g)[0].size == (g + w) * (n - 1)
 
 
 def rounds(family: str, temperature):
     """(text below the prompt of each row, pending, window, argmax at the last row, window and pool after) by rounds."""
     guided = guide()
-    _, last_row = lookahead.layout(W, N, G)
+    _, last_row = layout(W, N, G)
     decode, state, static = prepare(family, guided, temperature)
     drafter = guided.drafter
     keep = []
@@ -143,7 +142,7 @@ def test_the_pool_keeps_the_freshest_of_each_bucket(buckets):
     rng, rows, places = np.random.default_rng(1), 3, 4
     shape = (rows, buckets, places)
     pool = Pool(jnp.full(shape, EMPTY, jnp.int32), jnp.zeros((*shape, 2), jnp.int32))
-    step = jax.jit(lookahead.remember)
+    step = jax.jit(remember)
     told = [[] for _ in range(rows)]
     for _ in range(120):
         pieces = np.stack([rng.integers(0, 8, rows), rng.integers(0, 3, rows), rng.integers(0, 2, rows)], 1)
@@ -162,13 +161,13 @@ def test_the_prompt_seeds_the_pool_and_only_the_prompt():
     for row, n in enumerate(battery.LENGTHS):
         text = battery.prompts()[row, :n].tolist()
         pieces = [tuple(text[i : i + N]) for i in range(len(text) - N + 1)]
-        assert contents(state.pool, row) == kept(pieces, G, lookahead.BUCKETS)
+        assert contents(state.pool, row) == kept(pieces, G, BUCKETS)
         assert set(np.asarray(state.window[row]).ravel()) <= set(text)
 
 
 def test_guesses_are_the_ngrams_of_the_pending_token_alone():
     """A bucket shared with another token is no guess."""
-    drafter = lookahead.lookahead(2, 3, 2, buckets=4)
+    drafter = lookahead(2, 3, 2, buckets=4)
     prompt = jnp.asarray([[1, 7, 8, 5, 9, 2, 1, 3, 4, 1]], jnp.int32)  # 1 and 5 and 9 share a bucket of two places
     state = drafter.init((), prompt, jnp.asarray([10]), 8)
     draft, _ = drafter.propose((), None, state, jnp.asarray([1]), None)
