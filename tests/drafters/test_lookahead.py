@@ -9,7 +9,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, trees
-from specjax.drafters.lookahead import BUCKETS, EMPTY, Pool, layout, lookahead, remember
+from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead, remember
 from specjax.types import Commit, Draft, Siblings
 from specjax.verify import TABLE
 from specjax.verify.deterministic import deterministic
@@ -24,7 +24,8 @@ W, N, G = 4, 4, 3
 
 
 def guide(w=W, n=N, g=G) -> drafters.Guide:
-    return drafters.lookahead(window=w, ngram=n, guesses=g)
+    """A bucket for every token of the small vocabulary: with the default, 12,288 rows would be half a gigabyte."""
+    return drafters.Guide("lookahead", lookahead(w, n, g, buckets=battery.VOCAB))
 
 
 # --- the window --------------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ def test_the_prompt_seeds_the_pool_and_only_the_prompt():
     for row, n in enumerate(battery.LENGTHS):
         text = battery.prompts()[row, :n].tolist()
         pieces = [tuple(text[i : i + N]) for i in range(len(text) - N + 1)]
-        assert contents(state.pool, row) == kept(pieces, G, BUCKETS)
+        assert contents(state.pool, row) == kept(pieces, G, battery.VOCAB)
         assert set(np.asarray(state.window[row]).ravel()) <= set(text)
 
 
