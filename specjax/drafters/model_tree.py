@@ -165,6 +165,7 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
 
     def commit(params, state: TreeDraft, told: Commit):
         del params
+        assert state.slot is not None  # `init` gave it
         return _follow(lm, tree, state, state.slot, depth - 1, told)
 
     return Drafter(tree, init, propose, commit, None, Siblings.POINTS, dynamic=True)
@@ -238,7 +239,7 @@ def _read_root(
     return logits, lm.keep(cache, None, state.lag + 1)
 
 
-def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B n"], Bool[Array, "B n"]]]:
+def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
     """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
     score, tokens = lax.top_k(law, len(level.ranks))
     pick = lambda table, places, rank: table[:, places, rank]
@@ -250,7 +251,7 @@ def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[A
 
 def _drawn(
     level: Level, numbers: Float[Array, "B N 2"], log_q: Float[Array, "B S V"], *, leave: bool
-) -> list[tuple[Int[Array, "B n"], Bool[Array, "B n"]]]:
+) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
     """A rank: the children's tokens, and whether anything was left to draw them from.
 
     Args:

@@ -70,7 +70,7 @@ def rounds(family: str, temperature):
     state = state._replace(draft=state.draft._replace(window=jnp.tile(state.draft.window, (1, 3, 1))[:, : 2 * N - 1]))
     texts = [[] for _ in range(battery.ROWS)]
     for after, _ in loop.stream(decode, state, verify=deterministic, **static):
-        window = np.asarray(after.draft.window)
+        window = np.array(after.draft.window)  # a copy: the next round takes the state
         before, fresh, moved = window[:, N - 1 : 2 * N - 2], window[:, 2 * N - 2], window[:, : N - 1]
         new = battery.texts(after)
         keep.append((texts, before, fresh, moved, [len(b) - len(a) for a, b in zip(texts, new, strict=True)]))
