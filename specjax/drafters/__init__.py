@@ -7,10 +7,18 @@ behind them are in the modules of this folder.
 from typing import Any, NamedTuple
 
 from specjax.base import Drafter
-from specjax.drafters import chain
+from specjax.drafters import chain, model_tree
+from specjax.drafters import lookahead as _lookahead
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.drafters import suffix as _suffix
+from specjax.drafters.corpus import Corpus as Corpus
+from specjax.drafters.corpus import corpus as corpus
+from specjax.drafters.corpus import load_corpus as load_corpus
+from specjax.drafters.corpus import save_corpus as save_corpus
+from specjax.trees import Tree
 from specjax.types import Params
+from specjax.types import Siblings as Siblings
 
 
 class Guide(NamedTuple):
@@ -22,6 +30,7 @@ class Guide(NamedTuple):
       params: what they read.
       source: the model that it runs, None where it has none.
       positions: positions that it can draft at; None where they are unbounded.
+      largest: the largest token id of what it copies from; None where that is the request alone.
     """
 
     name: str
@@ -29,9 +38,15 @@ class Guide(NamedTuple):
     params: Params = ()
     source: Any = None
     positions: int | None = None
+    largest: int | None = None
 
     def check(self, target: Any) -> None:
         """Raises ValueError where this drafter cannot serve the target; names both."""
+        if self.largest is not None and self.largest >= target.vocab_size:
+            raise ValueError(
+                f"the corpus of {self.name} holds token {self.largest}, and target {target.name} has "
+                f"{target.vocab_size} tokens: use outputs of models that share its tokenizer"
+            )
         if self.source is None:
             return
         if self.source.vocab_size != target.vocab_size:
@@ -64,6 +79,94 @@ def model(draft: Any, *, gamma: int = 5) -> Guide:
     return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
 
 
+def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Guide:
+    """A smaller model writes a tree of one shape, one call a level (SpecInfer, Sequoia).
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      shape: any tree of `specjax.trees`: regular((3, 2)), best_tree(...), sequoia(...).
+      siblings: how the children of a node come about, which decides who verifies them. WITHOUT_REPLACEMENT, draws that
+        differ: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
+        "traversal", "kseq". POINTS, the most probable tokens: "deterministic", "multiround", "traversal".
+    """
+    positions = getattr(draft.config, "max_positions", None)
+    kind = siblings.name.lower().replace("_", " ")
+    drafter = model_tree.model_tree(draft.lm, shape, siblings)
+    return Guide(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
+
+
+def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) -> Guide:
+    """A smaller model grows a tree for each row and round by path probability (EAGLE-2). Verifier: "deterministic".
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      size: nodes that the target reads, the root included.
+      depth: levels below the root, each one call of the draft.
+      width: nodes of a level that the draft reads, and tokens that each of them proposes.
+    """
+    positions = getattr(draft.config, "max_positions", None)
+    drafter = model_tree.dynamic_tree(draft.lm, size, depth, width)
+    return Guide(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft, positions)
+
+
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     """Prompt lookup: copies what followed the last few tokens where they occurred before."""
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
+
+
+def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> Guide:
+    """The target guesses for itself, in the same call that verifies (lookahead decoding). Verifier: "deterministic".
+
+    Args:
+      window: W, columns of the window of guesses.
+      ngram: N, tokens of an n-gram, at least 2; a round commits up to as many.
+      guesses: G, n-grams that are tried in a round.
+    """
+    return Guide(f"lookahead {window},{ngram},{guesses}", _lookahead.lookahead(window, ngram, guesses))
+
+
+def suffix(
+    past: Corpus | None = None, *, gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1
+) -> Guide:
+    """Copies what most often followed the longest match of the last tokens, in the request and in past outputs.
+
+    Args:
+      past: of `drafters.corpus(documents)`, lists of token ids such as `Generation.tokens`; None: the request alone.
+      gamma: draft tokens a round.
+      longest, shortest: tokens that a match may have.
+      confidence: how large a share of the matches must go on through a token for it to be proposed.
+    """
+    drafter = _suffix.suffix(gamma, longest, shortest, confidence)
+    return _of_corpus(f"suffix x{gamma}", drafter, past, longest)
+
+
+def suffix_tree(
+    past: Corpus | None = None,
+    *,
+    size: int = 16,
+    depth: int = 8,
+    longest: int = 16,
+    shortest: int = 1,
+    confidence: float = 0.1,
+) -> Guide:
+    """The most frequent continuations side by side, as a tree for each row and round. Verifier: "deterministic".
+
+    Args:
+      size: nodes that the target reads, the root included.
+      depth: tokens that a continuation may have.
+
+    Other arguments as for `suffix`.
+    """
+    drafter = _suffix.suffix_tree(size, depth, longest, shortest, confidence)
+    return _of_corpus(f"suffix tree of {size}", drafter, past, longest)
+
+
+def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> Guide:
+    if past is None:
+        return Guide(name, drafter)
+    if longest > int(past.depth):
+        raise ValueError(
+            f"matches of {longest} tokens are asked for, and the corpus was sorted by {int(past.depth)}: "
+            f"pass longest={int(past.depth)}, or build it with depth={longest}"
+        )
+    return Guide(f"{name}, corpus", drafter, past, largest=int(past.text.max()))

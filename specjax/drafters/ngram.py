@@ -60,11 +60,19 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
 
 
 def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], *, longest: int, shortest: int):
-    """Where the continuation of the best earlier match of each row's last tokens begins, and whether there is one.
+    """Where the continuation of the best earlier match of each row's last tokens begins, and whether there is one."""
+    slots = tokens.shape[1]
+    at = jnp.arange(slots, dtype=jnp.int32)[None]
+    run = runs(tokens, length, longest)
+    best = jnp.argmax(jnp.where(run >= shortest, run * slots + at, -1), axis=1).astype(jnp.int32)
+    found = jnp.take_along_axis(run, best[:, None], axis=1)[:, 0] >= shortest
+    return best + 1, found
 
-    run[j] counts how many tokens that end at j equal the tokens that end at length - 1, up to `longest`:
 
-        tokens  a b c a b x a b     run for "a b"   0 2 0 0 2 0 0 .     the latest 2 wins: follow = 5
+def runs(tokens: Int[Array, "B T"], length: Int[Array, "B"], longest: int) -> Int[Array, "B T"]:
+    """How many tokens that end at each slot equal the tokens that end at length - 1, up to `longest`.
+
+    tokens  a b c a b x a b     runs of "a b"   0 2 0 0 2 0 0 .     the latest 2 wins: what follows it begins at 5
     """
     slots = tokens.shape[1]
     at = jnp.arange(slots, dtype=jnp.int32)[None]
@@ -75,6 +83,4 @@ def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], *, longest: int, 
         shifted = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :slots]
         going = going & (shifted == wanted) & (at >= back)
         run = run + going.astype(jnp.int32)
-    best = jnp.argmax(jnp.where(run >= shortest, run * slots + at, -1), axis=1).astype(jnp.int32)
-    found = jnp.take_along_axis(run, best[:, None], axis=1)[:, 0] >= shortest
-    return best + 1, found
+    return run

@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import draw, uniforms
-from specjax.trees import NO_CHILD, Tree
+from specjax.trees import ROOT, Tree
 from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import law_after
@@ -16,7 +16,8 @@ def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
     """Lossless: any tree of point masses, tokens that were chosen without chance: n-grams, greedy and top-k drafts.
 
     One token is drawn from p at the root; where a child has it, the walk goes on there, and ends at the first token
-    that no child has. Every emitted token is so a draw of the target's own.
+    that no child has. Every emitted token is so a draw of the target's own. Siblings may have equal tokens, as branches
+    that share a beginning do: the walk goes on below all of them.
 
     Args:
       key: [B] typed keys, one for the whole round, consumed once.
@@ -36,15 +37,17 @@ def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
     proposed = usable(tree, draft, in_order=False)
 
     def level(carry):
-        depth, node, token, moving = carry
+        depth, here, node, token, moving = carry
         drawn = draw(numbers[:, depth], jnp.exp(law_after(log_p, node)))
         token = jnp.where(moving, drawn, token)
-        child = follow(shape.parents, draft.tokens, proposed, node, token)
-        found = moving & (child != NO_CHILD)
-        return depth + 1, jnp.where(found, child, node), token, found
+        below = follow(shape.parents, draft.tokens, proposed, here, token)
+        found = moving & jnp.any(below, axis=1)
+        oldest = jnp.argmax(below, axis=1).astype(jnp.int32)  # the laws after equal paths are equal
+        return depth + 1, jnp.where(found[:, None], below, here), jnp.where(found, oldest, node), token, found
 
     zero = jnp.zeros(key.shape, jnp.int32)
-    _, node, token, _ = lax.while_loop(lambda c: jnp.any(c[3]), level, (jnp.int32(0), zero, zero, zero == 0))
+    start = (jnp.int32(0), shape.parents == ROOT, zero, zero, zero == 0)
+    _, _, node, token, _ = lax.while_loop(lambda c: jnp.any(c[4]), level, start)
     return verdict_at(shape, node, token)
 
 
@@ -52,9 +55,9 @@ def follow(
     parents: Int[Array, "B N"],
     tokens: Int[Array, "B N"],
     proposed: Bool[Array, "B N"],
-    node: Int[Array, "B"],
+    here: Bool[Array, "B N"],
     token: Int[Array, "B"],
-) -> Int[Array, "B"]:
-    """The oldest proposed child of each row's node that has the token, NO_CHILD where none has."""
-    same = (parents == node[:, None]) & (tokens == token[:, None]) & proposed
-    return jnp.where(jnp.any(same, axis=1), jnp.argmax(same, axis=1).astype(jnp.int32), NO_CHILD)
+) -> Bool[Array, "B N"]:
+    """The proposed children, of any of the nodes that a row stands at, that have its token."""
+    above = jnp.take_along_axis(here, jnp.maximum(parents, 0), axis=1) & (parents >= 0)
+    return above & (tokens == token[:, None]) & proposed

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.trees import NO_CHILD, Tree
+from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, Siblings
 from specjax.verify.deterministic import follow
-from specjax.verify.walk import Walk
+from specjax.verify.walk import Walk, usable
 from tests.laws import Model, joint
 from tests.verify.chains import enable_x64
 
@@ -128,7 +129,13 @@ def _compiled(walk: Walk, tree: Tree):
 
 @functools.cache
 def _compiled_follow(tree: Tree):
-    return jax.jit(lambda draft, node, token: follow(tree, draft, node, token))
+    def child(draft, node, token):
+        parents = layout_of(tree, None, len(token)).parents
+        here = jnp.arange(tree.size, dtype=jnp.int32)[None] == node[:, None]
+        below = follow(parents, draft.tokens, usable(tree, draft, in_order=False), here, token)
+        return jnp.where(below.any(1), jnp.argmax(below, 1), NO_CHILD)
+
+    return jax.jit(child)
 
 
 def _continued(part: np.ndarray, p: list[np.ndarray], vocab: int, length: int, width: int) -> np.ndarray:

@@ -1,0 +1,286 @@
+"""A smaller language model as drafter of a tree: a static one, or one a row, grown by path probability.
+
+    static    any `trees.Tree`; children of a node are drawn with or without replacement, or are the most probable
+              (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374)
+    dynamic   each row's most probable paths, expanded and reranked every round (EAGLE-2, arXiv 2406.16858)
+
+The model reads a level in one call, and of a level only the nodes that have children. What it has read of the accepted
+path stays in its cache:
+
+    slots     0 ....... length-1 | length ........ | ...
+    content   committed tokens,  | nodes read below the root, level by level, at their `slot`
+              the root the last  |
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import trees
+from specjax.base import Cache, Drafter, LanguageModel
+from specjax.categorical import draw, uniforms
+from specjax.trees import NO_CHILD, Tree, dynamic
+from specjax.trees.dynamic import NOT_FED, layout_of
+from specjax.types import Commit, Draft, Siblings
+from specjax.verify.walk import is_token
+
+
+class TreeDraft(NamedTuple):
+    """State of a draft model that writes trees.
+
+    Where the accepted path ends in a node that was never read, the cache lags the committed tokens by one; no path can
+    end in two. The first call of a round therefore feeds two tokens: the one that lags, if any, and `pending`.
+    """
+
+    cache: Cache
+    missing: Int[Array, "B"]  # the committed token that the cache lags by
+    lag: Int[Array, "B"]  # 1 where it does, else 0
+    tokens: Int[Array, "B N"]  # the last tree
+    parents: Int[Array, "B N"] | None = None  # of a dynamic tree: its shape, and the places of its nodes in the cache
+    slot: Int[Array, "B N"] | None = None
+
+
+class Level(NamedTuple):
+    """The nodes of one depth that have children: what one call of the model reads."""
+
+    nodes: np.ndarray  # [n]
+    depth: np.ndarray  # [n], counted from the children of the root
+    mask: np.ndarray  # [n, offset + n]
+    offset: int  # nodes read before, the root apart
+    ranks: tuple[tuple[np.ndarray, np.ndarray], ...]  # a rank: places in `nodes` with such a child, and the children
+
+
+@functools.cache
+def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Drafter:
+    """A tree of one shape, whose children are drawn from the model's warped law, or are its most probable tokens.
+
+    WITH_REPLACEMENT: independent draws of the law. WITHOUT_REPLACEMENT: each draw leaves the law of the next, which is
+    normalised anew, in the order of the children: the order and the law of Gumbel top-k, without a random number for
+    every entry of the vocabulary; a child past the last token that has mass is not proposed. `log_q` is the law of the
+    first draw in both. POINTS: the most probable tokens, and no law is told.
+
+    Raises:
+      ValueError: a bare root, scratch nodes, or more children at a node than tokens, where they must differ.
+    """
+    if tree.size == 1:
+        raise ValueError("a tree to draft has a node below its root; for plain decoding use drafters.plain()")
+    if tree.scratch.any():
+        raise ValueError(f"a draft model writes no scratch nodes, and nodes {np.flatnonzero(tree.scratch)} are scratch")
+    widest = tree.children.shape[1]
+    if widest > lm.vocab_size and siblings is not Siblings.WITH_REPLACEMENT:
+        raise ValueError(f"a node has {widest} children, and only {lm.vocab_size} tokens exist: they must differ")
+    levels, slots = plan(tree)
+    chosen = siblings is Siblings.POINTS
+
+    def init(params, prompt, length, cache_len):
+        read = lm.prefill(params, prompt, length, cache_len)
+        tokens = jnp.broadcast_to(read.pending[:, None], (prompt.shape[0], tree.size))
+        return TreeDraft(read.cache, read.pending, jnp.zeros_like(length), tokens)
+
+    def propose(params, key, state: TreeDraft, pending, warp):
+        logits, cache = _read_root(lm, params, state, pending)
+        tokens = jnp.broadcast_to(pending[:, None], (pending.shape[0], tree.size))
+        valid = jnp.ones(tokens.shape, bool)
+        laws = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
+        numbers = None if chosen else uniforms(key, (tree.size, 2))  # all of the round's randomness at once
+        for level in levels:
+            if level.nodes[0]:  # the root has been read
+                given = tokens[:, level.nodes]
+                out, cache = lm.extend(params, given, cache, level.mask, level.depth, offset=level.offset)
+                logits = out.logits
+            log_q = warp(logits, tokens[:, tree.paths[level.nodes]])
+            if laws is None or numbers is None:
+                born = _most_probable(level, ranking(logits, log_q))
+            else:
+                laws = laws.at[:, level.nodes].set(log_q)
+                born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
+            for (places, children), (token, proposed) in zip(level.ranks, born, strict=True):
+                tokens = tokens.at[:, children].set(token)
+                valid = valid.at[:, children].set(proposed & valid[:, level.nodes[places]])
+        return Draft(tokens, valid, laws), TreeDraft(cache, state.missing, state.lag, tokens)
+
+    def commit(params, state: TreeDraft, told: Commit):
+        del params
+        return _follow(lm, tree, state, jnp.broadcast_to(slots[None], state.tokens.shape), len(levels) - 1, told)
+
+    return Drafter(tree, init, propose, commit, None if chosen else lm.vocab_size, siblings)
+
+
+@functools.cache
+def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafter:
+    """Each row's own tree of the `size` - 1 most probable paths below its root, as point masses.
+
+    Level by level the `width` best nodes are read, each proposes its `width` most probable tokens; of all that was
+    proposed the best are kept, whatever their level.
+
+    Raises:
+      ValueError: depth or width below 1, a width above the vocabulary, or a size outside depth + 1 .. all candidates.
+    """
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}; for plain decoding use drafters.plain()")
+    if not 1 <= width <= lm.vocab_size:
+        raise ValueError(f"width must lie in 1..{lm.vocab_size}, the size of the vocabulary, got {width}")
+    most = dynamic.candidates(width, depth)
+    if not depth < size <= most:
+        raise ValueError(
+            f"size counts the root and must lie in {depth + 1}..{most}, what depth {depth} and width {width} propose; "
+            f"got {size}"
+        )
+    tree = dynamic.envelope(size, depth)
+    read_below = width * (depth - 1)
+
+    def init(params, prompt, length, cache_len):
+        read = lm.prefill(params, prompt, length, cache_len + max(0, read_below + 1 - size))
+        shape = (prompt.shape[0], size)
+        tokens = jnp.broadcast_to(read.pending[:, None], shape)
+        bare = jnp.broadcast_to(jnp.asarray(np.array(tree.parents, np.int32))[None], shape)
+        return TreeDraft(
+            read.cache, read.pending, jnp.zeros_like(length), tokens, bare, jnp.full(shape, NOT_FED, jnp.int32)
+        )
+
+    def propose(params, key, state: TreeDraft, pending, warp):
+        del key  # nothing is drawn
+        logits, cache = _read_root(lm, params, state, pending)
+        growth = dynamic.start(pending)
+        ancestors = read = pending[:, None]
+        ancestors = ancestors[:, None]
+        for level in range(depth):
+            if level:
+                fed = growth.frontier_tokens
+                at = np.full((width,), level - 1, np.int32)
+                out, cache = lm.extend(params, fed, cache, growth.sees, at, offset=width * (level - 1))
+                read = fed if level == 1 else jnp.concatenate([read, fed], 1)
+                ancestors = jnp.where(growth.sees, read[:, None], pending[:, None, None])
+                logits = out.logits
+            law = ranking(logits, warp(logits, ancestors))
+            growth = dynamic.expand(growth, law, width=width)
+        nodes = dynamic.rerank(growth, size=size)
+        draft = Draft(nodes.tokens, nodes.valid, None, nodes.parents)
+        return draft, TreeDraft(cache, state.missing, state.lag, nodes.tokens, nodes.parents, nodes.slot)
+
+    def commit(params, state: TreeDraft, told: Commit):
+        del params
+        assert state.slot is not None  # `init` gave it
+        return _follow(lm, tree, state, state.slot, depth - 1, told)
+
+    return Drafter(tree, init, propose, commit, None, Siblings.POINTS, dynamic=True)
+
+
+def plan(tree: Tree) -> tuple[tuple[Level, ...], np.ndarray]:
+    """The calls that read a tree, the root's first, and each node's place among what was read below the root."""
+    counts = (tree.children != NO_CHILD).sum(1)
+    inner = np.flatnonzero(counts)
+    inner = inner[np.argsort(tree.depth[inner], kind="stable")]
+    below = inner[1:]
+    slots = np.full((tree.size,), NOT_FED, np.int32)
+    slots[below] = np.arange(len(below), dtype=np.int32)
+    levels = []
+    for depth in range(int(tree.depth[inner].max()) + 1):
+        nodes = inner[tree.depth[inner] == depth]
+        offset = int((tree.depth[below] < depth).sum())
+        ranks = []
+        for rank in range(int(counts[nodes].max())):
+            places = np.flatnonzero(counts[nodes] > rank)
+            ranks.append((places, tree.children[nodes[places], rank]))
+        seen = below[: offset + len(nodes)] if depth else inner[:0]
+        levels.append(
+            Level(nodes, tree.depth[nodes] - np.int32(1), tree.mask[np.ix_(nodes, seen)], offset, tuple(ranks))
+        )
+    return tuple(levels), slots
+
+
+def ranking(logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"]) -> Float[Array, "B S V"]:
+    """Log-probabilities to choose point masses by: the warped law, but where that knows a single token the model's own.
+
+    A greedy law says nothing of what the target may prefer instead; its own token stays the first.
+    """
+    plain = jax.nn.log_softmax(logits.astype(jnp.float32))
+    certain = log_q == 0
+    best = jnp.max(plain, axis=-1, keepdims=True)
+    greedy = jnp.where(certain, jnp.broadcast_to(best, plain.shape), plain)
+    return jnp.where(jnp.any(certain, axis=-1, keepdims=True), greedy, log_q)
+
+
+def accepted_slots(
+    shape: dynamic.Layout, tokens: Int[Array, "B N"], slot: Int[Array, "B N"], depth: int, told: Commit
+) -> tuple[Int[Array, "B D"], Int[Array, "B"]]:
+    """Where the model has read the tokens that were accepted: a slot for each level below the root, and how many.
+
+    Found by tokens: nodes whose paths have the same tokens have the same keys and values, so any of them will do.
+
+    Args:
+      depth: D, the deepest level that is read.
+    """
+    levels = jnp.arange(1, shape.paths.shape[2], dtype=jnp.int32)[None, None]
+    route = jax.vmap(lambda line, paths: line[paths])(tokens, shape.paths)[:, :, 1:]
+    wanted = told.tokens[:, None, : route.shape[2]]
+    agrees = jnp.all((route == wanted) | (levels > shape.depth[..., None]), axis=-1)
+    agrees = agrees & (shape.depth < told.length[:, None]) & (slot != NOT_FED)
+    here = agrees[..., None] & (shape.depth[..., None] == levels[..., :depth])
+    found = jnp.max(jnp.where(here, slot[..., None], NOT_FED), axis=1)
+    read = jnp.sum(jnp.cumprod(found != NOT_FED, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    return jnp.maximum(found, 0), read
+
+
+def _read_root(
+    lm: LanguageModel, params, state: TreeDraft, pending: Int[Array, "B"]
+) -> tuple[Float[Array, "B 1 V"], Cache]:
+    """Feeds [missing, pending], or [pending, filler] where nothing lags; advances past what is real."""
+    pair = trees.chain(1)
+    lagging = state.lag == 1
+    block = jnp.stack([jnp.where(lagging, state.missing, pending), pending], 1)
+    out, cache = lm.extend(params, block, state.cache, pair.mask, pair.depth)
+    logits = jnp.where(lagging[:, None, None], out.logits[:, 1:], out.logits[:, :1])
+    return logits, lm.keep(cache, None, state.lag + 1)
+
+
+def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
+    """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
+    score, tokens = lax.top_k(law, len(level.ranks))
+    pick = lambda table, places, rank: table[:, places, rank]
+    return [
+        (pick(tokens, places, rank).astype(jnp.int32), pick(score, places, rank) > -jnp.inf)
+        for rank, (places, _) in enumerate(level.ranks)
+    ]
+
+
+def _drawn(
+    level: Level, numbers: Float[Array, "B N 2"], log_q: Float[Array, "B S V"], *, leave: bool
+) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
+    """A rank: the children's tokens, and whether anything was left to draw them from.
+
+    Args:
+      numbers: two uniforms for every node of the tree, whose child's draw they are.
+      leave: a token that was drawn leaves the law of its younger siblings.
+    """
+    mass, born = jnp.exp(log_q), []
+    for places, children in level.ranks:
+        left = mass[:, places]
+        token = draw(numbers[:, children], left)
+        born.append((token, jnp.any(left > 0, axis=-1)))
+        if leave:
+            gone = is_token(token.reshape(-1), left.reshape(-1, left.shape[-1])).reshape(left.shape)
+            mass = mass.at[:, places].set(jnp.where(gone, jnp.zeros_like(left), left))
+    return born
+
+
+def _follow(
+    lm: LanguageModel, tree: Tree, state: TreeDraft, slot: Int[Array, "B N"], depth: int, told: Commit
+) -> TreeDraft:
+    """Keeps what was read of the accepted path. A row that has stopped goes back to before the round."""
+    running = told.length > 0
+    shape = layout_of(tree, state.parents, state.tokens.shape[0])
+    if depth:
+        path, read = accepted_slots(shape, state.tokens, slot, depth, told)
+    else:  # nothing below the root is ever read
+        path, read = None, jnp.zeros_like(told.length)
+    # The root is in the cache, as is what lagged: a row that has stopped takes the root back, and lags no more.
+    cache = lm.keep(state.cache, path, jnp.where(running, read, -1))
+    last = jnp.take_along_axis(told.tokens, jnp.maximum(told.length - 2, 0)[:, None], axis=1)[:, 0]
+    lag = jnp.where(running, told.length - 1 - read, 0)
+    return TreeDraft(cache, last, lag, state.tokens, state.parents, state.slot)
