@@ -6,7 +6,10 @@ behind them are in the modules of this folder.
 
 from typing import Any, NamedTuple
 
+from specjax import checks
+from specjax import verify as _verify
 from specjax.base import Drafter
+from specjax.drafters import cascade as _cascade
 from specjax.drafters import chain
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
@@ -67,3 +70,43 @@ def model(draft: Any, *, gamma: int = 5) -> Guide:
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     """Prompt lookup: copies what followed the last few tokens where they occurred before."""
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
+
+
+def cascade(draft: Any, drafter: Guide, *, gamma: int = 6, verifier: str | _verify.Verifier = "token") -> Guide:
+    """A smaller model writes a chain of gamma tokens, itself sped up by a drafter: speculation of three levels or more.
+
+    `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
+    cascade again. The output has the target's law all the same.
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      drafter: what drafts for it.
+      gamma: draft tokens a round of the target, at least 1: more than a round of the inner levels yields.
+      verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one.
+
+    Raises:
+      ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
+    """
+    checks.whole("gamma", gamma, least=1)
+    if not isinstance(drafter, Guide):
+        raise ValueError(
+            f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
+            "write specjax.drafters.model(draft)"
+        )
+    chosen = _verify.get(verifier) if isinstance(verifier, str) else verifier
+    chosen.require_lossless()
+    drafter.check(draft)
+    chosen.check(drafter.drafter.tree, drafter.drafter.siblings, f"inner drafter {drafter.name!r}")
+    if drafter.drafter.rewind is None:
+        raise ValueError(
+            f"drafter {drafter.name!r} cannot take tokens back (it has no `rewind`), so it cannot serve in a cascade: "
+            "use a model, ngram, table, plain or cascade"
+        )
+    limits = [p for p in (getattr(draft.config, "max_positions", None), drafter.positions) if p is not None]
+    return Guide(
+        f"{draft.name} x{gamma} ({drafter.name})",
+        _cascade.cascade(draft.lm, drafter.drafter, chosen.fn, gamma),
+        _cascade.CascadeParams(draft.params, drafter.params),
+        draft,
+        min(limits, default=None),
+    )
