@@ -4,15 +4,21 @@ Here are the user's constructors; each returns a `Guide` for `specjax.generate(.
 behind them are in the modules of this folder.
 """
 
+import os
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from specjax import checks
 from specjax import verify as _verify
 from specjax.base import Drafter
 from specjax.drafters import cascade as _cascade
 from specjax.drafters import chain
+from specjax.drafters import fitting as fitting
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.drafters import table as _table
 from specjax.types import Params
 
 
@@ -72,7 +78,31 @@ def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
 
 
-def cascade(draft: Any, drafter: Guide, *, gamma: int = 6, verifier: str | _verify.Verifier = "token") -> Guide:
+def table(fitted: Any, *, gamma: int = 5) -> Guide:
+    """A unigram, bigram or n-gram table: laws that are looked up, at next to no cost (Leviathan et al. 2023, table 3).
+
+    Args:
+      fitted: from `fitting.fit`, `fit_texts` or `fit_samples`, or the path of one that `fitting.save` wrote.
+      gamma: draft tokens a round, at least 1.
+
+    Raises:
+      ValueError: no table, or laws that do not sum to 1.
+    """
+    checks.whole("gamma", gamma, least=1)
+    if isinstance(fitted, str | os.PathLike):
+        fitted = fitting.load(fitted)
+    elif not isinstance(fitted, _table.Table):
+        raise ValueError(
+            f"a table comes from drafters.fitting, or is the path of a saved one; got {type(fitted).__name__}"
+        )
+    else:
+        fitting.check(fitted)
+    kind = {1: "unigram", 2: "bigram"}.get(fitted.order, f"{fitted.order}-gram table")
+    made = _table.table(fitted.order, fitted.vocab_size, gamma)
+    return Guide(f"{kind} x{gamma}", made, jax.tree.map(jnp.asarray, fitted))
+
+
+def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify.Verifier = "token") -> Guide:
     """A smaller model writes a chain of gamma tokens, itself sped up by a drafter: speculation of three levels or more.
 
     `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
@@ -80,7 +110,7 @@ def cascade(draft: Any, drafter: Guide, *, gamma: int = 6, verifier: str | _veri
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
-      drafter: what drafts for it.
+      drafter: a `Guide` that drafts for it.
       gamma: draft tokens a round of the target, at least 1: more than a round of the inner levels yields.
       verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one.
 
