@@ -19,7 +19,7 @@ FORMAT = "specjax-table-1"
 
 
 def fit(
-    sequences: Iterable[Sequence[int]],
+    sequences: Iterable[Sequence[int] | np.ndarray],
     *,
     vocab_size: int,
     order: int = 2,
