@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,7 @@ def test_what_cannot_be_fitted_or_drafted_is_refused():
         "smoothing must be a number above 0": lambda: fit([[1]], smoothing=0.0),
         "has no tokenizer": lambda: fitting.fit_texts(battery.target("opt"), ["text"]),
         "gamma must be at least 1, got 0": lambda: drafters.table(fit([[1]]), gamma=0),
-        "comes from drafters.fitting or is the path of a saved one, got int": lambda: drafters.table(3),
+        "comes from drafters.fitting, or is the path of a saved one; got int": lambda: drafters.table(3),
         "no unigram law": lambda: drafters.table(Table(np.zeros((5,), np.float32))),
     }
     for told, call in refused.items():
@@ -189,10 +190,6 @@ def assert_greedy_equals_plain(family: str, order: int):
     state = run(family, table_of(family, order))
     assert texts(state) == plain(family)
     assert 0 < state.totals.accepted.sum() < state.totals.tested.sum()
-
-
-def test_greedy_equals_plain_on_an_encoder_and_decoder():
-    assert_greedy_equals_plain("t5", 2)
 
 
 @pytest.mark.slow
@@ -242,26 +239,23 @@ def test_sampled_rows_follow_the_joint_law_everywhere(family, order):
     assert p_value(table_of(family, order), family) > laws.ALPHA
 
 
+@pytest.mark.slow
 def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
     right = table_of("opt", 2)
     lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
     assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < laws.ALPHA
 
 
-def test_a_table_fitted_to_the_target_meets_it_more_often(plain_samples):
-    """Bigram above unigram above a table of other text, by the share of mass that the laws have in common."""
+@pytest.mark.slow
+def test_a_table_fitted_to_the_target_meets_it_more_often():
+    """Than one fitted to other text, by the share of mass that the laws have in common."""
     other = np.random.default_rng(0).integers(0, V, (8, 24))
     share = []
-    for sequences, order in ((plain_samples, 2), (plain_samples, 1), (other, 2)):
-        made = drafters.table(fitting.fit(sequences, vocab_size=V, order=order), gamma=3)
+    for sequences in (samples("opt"), other):
+        made = drafters.table(fitting.fit(sequences, vocab_size=V), gamma=3)
         totals = jax.device_get(run("opt", made, 1.0).totals)
         share.append(float(totals.overlap.sum() / totals.tested.sum()))
-    assert share[0] > share[1] + 0.02 > share[2] + 0.02, share
-
-
-@pytest.fixture(scope="module")
-def plain_samples():
-    return samples("opt")
+    assert share[0] > share[1] + 0.1, share
 
 
 @pytest.mark.parametrize("family", ["opt", "t5"])
@@ -273,7 +267,7 @@ def test_samples_are_counted_from_the_end_of_the_prompt(family, monkeypatch):
 
     def generate(model, prompts, **options):
         calls.append((len(prompts), list(options["rows"])))
-        return specjax.Generation(None, [[p[-1] + 1, 5] for p in prompts], [], None, True)
+        return types.SimpleNamespace(tokens=[[p[-1] + 1, 5] for p in prompts])
 
     monkeypatch.setattr(specjax, "generate", generate)
     prompts = [[1, 2, 3], [7], [4, 4]]
