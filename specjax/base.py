@@ -74,6 +74,7 @@ class Drafter(NamedTuple):
     rewind: (params, state, back [B], token [B]) -> DraftState, between a commit and the next propose. Takes back the
         last back[b] committed tokens and commits token[b] in their place; `back` 0 leaves a row as it is. A cascade
         asks it of its inner drafter, some of whose accepted tokens the outer target refuses. None: cannot serve there.
+        A drafter that borrows is given the cache, taken back already, as one more argument.
     """
 
     tree: Tree
@@ -84,7 +85,7 @@ class Drafter(NamedTuple):
     siblings: Siblings = Siblings.WITH_REPLACEMENT
     dynamic: bool = False
     borrows: bool = False
-    rewind: Callable[[Params, DraftState, Int[Array, "B"], Int[Array, "B"]], DraftState] | None = None
+    rewind: Callable[..., DraftState] | None = None
 
 
 @runtime_checkable

@@ -126,8 +126,9 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
     chosen = _verify.get(verifier) if isinstance(verifier, str) else verifier
     chosen.require_lossless()
     drafter.check(draft)
-    chosen.check(drafter.drafter.tree, drafter.drafter.siblings, f"inner drafter {drafter.name!r}")
-    if drafter.drafter.rewind is None:
+    part = drafter.drafter
+    chosen.check(part.tree, part.siblings, f"inner drafter {drafter.name!r}", dynamic=part.dynamic)
+    if part.rewind is None:
         raise ValueError(
             f"drafter {drafter.name!r} cannot take tokens back (it has no `rewind`), so it cannot serve in a cascade: "
             "use a model, ngram, table, plain or cascade"
@@ -135,7 +136,7 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
     limits = [p for p in (getattr(draft.config, "max_positions", None), drafter.positions) if p is not None]
     return Guide(
         f"{draft.name} x{gamma} ({drafter.name})",
-        _cascade.cascade(draft.lm, drafter.drafter, chosen.fn, gamma),
+        _cascade.cascade(draft.lm, part, chosen.fn, gamma),
         _cascade.CascadeParams(draft.params, drafter.params),
         draft,
         min(limits, default=None),

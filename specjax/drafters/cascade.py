@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.decoding import committed_block, judge, round_keys
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
 from specjax.verify.token import tested
@@ -90,32 +91,43 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         raise ValueError("the inner drafter cannot take tokens back (it has no `rewind`): it cannot serve in a cascade")
     take_back = drafter.rewind
     tree = drafter.tree
+    linear = tree.is_chain and not drafter.dynamic  # node i continues node i - 1 in every row
+
+    def lent(cache: Cache) -> tuple[Cache, ...]:
+        return (cache,) if drafter.borrows else ()
 
     def init(params: CascadeParams, prompt, length, cache_len):
         slots = cache_len + tree.size  # the last inner round starts below the last draft token
         read = lm.prefill(params.model, prompt, length, slots)
-        inner = drafter.init(params.drafter, prompt, length, slots)
+        inner = drafter.init(params.drafter, prompt, length, slots, *lent(read.cache))
         zero = jnp.zeros_like(length)
         nothing = Tally(zero, zero, zero, zero)
         return CascadeDraft(read.cache, inner, read.pending, zero, read.pending, zero, nothing, nothing)
+
+    def guess(params: Params, key, now: Rounds, warp: Warp) -> tuple[Draft, DraftState, Cache]:
+        draft, inner, *cache = drafter.propose(params, key, now.inner, now.pending, warp, *lent(now.cache))
+        draft = draft._replace(valid=draft.valid & ~tree.scratch[None])
+        return draft, inner, cache[0] if drafter.borrows else now.cache
 
     def inner_round(params: CascadeParams, warp: Warp, now: Rounds) -> Rounds:
         running, lagging = now.count < gamma, now.count < 0
         key, draft_key, verify_key = round_keys(now.key)
         warp = after(warp, now.drafted)
-        draft, inner = drafter.propose(params.drafter, draft_key, now.inner, now.pending, warp)
-        out, cache = lm.extend(params.model, draft.tokens, now.cache, tree.mask, tree.depth)
-        log_p = warp(out.logits, draft.tokens[:, tree.paths])
+        draft, inner, cache = guess(params.drafter, draft_key, now, warp)
+        out, log_p, cache = judge(lm, tree, params.model, draft, cache, warp)
         verdict = verify(verify_key, tree, draft, log_p)
         tally = counts(tree, draft, verdict, running, lagging)
         verdict = told_instead(verdict, lagging, now.drafted[:, 0])
-        block = emitted(tree, draft, verdict)
+        block = committed_block(tree, draft, verdict)
         n = jnp.where(running, verdict.accepted + 1, 0)
-        drafted, laws = record(now, block, laws_along(tree, verdict, log_p), n)
+        drafted, laws = record(now, block, laws_along(linear, verdict, log_p), n)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
+        features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
+        told = Commit(block, n, features, jnp.argmax(log_p, -1).astype(jnp.int32))
+        cache = lm.keep(cache, None if linear else verdict.path, n)
         return Rounds(
-            cache=lm.keep(cache, None if tree.is_chain else verdict.path, n),
-            inner=drafter.commit(params.drafter, inner, Commit(block, n)),
+            cache=cache,
+            inner=drafter.commit(params.drafter, inner, told, *lent(cache)),
             key=key,
             pending=jnp.where(running, last, now.pending),
             count=now.count + n,
@@ -153,29 +165,26 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         lag = jnp.maximum(n - state.ahead, 0)
         back = jnp.where(lag > 0, 0, state.ahead - n + 1)
         running = n > 0
+        cache = lm.keep(state.cache, None, jnp.minimum(n - state.ahead, 0))
+        token = jnp.where(running, last, state.pending)
         return state._replace(
-            cache=lm.keep(state.cache, None, jnp.minimum(n - state.ahead, 0)),
-            inner=take_back(params.drafter, state.inner, back, jnp.where(running, last, state.pending)),
+            cache=cache,
+            inner=take_back(params.drafter, state.inner, back, token, *lent(cache)),
             lag=lag,
             tally=jax.tree.map(lambda total, new: total + jnp.where(running, new, 0), state.tally, state.fresh),
         )
 
     def rewind(params: CascadeParams, state: CascadeDraft, back, token):
         gone = jnp.maximum(back - 1, 0)
+        cache = lm.keep(state.cache, None, jnp.minimum(state.lag - gone, 0))
+        back = jnp.maximum(back - state.lag, 0)  # where the levels lag, the inner drafter was not told the last token
         return state._replace(
-            cache=lm.keep(state.cache, None, jnp.minimum(state.lag - gone, 0)),
-            # where the levels lag, the inner drafter has not been told the last token that is taken back
-            inner=take_back(params.drafter, state.inner, jnp.maximum(back - state.lag, 0), token),
+            cache=cache,
+            inner=take_back(params.drafter, state.inner, back, token, *lent(cache)),
             lag=jnp.maximum(state.lag - gone, 0),
         )
 
     return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, rewind=rewind)
-
-
-def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
-    """Each row's keys of its next inner round, of the inner drafter and of the inner verifier."""
-    keys = jax.vmap(lambda k: jax.random.split(k, 3))(key)
-    return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
 def after(warp: Warp, drafted: Int[Array, "B N"]) -> Warp:
@@ -197,17 +206,9 @@ def told_instead(verdict: Verdict, lagging: Bool[Array, "B"], token: Int[Array, 
     )
 
 
-def emitted(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B W"]:
-    """The accepted tokens of each row, then the verifier's own; the rest is undefined."""
-    at = jnp.arange(tree.width, dtype=jnp.int32)[None]
-    below = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
-    below = jnp.pad(below, ((0, 0), (0, 1)))
-    return jnp.where(at == verdict.accepted[:, None], verdict.token[:, None], below)
-
-
-def laws_along(tree: Tree, verdict: Verdict, log_p: Float[Array, "B N V"]) -> Float[Array, "B W V"]:
+def laws_along(linear: bool, verdict: Verdict, log_p: Float[Array, "B N V"]) -> Float[Array, "B W V"]:
     """The middle model's law of each emitted token: that after the path's node before it."""
-    if tree.is_chain:
+    if linear:
         return log_p
     return jnp.take_along_axis(log_p, verdict.path[..., None], axis=1)
 

@@ -186,14 +186,14 @@ def remade() -> Guide:
 
 def test_the_law_test_fails_the_law_of_the_smallest_model(monkeypatch):
     """Told in place of the middle model's, though the inner verifier has changed what was drawn from it."""
-    believed, emitted = [], module.emitted
+    believed, emitted = [], module.committed_block
 
     def noting(tree, draft, verdict):
         believed.append(draft.log_q)
         return emitted(tree, draft, verdict)
 
-    monkeypatch.setattr(module, "emitted", noting)
-    monkeypatch.setattr(module, "laws_along", lambda tree, verdict, log_p: believed.pop())
+    monkeypatch.setattr(module, "committed_block", noting)
+    monkeypatch.setattr(module, "laws_along", lambda linear, verdict, log_p: believed.pop())
     assert p_value(remade()) < laws.ALPHA
 
 
