@@ -71,6 +71,10 @@ class Drafter(NamedTuple):
     borrows: whether it works on the target's cache. `init` and `commit` then take the cache as one more argument, to
         read; `propose` takes it and returns (Draft, DraftState, Cache): it may write slots from each row's length on,
         which the target overwrites, and must return the lengths as they were.
+    rewind: (params, state, back [B], token [B]) -> DraftState, between a commit and the next propose. Takes back the
+        last back[b] committed tokens and commits token[b] in their place; `back` 0 leaves a row as it is. A cascade
+        asks it of its inner drafter, some of whose accepted tokens the outer target refuses. None: cannot serve there.
+        A drafter that borrows is given the cache, taken back already, as one more argument.
     """
 
     tree: Tree
@@ -81,6 +85,7 @@ class Drafter(NamedTuple):
     siblings: Siblings = Siblings.WITH_REPLACEMENT
     dynamic: bool = False
     borrows: bool = False
+    rewind: Callable[..., DraftState] | None = None
 
 
 @runtime_checkable

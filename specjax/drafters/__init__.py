@@ -4,14 +4,23 @@ Here are the user's constructors; each returns a `Guide` for `specjax.generate(.
 behind them are in the modules of this folder.
 """
 
+import os
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from specjax import checks
+from specjax import verify as _verify
 from specjax.base import Drafter
+from specjax.drafters import cascade as _cascade
 from specjax.drafters import chain, model_tree
+from specjax.drafters import fitting as fitting
 from specjax.drafters import lookahead as _lookahead
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
 from specjax.drafters import suffix as _suffix
+from specjax.drafters import table as _table
 from specjax.drafters.corpus import Corpus as Corpus
 from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
@@ -170,3 +179,68 @@ def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -
             f"pass longest={int(past.depth)}, or build it with depth={longest}"
         )
     return Guide(f"{name}, corpus", drafter, past, largest=int(past.text.max()))
+
+
+def table(fitted: Any, *, gamma: int = 5) -> Guide:
+    """A unigram, bigram or n-gram table: laws that are looked up, at next to no cost (Leviathan et al. 2023, table 3).
+
+    Args:
+      fitted: from `fitting.fit`, `fit_texts` or `fit_samples`, or the path of one that `fitting.save` wrote.
+      gamma: draft tokens a round, at least 1.
+
+    Raises:
+      ValueError: no table, or laws that do not sum to 1.
+    """
+    checks.whole("gamma", gamma, least=1)
+    if isinstance(fitted, str | os.PathLike):
+        fitted = fitting.load(fitted)
+    elif not isinstance(fitted, _table.Table):
+        raise ValueError(
+            f"a table comes from drafters.fitting, or is the path of a saved one; got {type(fitted).__name__}"
+        )
+    else:
+        fitting.check(fitted)
+    kind = {1: "unigram", 2: "bigram"}.get(fitted.order, f"{fitted.order}-gram table")
+    made = _table.table(fitted.order, fitted.vocab_size, gamma)
+    return Guide(f"{kind} x{gamma}", made, jax.tree.map(jnp.asarray, fitted))
+
+
+def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify.Verifier = "token") -> Guide:
+    """A smaller model writes a chain of gamma tokens, itself sped up by a drafter: speculation of three levels or more.
+
+    `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
+    cascade again. The output has the target's law all the same.
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      drafter: a `Guide` that drafts for it.
+      gamma: draft tokens a round of the target, at least 1: more than a round of the inner levels yields.
+      verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one.
+
+    Raises:
+      ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
+    """
+    checks.whole("gamma", gamma, least=1)
+    if not isinstance(drafter, Guide):
+        raise ValueError(
+            f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
+            "write specjax.drafters.model(draft)"
+        )
+    chosen = _verify.get(verifier) if isinstance(verifier, str) else verifier
+    chosen.require_lossless()
+    drafter.check(draft)
+    part = drafter.drafter
+    chosen.check(part.tree, part.siblings, f"inner drafter {drafter.name!r}", dynamic=part.dynamic)
+    if part.rewind is None:
+        raise ValueError(
+            f"drafter {drafter.name!r} cannot take tokens back (it has no `rewind`), so it cannot serve in a cascade: "
+            "use a model, ngram, table, plain or cascade"
+        )
+    limits = [p for p in (getattr(draft.config, "max_positions", None), drafter.positions) if p is not None]
+    return Guide(
+        f"{draft.name} x{gamma} ({drafter.name})",
+        _cascade.cascade(draft.lm, part, chosen.fn, gamma),
+        _cascade.CascadeParams(draft.params, drafter.params),
+        draft,
+        min(limits, default=None),
+    )

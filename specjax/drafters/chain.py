@@ -88,4 +88,10 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         cache = lm.keep(state.cache, None, jnp.minimum(committed.length, gamma) - gamma)
         return ModelDraft(cache, state.missing, lag)
 
-    return Drafter(tree, init, propose, commit, lm.vocab_size)
+    def rewind(params, state: ModelDraft, back, token):
+        del params, token  # it becomes `pending`, which is not in the cache
+        gone = jnp.maximum(back - 1, 0)
+        cache = lm.keep(state.cache, None, jnp.minimum(state.lag - gone, 0))
+        return ModelDraft(cache, state.missing, jnp.maximum(state.lag - gone, 0))
+
+    return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind)

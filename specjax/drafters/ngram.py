@@ -56,7 +56,13 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
         tokens = put_rows(state.tokens, committed.tokens, state.length, committed.length > 0)
         return NgramDraft(tokens, state.length + committed.length)
 
-    return Drafter(tree, init, propose, commit, siblings=Siblings.POINTS)
+    def rewind(params, state: NgramDraft, back, token):
+        del params
+        length = state.length - back
+        tokens = put_rows(state.tokens, token[:, None], length, back > 0)
+        return NgramDraft(tokens, length + jnp.minimum(back, 1))
+
+    return Drafter(tree, init, propose, commit, siblings=Siblings.POINTS, rewind=rewind)
 
 
 def lookup(tokens: Int[Array, "B T"], length: Int[Array, "B"], *, longest: int, shortest: int):

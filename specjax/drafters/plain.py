@@ -26,4 +26,8 @@ def plain() -> Drafter:
         del params, committed
         return state
 
-    return Drafter(trees.chain(0), init, propose, commit)
+    def rewind(params, state, back, token):
+        del params, back, token
+        return state
+
+    return Drafter(trees.chain(0), init, propose, commit, rewind=rewind)

@@ -1,0 +1,233 @@
+"""Speculation of n levels: (model, drafter, verifier) is itself a drafter, whose draft is what the model would write.
+
+The model in the middle decodes speculatively, with a drafter and a verifier of its own, until it has written gamma
+tokens; those are the draft. As the inner verifier is lossless, they have the joint law of the middle model, so its own
+warped law after each prefix is what `log_q` tells, whatever the inner drafter believed. The inner drafter may be a
+cascade again.
+
+    target      t0 | p  d1 d2 d3 d4 d5 (d6 d7)      gamma = 5: d6, d7 came with the last inner round and are dropped
+    inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  by their place alone, never by what they are
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import trees
+from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.decoding import committed_block, judge, round_keys
+from specjax.trees import Tree
+from specjax.types import Commit, Draft, KeyArray, Params, Verdict
+from specjax.verify.token import tested
+
+
+class CascadeParams(NamedTuple):
+    """Weights of the middle model, and of its drafter."""
+
+    model: Params
+    drafter: Params
+
+
+class Tally(NamedTuple):
+    """What the inner rounds did, summed over the rounds of each row: calls of the middle model, and its verdicts."""
+
+    rounds: Int[Array, "B"]
+    drafted: Int[Array, "B"]
+    tested: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+
+
+class CascadeDraft(NamedTuple):
+    """State of a cascade.
+
+    Where the inner rounds end at the very last draft token and all of them are accepted, that token was never fed:
+    cache and inner drafter lag by one. The first inner round after it then commits the token that the outer target
+    appended, instead of what its verifier said, while rows that do not lag draft already.
+    """
+
+    cache: Cache  # of the middle model: all that is committed but `pending`, and the token it lags by
+    inner: DraftState
+    missing: Int[Array, "B"]  # the committed token that both lag by
+    lag: Int[Array, "B"]  # 1 where they do, else 0
+    pending: Int[Array, "B"]  # propose -> commit: the root of the draft
+    ahead: Int[Array, "B"]  # propose -> commit: tokens below the root that cache and inner drafter have committed
+    tally: Tally
+    fresh: Tally  # propose -> commit: this round's part, which counts if the row is still running
+
+
+class Rounds(NamedTuple):
+    """What inner rounds carry on. Node i of `drafted` is there for i <= count; the places after it repeat the root."""
+
+    cache: Cache
+    inner: DraftState
+    key: KeyArray
+    pending: Int[Array, "B"]
+    count: Int[Array, "B"]  # tokens below the root; -1 for a row that lags: its next token is the root
+    drafted: Int[Array, "B N"]
+    laws: Float[Array, "B N V"]
+    tally: Tally
+
+
+@functools.cache
+def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
+    """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`, each told with the law of `lm`.
+
+    Guarantees the drafter's contract (tokens drawn from `log_q`) if `verify` is lossless. All rows draft gamma tokens;
+    a batch takes as many inner rounds as its slowest row, gamma + 1 at the most.
+
+    Seed of the idea: Leviathan et al. 2023 (arXiv 2211.17192), section 6; TriForce (2404.11912) runs three levels.
+
+    Raises:
+      ValueError: gamma below 1, laws of two vocabularies, or an inner drafter that cannot take tokens back.
+    """
+    if gamma < 1:
+        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    if drafter.vocab_size not in (None, lm.vocab_size):
+        raise ValueError(f"the inner drafter has {drafter.vocab_size} tokens and the middle model {lm.vocab_size}")
+    if drafter.rewind is None:
+        raise ValueError("the inner drafter cannot take tokens back (it has no `rewind`): it cannot serve in a cascade")
+    take_back = drafter.rewind
+    tree = drafter.tree
+    linear = tree.is_chain and not drafter.dynamic  # node i continues node i - 1 in every row
+
+    def lent(cache: Cache) -> tuple[Cache, ...]:
+        return (cache,) if drafter.borrows else ()
+
+    def init(params: CascadeParams, prompt, length, cache_len):
+        slots = cache_len + tree.size  # the last inner round starts below the last draft token
+        read = lm.prefill(params.model, prompt, length, slots)
+        inner = drafter.init(params.drafter, prompt, length, slots, *lent(read.cache))
+        zero = jnp.zeros_like(length)
+        nothing = Tally(zero, zero, zero, zero)
+        return CascadeDraft(read.cache, inner, read.pending, zero, read.pending, zero, nothing, nothing)
+
+    def guess(params: Params, key, now: Rounds, warp: Warp) -> tuple[Draft, DraftState, Cache]:
+        draft, inner, *cache = drafter.propose(params, key, now.inner, now.pending, warp, *lent(now.cache))
+        draft = draft._replace(valid=draft.valid & ~tree.scratch[None])
+        return draft, inner, cache[0] if drafter.borrows else now.cache
+
+    def inner_round(params: CascadeParams, warp: Warp, now: Rounds) -> Rounds:
+        running, lagging = now.count < gamma, now.count < 0
+        key, draft_key, verify_key = round_keys(now.key)
+        warp = after(warp, now.drafted)
+        draft, inner, cache = guess(params.drafter, draft_key, now, warp)
+        out, log_p, cache = judge(lm, tree, params.model, draft, cache, warp)
+        verdict = verify(verify_key, tree, draft, log_p)
+        tally = counts(tree, draft, verdict, running, lagging)
+        verdict = told_instead(verdict, lagging, now.drafted[:, 0])
+        block = committed_block(tree, draft, verdict)
+        n = jnp.where(running, verdict.accepted + 1, 0)
+        drafted, laws = record(now, block, laws_along(linear, verdict, log_p), n)
+        last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
+        features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
+        told = Commit(block, n, features, jnp.argmax(log_p, -1).astype(jnp.int32))
+        cache = lm.keep(cache, None if linear else verdict.path, n)
+        return Rounds(
+            cache=cache,
+            inner=drafter.commit(params.drafter, inner, told, *lent(cache)),
+            key=key,
+            pending=jnp.where(running, last, now.pending),
+            count=now.count + n,
+            drafted=drafted,
+            laws=laws,
+            tally=jax.tree.map(jnp.add, now.tally, tally),
+        )
+
+    def propose(params: CascadeParams, key, state: CascadeDraft, pending, warp):
+        rows, zero = pending.shape[0], jnp.zeros_like(pending)
+        start = Rounds(
+            state.cache,
+            state.inner,
+            key,
+            jnp.where(state.lag == 1, state.missing, pending),
+            -state.lag,
+            jnp.broadcast_to(pending[:, None], (rows, gamma + 1)),
+            jnp.zeros((rows, gamma + 1, lm.vocab_size), jnp.float32),
+            Tally(zero, zero, zero, zero),
+        )
+        end = jax.lax.while_loop(
+            lambda now: jnp.any(now.count < gamma), lambda now: inner_round(params, warp, now), start
+        )
+        draft = Draft(end.drafted, jnp.ones_like(end.drafted, bool), end.laws)
+        state = CascadeDraft(
+            end.cache, end.inner, end.drafted[:, -1], state.lag, pending, end.count, state.tally, end.tally
+        )
+        return draft, state
+
+    def commit(params: CascadeParams, state: CascadeDraft, committed: Commit):
+        n = committed.length
+        last = jnp.take_along_axis(committed.tokens, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
+        # Tokens n .. ahead of the inner levels make room for the last one that was committed. A row that keeps
+        # nothing gets its root back; one that keeps more than they have, lags.
+        lag = jnp.maximum(n - state.ahead, 0)
+        back = jnp.where(lag > 0, 0, state.ahead - n + 1)
+        running = n > 0
+        cache = lm.keep(state.cache, None, jnp.minimum(n - state.ahead, 0))
+        token = jnp.where(running, last, state.pending)
+        return state._replace(
+            cache=cache,
+            inner=take_back(params.drafter, state.inner, back, token, *lent(cache)),
+            lag=lag,
+            tally=jax.tree.map(lambda total, new: total + jnp.where(running, new, 0), state.tally, state.fresh),
+        )
+
+    def rewind(params: CascadeParams, state: CascadeDraft, back, token):
+        gone = jnp.maximum(back - 1, 0)
+        cache = lm.keep(state.cache, None, jnp.minimum(state.lag - gone, 0))
+        back = jnp.maximum(back - state.lag, 0)  # where the levels lag, the inner drafter was not told the last token
+        return state._replace(
+            cache=cache,
+            inner=take_back(params.drafter, state.inner, back, token, *lent(cache)),
+            lag=jnp.maximum(state.lag - gone, 0),
+        )
+
+    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, rewind=rewind)
+
+
+def after(warp: Warp, drafted: Int[Array, "B N"]) -> Warp:
+    """The warp of an inner round: tokens drafted in earlier ones precede every position too."""
+
+    def longer(logits, ancestors=None):
+        given = jnp.broadcast_to(drafted[:, None], (*logits.shape[:2], drafted.shape[1]))
+        return warp(logits, given if ancestors is None else jnp.concatenate([given, ancestors], axis=-1))
+
+    return longer
+
+
+def told_instead(verdict: Verdict, lagging: Bool[Array, "B"], token: Int[Array, "B"]) -> Verdict:
+    """The verdict, but of rows that lag: they accept nothing, and append the token that is known already."""
+    return Verdict(
+        jnp.where(lagging[:, None], 0, verdict.path),
+        jnp.where(lagging, 0, verdict.accepted),
+        jnp.where(lagging, token, verdict.token),
+    )
+
+
+def laws_along(linear: bool, verdict: Verdict, log_p: Float[Array, "B N V"]) -> Float[Array, "B W V"]:
+    """The middle model's law of each emitted token: that after the path's node before it."""
+    if linear:
+        return log_p
+    return jnp.take_along_axis(log_p, verdict.path[..., None], axis=1)
+
+
+def record(now: Rounds, block: Int[Array, "B W"], laws: Float[Array, "B W V"], n: Int[Array, "B"]):
+    """`drafted` and `laws` with the first n[b] tokens of the block below the last node; what lies past gamma is
+    dropped, and so is the law of a root that was told."""
+    nodes = now.drafted.shape[1]
+    rows = jnp.arange(block.shape[0], dtype=jnp.int32)[:, None]
+    step = jnp.arange(block.shape[1], dtype=jnp.int32)[None]
+    node = jnp.where(step < n[:, None], now.count[:, None] + step, nodes)  # whose child the token is
+    drafted = now.drafted.at[rows, node + 1].set(block, mode="drop")
+    return drafted, now.laws.at[rows, jnp.where(node < 0, nodes, node)].set(laws, mode="drop")
+
+
+def counts(tree: Tree, draft: Draft, verdict: Verdict, running: Bool[Array, "B"], lagging: Bool[Array, "B"]) -> Tally:
+    """One inner round of the running rows. One whose token was told is a call of the model, and tests nothing."""
+    judged = lambda x: jnp.where(running & ~lagging, x, 0)
+    drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
+    return Tally(
+        running.astype(jnp.int32), judged(drafted), judged(tested(tree, draft, verdict)), judged(verdict.accepted)
+    )

@@ -1,0 +1,213 @@
+"""Tables for `drafters.table`: counted from tokens, from text, or from what the target says; saved and loaded."""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specjax import checks
+from specjax.drafters.table import Level, Table, bucket
+
+SUCCESSORS = 32  # m: successors listed for a context
+BUCKETS = 1 << 18  # rows of a level whose contexts have two tokens or more
+SMOOTHING = 0.01  # occurrences that every token is given beyond its own, so that none is without mass
+FORMAT = "specjax-table-1"
+
+
+def fit(
+    sequences: Iterable[Sequence[int] | np.ndarray],
+    *,
+    vocab_size: int,
+    order: int = 2,
+    successors: int = SUCCESSORS,
+    buckets: int = BUCKETS,
+    smoothing: float = SMOOTHING,
+) -> Table:
+    """Counts tokens and what follows them. Nothing is counted across the border of two sequences.
+
+    A context seen n times, followed by d different tokens, gives count / (n + d) to each of its `successors` most
+    frequent ones and the rest to the shorter context (Witten and Bell 1991): a context seen once is believed half.
+
+    Args:
+      sequences: token ids; more are needed for a higher order.
+      vocab_size: V of the target (`model.vocab_size`).
+      order: 1 unigram, 2 bigram, n looks at n - 1 tokens.
+      successors: listed for each context, at most.
+      buckets: rows for contexts of two tokens or more, which are hashed into them.
+      smoothing: above 0, added to the count of every token in the unigram.
+
+    Returns:
+      Arrays of numpy.
+
+    Raises:
+      ValueError: no token, tokens outside the vocabulary, or a number out of its range.
+    """
+    sizes = {"vocab_size": vocab_size, "order": order, "successors": successors, "buckets": buckets}
+    for name, value in sizes.items():
+        checks.whole(name, value, least=1)
+    if not checks.is_number(smoothing) or not 0 < smoothing < np.inf:
+        raise ValueError(f"smoothing must be a number above 0, so that every token has some mass; got {smoothing!r}")
+    parts = [np.asarray(part, np.int64).reshape(-1) for part in sequences]
+    tokens = np.concatenate([*parts, np.zeros((0,), np.int64)])
+    if not tokens.size:
+        raise ValueError("there is nothing to fit a table to: give at least one token")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        worst = tokens.min() if tokens.min() < 0 else tokens.max()
+        raise ValueError(f"token {worst} lies outside the vocabulary of {vocab_size} tokens")
+    # how many tokens of its own sequence precede each token
+    before = np.concatenate([np.arange(len(part)) for part in parts])
+    counts = np.bincount(tokens, minlength=vocab_size) + float(smoothing)
+    unigram = np.log(counts / counts.sum()).astype(np.float32)
+    levels = [
+        _level(tokens, before, size, vocab_size, vocab_size if size == 1 else buckets, successors)
+        for size in range(1, order)
+    ]
+    return Table(unigram, tuple(levels))
+
+
+def _level(tokens: np.ndarray, before: np.ndarray, size: int, vocab_size: int, rows: int, most: int) -> Level:
+    """The successors of all contexts of `size` tokens."""
+    at = np.flatnonzero(before >= size)
+    context = np.stack([tokens[at - back] for back in range(size, 0, -1)], -1)
+    pairs, count = np.unique(
+        bucket(context, rows).astype(np.int64) * vocab_size + tokens[at], return_counts=True
+    )  # fmt: skip
+    row, token = pairs // vocab_size, pairs % vocab_size
+    seen = np.bincount(row, weights=count, minlength=rows)
+    distinct = np.bincount(row, minlength=rows)
+    order = np.lexsort((token, -count, row))  # by row, and in it the most frequent first
+    row, token, count = row[order], token[order], count[order]
+    rank = np.arange(len(row)) - np.searchsorted(row, row)
+    width = int(min(most, rank.max(initial=0) + 1))
+    row, token, count, rank = (x[rank < width] for x in (row, token, count, rank))
+    mass = count / (seen + distinct)[row]
+    successors = np.full((rows, width), vocab_size, np.int32)
+    log_mass = np.full((rows, width), -np.inf, np.float32)
+    successors[row, rank], log_mass[row, rank] = token, np.log(mass)
+    left = 1.0 - np.bincount(row, weights=mass, minlength=rows)
+    return Level(successors, log_mass, np.log(left).astype(np.float32))
+
+
+def fit_texts(model: Any, texts: Iterable[str], **options: Any) -> Table:
+    """`fit` to texts, by the tokenizer of a model from `specjax.load`; options are those of `fit`.
+
+    Raises:
+      ValueError: the model has no tokenizer.
+    """
+    if model.text is None:
+        raise ValueError(f"{model.name} has no tokenizer: give token ids to fitting.fit")
+    return fit((model.text.encode(text) for text in texts), vocab_size=model.vocab_size, **options)
+
+
+def fit_samples(
+    model: Any,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    batch: int = 8,
+    seed: int = 0,
+    order: int = 2,
+    **options: Any,
+) -> Table:
+    """`fit` to what the target itself says after some prompts: its own law is what a drafter has to meet.
+
+    Only tokens that the model wrote are counted, the first of them after the end of its prompt.
+
+    Args:
+      model: from `specjax.load`.
+      prompts: strings, or lists of token ids.
+      max_new_tokens, temperature: of the samples; sample as you will decode.
+      batch: prompts generated at a time.
+      seed: of the samples.
+      order, options: see `fit`.
+    """
+    import specjax  # generation is built on drafters, so it cannot be imported above them
+
+    checks.whole("batch", batch, least=1)
+    given = checks.prompt_rows(prompts)
+    sequences = []
+    for start in range(0, len(given), batch):
+        part = given[start : start + batch]
+        full = part + [part[0]] * (min(batch, len(given)) - len(part))  # one batch size, one compile
+        out = specjax.generate(
+            model, full, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
+            rows=range(start, start + len(full)),
+        )  # fmt: skip
+        for prompt, new in zip(part, out.tokens, strict=False):
+            ids = model.text.encode(prompt) if isinstance(prompt, str) else prompt
+            known = [model.config.start_token] if model.encoder_decoder else ids
+            sequences.append([*known[1 - order :], *new] if order > 1 else new)
+    return fit(sequences, vocab_size=model.vocab_size, order=order, **options)
+
+
+def save(table: Table, path: str | os.PathLike[str]) -> None:
+    """Writes a table as one safetensors file, under a temporary name until it is whole."""
+    from safetensors.numpy import save_file
+
+    path = Path(path)
+    arrays = {"unigram": np.asarray(table.log_unigram)}
+    for order, level in enumerate(table.levels, start=2):
+        arrays |= {f"{order}.{name}": np.asarray(array) for name, array in level._asdict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as aside:
+        whole = Path(aside) / path.name
+        save_file(arrays, whole, metadata={"format": FORMAT})
+        os.replace(whole, path)
+
+
+def load(path: str | os.PathLike[str]) -> Table:
+    """A table that `save` wrote.
+
+    Raises:
+      ValueError: there is no such file, or it is no table; it is named.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no table at {path}: write one with drafters.fitting.save")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            said = (file.metadata() or {}).get("format")
+            arrays = {name: file.get_tensor(name) for name in file.keys()} if said == FORMAT else {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
+    if said != FORMAT:
+        raise ValueError(f"{path} holds no table (its format is {said!r}, a table's is {FORMAT!r})")
+    orders = sorted({int(name.split(".")[0]) for name in arrays if re.match(r"\d+\.", name)})
+    try:
+        levels = [Level(*(arrays[f"{order}.{name}"] for name in Level._fields)) for order in orders]
+        found = Table(arrays["unigram"], tuple(levels))
+    except KeyError as missing:
+        raise ValueError(f"{path} is an incomplete table: {missing} is not in it") from None
+    check(found, str(path))
+    return found
+
+
+def check(table: Table, name: str = "the table") -> None:
+    """Raises ValueError unless the arrays fit together and every law sums to 1: what a drafter's laws rest on."""
+    unigram = np.asarray(table.log_unigram)
+    if unigram.ndim != 1 or not np.isfinite(unigram).all() or abs(np.exp(unigram, dtype=np.float64).sum() - 1) > 1e-4:
+        raise ValueError(f"{name} has no unigram law: one finite log-probability a token, whose masses sum to 1")
+    size = len(unigram)
+    for order, level in enumerate(table.levels, start=2):
+        successors, log_mass, log_back = map(np.asarray, level)
+        rows = size if order == 2 else len(log_back)
+        if log_back.shape != (rows,) or log_mass.shape != successors.shape or log_mass.shape[:-1] != (rows,):
+            raise ValueError(
+                f"{name}: level {order} has arrays of shapes {successors.shape}, {log_mass.shape}, {log_back.shape}; "
+                f"they must be ({rows}, m), ({rows}, m), ({rows},)"
+            )
+        if successors.min() < 0 or successors.max() > size:
+            raise ValueError(f"{name}: level {order} lists tokens outside the vocabulary of {size}")
+        ranked = np.sort(successors, axis=1)
+        if np.any((ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] < size)):
+            raise ValueError(f"{name}: level {order} lists a successor twice")
+        total = np.exp(np.where(successors < size, log_mass, -np.inf), dtype=np.float64).sum(1) + np.exp(log_back)
+        if not np.all(np.abs(total - 1) < 1e-4):
+            raise ValueError(f"{name}: level {order} has masses that do not sum to 1")

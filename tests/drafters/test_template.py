@@ -1,0 +1,123 @@
+"""The template, and the page that writes it: its code is run as it stands there."""
+
+import functools
+import itertools
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding as loop
+from specjax import drafters, sampling
+from specjax.drafters.template import UNMET, template
+from specjax.types import Commit
+from tests import battery, laws
+from tests.battery import run, texts
+from tests.test_decoding import SAMPLED, draws_warped_and_tells_raw, exact_joint, sampled_counts
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-drafter.md"
+V, GAMMA = battery.VOCAB, 3
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def guide(make=template) -> drafters.Guide:
+    return drafters.Guide("last seen", make(V, GAMMA))
+
+
+@functools.cache
+def proposals(make):
+    """Draft of a ragged batch, mixed temperatures, and the memory after a commit and a propose."""
+    made = make(V, GAMMA)
+    params, stages = sampling.sampling_params(battery.ROWS, V, temperature=SAMPLED)
+
+    @jax.jit
+    def rounds(prompts, lengths, key):
+        warp = lambda logits, ancestors=None: sampling.warp(params, stages, logits)
+        state = made.init((), prompts, lengths, 30)
+        pending = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)[:, 0]
+        draft, state = made.propose((), key, state, pending, warp)
+        return draft, made.commit((), state, Commit(draft.tokens, jnp.minimum(lengths - 1, GAMMA + 1)))
+
+    return rounds(
+        jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS), loop.row_keys(0, jnp.arange(battery.ROWS))
+    )
+
+
+def test_the_page_runs_and_writes_the_template():
+    """Its last block decodes with a bundled model, and compares with plain decoding."""
+    space: dict = {}
+    for block in blocks():
+        exec(compile(block, str(PAGE), "exec"), space)
+    assert space["drafted"].stats.tokens_per_call > 1.2
+    for one, other in zip(
+        jax.tree.leaves(proposals(space["template"])), jax.tree.leaves(proposals(template)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_it_is_forty_lines():
+    code = next(block for block in blocks() if "def propose" in block)
+    lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert len(lines) <= 40
+
+
+def test_it_remembers_what_followed_last():
+    draft, memory = proposals(template)
+    follows = np.asarray(memory.follows)
+    for row, n in enumerate(battery.LENGTHS):
+        new = np.asarray(draft.tokens)[row, : min(n - 1, GAMMA + 1)]
+        text = [*battery.prompts()[row, :n].tolist(), *new.tolist()]
+        wanted = np.full((V,), UNMET)
+        for one, other in itertools.pairwise(text):
+            wanted[one] = other
+        np.testing.assert_array_equal(follows[row], wanted)
+        assert memory.last[row] == text[-1]
+
+
+def test_rows_end_early_and_greedy_rows_are_plain():
+    budget = np.array([9, 24, 5, 1, 24, 24, 7, 24])
+    plain = texts(run("opt", drafters.plain(), SAMPLED))
+    whole = run("opt", guide(), SAMPLED)
+    traces = loop.trace_count()
+    cut = run("opt", guide(), SAMPLED, budget=budget)
+    assert loop.trace_count() == traces
+    assert texts(cut) == [row[:n] for row, n in zip(texts(whole), budget, strict=True)]
+    for row in (0, 4):
+        assert texts(whole)[row] == plain[row]
+    assert 0 < whole.totals.accepted.sum() < whole.totals.tested.sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", tuple(battery.FAMILIES))
+def test_greedy_equals_plain_everywhere(family):
+    assert texts(run(family, guide())) == texts(run(family, drafters.plain()))
+
+
+@pytest.mark.slow
+def test_it_serves_in_a_cascade():
+    made = drafters.cascade(battery.draft("opt"), guide(), gamma=4)
+    state = run("opt", made)
+    assert texts(state) == texts(run("opt", drafters.plain()))
+    assert 0 < state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
+
+
+def p_value(made: drafters.Guide) -> float:
+    return min(laws.chi_square(h, exact_joint(t)) for t, h in sampled_counts(made).items())
+
+
+@pytest.mark.slow
+def test_sampled_rows_follow_the_joint_law():
+    assert p_value(guide()) > laws.ALPHA
+
+
+@pytest.mark.slow
+def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
+    right = guide()
+    lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
+    assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < laws.ALPHA
