@@ -22,12 +22,14 @@ class Text(NamedTuple):
       decode: token ids -> text, special tokens left out.
       pieces: the bytes of every token; empty for special tokens.
       vocab_size: number of tokens that it knows.
+      special: the names of the special tokens, by id.
     """
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     pieces: Callable[[], list[bytes]]
     vocab_size: int
+    special: Callable[[], dict[int, str]] = dict
 
 
 def from_folder(folder: Path | str) -> Text | None:
@@ -53,7 +55,7 @@ def from_tokenizer(tokenizer: Any) -> Text:
     """A `tokenizers.Tokenizer`."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    special = {i for i, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    special = {i: added.content for i, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     @functools.cache
@@ -66,12 +68,13 @@ def from_tokenizer(tokenizer: Any) -> Text:
         decode=lambda ids: tokenizer.decode([int(i) for i in ids], skip_special_tokens=True),
         pieces=pieces,
         vocab_size=size,
+        special=lambda: dict(special),
     )
 
 
 def from_transformers(tokenizer: Any) -> Text:
     """A tokenizer of transformers, fast or slow."""
-    special = set(tokenizer.all_special_ids)
+    special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
 
     @functools.cache
     def pieces() -> list[bytes]:
@@ -83,6 +86,7 @@ def from_transformers(tokenizer: Any) -> Text:
         decode=lambda ids: tokenizer.decode([int(i) for i in ids], skip_special_tokens=True),
         pieces=pieces,
         vocab_size=len(tokenizer),
+        special=lambda: dict(special),
     )
 
 

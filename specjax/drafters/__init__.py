@@ -5,7 +5,7 @@ behind them are in the modules of this folder.
 """
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,55 +21,15 @@ from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
 from specjax.drafters import suffix as _suffix
 from specjax.drafters import table as _table
+from specjax.drafters.bridging import bridge as bridge
+from specjax.drafters.bridging import reencode as reencode
 from specjax.drafters.corpus import Corpus as Corpus
 from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
+from specjax.drafters.guide import Guide as Guide
 from specjax.trees import Tree
-from specjax.types import Params
 from specjax.types import Siblings as Siblings
-
-
-class Guide(NamedTuple):
-    """A drafter with its weights and its name.
-
-    Attributes:
-      name: for reports.
-      drafter: pure functions.
-      params: what they read.
-      source: the model that it runs, None where it has none.
-      positions: positions that it can draft at; None where they are unbounded.
-      largest: the largest token id of what it copies from; None where that is the request alone.
-    """
-
-    name: str
-    drafter: Drafter
-    params: Params = ()
-    source: Any = None
-    positions: int | None = None
-    largest: int | None = None
-
-    def check(self, target: Any) -> None:
-        """Raises ValueError where this drafter cannot serve the target; names both."""
-        if self.largest is not None and self.largest >= target.vocab_size:
-            raise ValueError(
-                f"the corpus of {self.name} holds token {self.largest}, and target {target.name} has "
-                f"{target.vocab_size} tokens: use outputs of models that share its tokenizer"
-            )
-        if self.source is None:
-            return
-        if self.source.vocab_size != target.vocab_size:
-            raise ValueError(
-                f"draft {self.source.name} has a vocabulary of {self.source.vocab_size} tokens and target "
-                f"{target.name} one of {target.vocab_size}: their laws are compared token by token, so use models "
-                "that share a tokenizer"
-            )
-        if self.source.encoder_decoder != target.encoder_decoder:
-            kinds = {True: "encoder-decoder", False: "decoder-only"}
-            raise ValueError(
-                f"draft {self.source.name} is {kinds[self.source.encoder_decoder]} and target {target.name} is "
-                f"{kinds[target.encoder_decoder]}: use two models of one kind"
-            )
 
 
 def plain() -> Guide:

@@ -1,0 +1,336 @@
+"""Draft models with a tokenizer of their own: two bridges over tables that `drafters.vocabulary` makes.
+
+`intersection` (TLI; Timor et al. 2025, arXiv 2502.05202) draws from the draft's law over the tokens that both
+vocabularies share. `reencoding` (after universal assisted generation) lets the draft write greedily and proposes the
+same text in the target's tokens. Both are lossless with any lossless verifier: the first tells the law that it drew
+from, the second proposes point masses, a function of the text so far.
+
+The draft model reads the committed text token by token through a table. That is not how its own tokenizer would write
+the whole text: a word that the target has in two tokens, the draft reads in at least two. Text to tokens and back is
+no work for a compiled loop; what is lost is some acceptance, never the law.
+
+    target     t0        t1   t2        pending        committed tokens, each a row of the table
+    draft      d0 d1 d2  d3   d4 d5     d6 d7          its cache holds what is left of the queue: d6 d7
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import sampling, trees
+from specjax.base import Cache, Drafter, LanguageModel
+from specjax.categorical import argmax, uniforms
+from specjax.categorical import draw as draw_mass
+from specjax.drafters.vocabulary import NONE, Joins, Reading, Writing
+from specjax.types import Commit, Draft, Params, Siblings
+
+SLACK = 64  # draft tokens that a row may hold beyond `stretch` for each of the target's: short texts vary most
+
+
+class BridgeParams(NamedTuple):
+    """What a bridge reads: the draft's weights, how it is told the text, and how the target is told its guesses."""
+
+    model: Params
+    reading: Reading
+    telling: Any  # intersection: the draft's token of each target token [V], or NONE; reencoding: a Writing
+
+
+class BridgeDraft(NamedTuple):
+    """State of a draft model that reads through a table. Cache and queue are together the committed text.
+
+    Attributes:
+      cache: of the draft model.
+      queue: draft tokens that are not in the cache yet, left-aligned.
+      count: how many, at least 1: the law of what follows is that after the last of them.
+      text: target tokens committed.
+    """
+
+    cache: Cache
+    queue: Int[Array, "B Q"]
+    count: Int[Array, "B"]
+    text: Int[Array, "B"]
+
+
+@functools.cache
+def intersection(
+    lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int = 2, positions: int | None = None
+) -> Drafter:
+    """A chain of gamma tokens of both vocabularies, each drawn from `lm`'s law over these, under the target's warp.
+
+    Where the warp leaves no mass to any of them, the chain ends: the law says so, not a token.
+
+    Args:
+      lm: the draft model; params are `BridgeParams`.
+      vocab_size: of the target's logits.
+      gamma: tokens a round, at least 1.
+      stretch: draft tokens for each target token that there is room for, SLACK apart. A row that needs more, or more
+        than the draft's positions, goes on without a draft. Of a prompt that needs more the draft reads the end.
+      positions: that the draft model has, None where they are unbounded.
+
+    Raises:
+      ValueError: gamma or stretch below 1.
+    """
+    _check(gamma, stretch)
+    reader = _reader(lm, gamma, stretch, positions)
+    one = trees.chain(0)
+
+    def queue_size(width: int) -> int:
+        return width + 1  # a token of the target, and the draft token that was drawn but never fed
+
+    def propose(params: BridgeParams, key, state: BridgeDraft, pending, warp):
+        numbers = uniforms(key, (gamma, 2))  # [B, gamma, 2]: all of the round's randomness at once
+        spelling = params.reading.spelling
+        nodes = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
+
+        def draw(step, logits, drafted, laws, valid):
+            log_q = warp(onto(params.telling, logits)[:, None], drafted[:, None])
+            banned = sampling.has_nan(log_q) & ~sampling.has_nan(logits)
+            log_q = jnp.where(banned[:, None, None], _point(log_q), log_q)
+            token = draw_mass(numbers[:, step], jnp.exp(log_q[:, 0]))
+            later = nodes > step
+            drafted = jnp.where(later, token[:, None], drafted)
+            laws = jax.lax.dynamic_update_slice_in_dim(laws, log_q, step, axis=1)
+            return spelling.tokens[token, 0], drafted, laws, valid & ~(later & banned[:, None])
+
+        logits, cache = reader.feed(params, state)
+        drafted = jnp.broadcast_to(pending[:, None], (pending.shape[0], gamma + 1))
+        laws = jnp.zeros((*drafted.shape, vocab_size), jnp.float32)
+        valid = (nodes == 0) | reader.room(params, state)[:, None]
+        carry = (cache, *draw(0, logits, drafted, laws, valid))
+
+        def body(carry, step):
+            cache, token, *chain = carry
+            out, cache = lm.extend(params.model, token[:, None], cache, one.mask, one.depth)
+            cache = lm.keep(cache, None, jnp.ones_like(token))
+            return (cache, *draw(step, out.logits[:, 0], *chain)), None
+
+        carry, _ = jax.lax.scan(body, carry, jnp.arange(1, gamma, dtype=jnp.int32))
+        cache, _, drafted, laws, valid = carry
+        return Draft(drafted, valid, laws), state._replace(cache=cache)
+
+    def commit(params: BridgeParams, state: BridgeDraft, committed: Commit):
+        # Fed were the queue and gamma - 1 drafts. A row keeps those that were accepted: they are tokens of their own.
+        length, spelling = committed.length, params.reading.spelling
+        last, before = (_column(committed.tokens, jnp.maximum(length - back, 0)) for back in (1, 2))
+        previous = jnp.where(length >= 2, spelling.tokens[before, 0], _column(state.queue, state.count - 1))
+        spelled, count = spelling.tokens[last], spelling.count[last]
+        # The draft drawn last was never fed; and where the newest token says nothing to the draft, its last one is fed
+        # again, since the law after it is needed again.
+        again = (length == gamma + 1) | (count == 0)
+        alone = jnp.pad(spelled, ((0, 0), (0, 1)))
+        queue = jnp.where(again[:, None], jnp.concatenate([previous[:, None], spelled], 1), alone)
+        again = again.astype(jnp.int32)
+        return reader.settle(params, state, length, state.count + length - 1 - again, queue, count + again)
+
+    return Drafter(trees.chain(gamma), functools.partial(reader.init, queue_size), propose, commit, vocab_size)
+
+
+@functools.cache
+def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2, positions: int | None = None) -> Drafter:
+    """What `lm` writes greedily in gamma tokens, proposed in the target's tokens, gamma at the most.
+
+    Runs of draft tokens that are one target token are joined, the longest run first; any other draft token is told as
+    the target's tokens that have its bytes. A draft token that cannot be told ends the proposal. The draft is greedy at
+    every temperature, so that what it proposes is a function of the text: point masses, whose law is the target's.
+
+    Args, Raises: as `intersection`.
+    """
+    _check(gamma, stretch)
+    reader = _reader(lm, gamma, stretch, positions)
+    one = trees.chain(0)
+
+    def queue_size(width: int) -> int:
+        return width * (gamma + 1)  # all that a round can commit
+
+    def propose(params: BridgeParams, key, state: BridgeDraft, pending, warp):
+        del key, warp
+        logits, cache = reader.feed(params, state)
+
+        def body(carry, _):
+            cache, token = carry
+            out, cache = lm.extend(params.model, token[:, None], cache, one.mask, one.depth)
+            following = argmax(out.logits[:, 0])
+            return (lm.keep(cache, None, jnp.ones_like(token)), following), following
+
+        first = argmax(logits)
+        (cache, _), others = jax.lax.scan(body, (cache, first), length=gamma - 1)
+        written = jnp.concatenate([first[:, None], others.T], 1)
+        told, count = tell(params.telling, written, gamma)
+        valid = (jnp.arange(gamma, dtype=jnp.int32)[None] < count[:, None]) & reader.room(params, state)[:, None]
+        valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
+        return Draft(jnp.concatenate([pending[:, None], told], 1), valid, None), state._replace(cache=cache)
+
+    def commit(params: BridgeParams, state: BridgeDraft, committed: Commit):
+        # The draft's own tokens are forgotten: the committed text is told anew, in the words of the table.
+        spelling = params.reading.spelling
+        new = jnp.arange(committed.tokens.shape[1], dtype=jnp.int32)[None] < committed.length[:, None]
+        counts = jnp.where(new, spelling.count[committed.tokens], 0)
+        queue, count = pack(spelling.tokens[committed.tokens], counts, state.queue.shape[1])
+        silent = count == 0
+        again = jnp.zeros_like(queue).at[:, 0].set(_column(state.queue, state.count - 1))
+        queue = jnp.where(silent[:, None], again, queue)
+        kept = state.count - silent.astype(jnp.int32)
+        return reader.settle(params, state, committed.length, kept, queue, jnp.maximum(count, 1))
+
+    return Drafter(
+        trees.chain(gamma), functools.partial(reader.init, queue_size), propose, commit, siblings=Siblings.POINTS
+    )
+
+
+class _Reader(NamedTuple):
+    """How a draft model reads target tokens: what both bridges have in common.
+
+    init: (queue_size, params, prompt, length, cache_len) -> BridgeDraft.
+    feed: (params, state) -> logits [B,V] after the queue, and the cache with it.
+    room: (params, state) -> whether the row may draft [B]: before `feed`.
+    settle: (params, state after a round, length, kept, queue, count) -> BridgeDraft. Keeps `kept` of the tokens that
+        the round fed; a row that committed nothing, or has no room, stays as it was before.
+    """
+
+    init: Callable[..., BridgeDraft]
+    feed: Callable[..., tuple[Float[Array, "B V"], Cache]]
+    room: Callable[..., Bool[Array, "B"]]
+    settle: Callable[..., BridgeDraft]
+
+
+def _reader(lm: LanguageModel, gamma: int, stretch: int, positions: int | None) -> _Reader:
+    def limit(params: BridgeParams, text, queue: int):
+        """Draft tokens that each row's cache may hold before a round: by its own text, so never by its neighbours'."""
+        most = stretch * text + SLACK + params.reading.opening.shape[0]
+        return most if positions is None else jnp.minimum(most, max(positions - queue - gamma, 1))
+
+    def init(queue_size, params: BridgeParams, prompt, length, cache_len):
+        spelling, begin = params.reading.spelling, params.reading.opening
+        queue = queue_size(spelling.tokens.shape[1])
+        at = jnp.arange(prompt.shape[1], dtype=jnp.int32)[None]
+        skipped = (at == 0) & (prompt == params.reading.skip)
+        counts = jnp.where((at < length[:, None]) & ~skipped, spelling.count[prompt], 0)
+        # Of a text that is too long, the draft reads the end.
+        most = limit(params, length, queue) - begin.shape[0]
+        if lm.encoder_decoder:  # the encoder has room of its own
+            most = stretch * length + SLACK
+        width = min(spelling.tokens.shape[1], stretch) * prompt.shape[1] + SLACK
+        if positions is not None:
+            width = min(width, positions)
+        body, count = pack(spelling.tokens[prompt], counts, width, most=jnp.clip(most, 1, width))
+        opened = jnp.broadcast_to(begin, (prompt.shape[0], begin.shape[0]))
+        whole = jnp.concatenate([opened, body], 1)
+        slots = stretch * cache_len + SLACK + begin.shape[0] + queue + gamma
+        slots = slots if lm.encoder_decoder else max(slots, whole.shape[1])
+        read = lm.prefill(params.model, whole, jnp.maximum(count + begin.shape[0], 1), slots)
+        waiting = jnp.zeros((prompt.shape[0], queue), jnp.int32).at[:, 0].set(read.pending)
+        text = jnp.ones_like(length) if lm.encoder_decoder else length
+        return BridgeDraft(read.cache, waiting, jnp.ones_like(length), text)
+
+    def feed(params: BridgeParams, state: BridgeDraft):
+        block = trees.chain(state.queue.shape[1] - 1)
+        out, cache = lm.extend(params.model, state.queue, state.cache, block.mask, block.depth)
+        logits = jnp.take_along_axis(out.logits, (state.count - 1)[:, None, None], axis=1)[:, 0]
+        return logits, lm.keep(cache, None, state.count)
+
+    def room(params: BridgeParams, state: BridgeDraft):
+        return state.cache.length <= limit(params, state.text, state.queue.shape[1])
+
+    def settle(params: BridgeParams, state: BridgeDraft, length, kept, queue, count):
+        fed = state.count + gamma - 1
+        before = lm.keep(state.cache, None, -fed)
+        moves = (length > 0) & room(params, state._replace(cache=before))
+        cache = lm.keep(before, None, jnp.where(moves, kept, 0))
+        queue = jnp.where(moves[:, None], queue, state.queue)
+        count = jnp.where(moves, count, state.count)
+        return BridgeDraft(cache, queue, count, state.text + jnp.where(moves, length, 0))
+
+    return _Reader(init, feed, room, settle)
+
+
+def onto(source: Int[Array, "V"], logits: Float[Array, "B U"]) -> Float[Array, "B V"]:
+    """The draft's logits at the target's tokens, -inf where a token is not shared: once warped, the restricted law."""
+    return jnp.where(source[None] == NONE, -jnp.inf, logits[:, jnp.maximum(source, 0)])
+
+
+def tell(writing: Writing, written: Int[Array, "B n"], width: int) -> tuple[Int[Array, "B G"], Int[Array, "B"]]:
+    """Draft tokens as target tokens: the first `width`, and how many there are.
+
+    written   un  believ  ably   s          unbeliev is one target token, ably is two, s is one
+    begins    x           x      x
+    told      unbeliev    ab ly  s
+    """
+    longest, joined = match(writing.joins, written, writing.spelling.tokens.shape[1])
+    one = longest > 0
+    tokens = writing.spelling.tokens[written]
+    tokens = jnp.where(one[..., None], joined[..., None], tokens)
+    count = jnp.where(one, 1, writing.spelling.count[written])
+    step = jnp.where(one, longest, 1)
+    following, begins = jnp.zeros_like(written[:, 0]), []
+    for at in range(written.shape[1]):
+        here = following == at
+        following = jnp.where(here, at + step[:, at], following)
+        begins.append(here)
+    begin = jnp.stack(begins, 1)
+    silent = jnp.cumsum(begin & (count == 0), axis=1) > 0
+    return pack(tokens, jnp.where(begin & ~silent, count, 0), width)
+
+
+def match(joins: Joins, written: Int[Array, "B n"], reach: int) -> tuple[Int[Array, "B n"], Int[Array, "B n"]]:
+    """The longest run that begins at each place and is one target token: how long (0: there is none), and the token."""
+    state = jnp.zeros_like(written)
+    longest, joined = jnp.zeros_like(written), jnp.zeros_like(written)
+    for ahead in range(min(reach, written.shape[1])):
+        label = jnp.pad(written[:, ahead:], ((0, 0), (0, ahead)), constant_values=NONE)  # no edge past the end
+        state = _child(joins, state, label)
+        gives = jnp.where(state == NONE, NONE, joins.gives[jnp.maximum(state, 0)])
+        longest = jnp.where(gives == NONE, longest, ahead + 1)
+        joined = jnp.where(gives == NONE, joined, gives)
+    return longest, joined
+
+
+def _child(joins: Joins, state: Int[Array, "B n"], label: Int[Array, "B n"]) -> Int[Array, "B n"]:
+    """The state that each label leads to, NONE where there is no such edge: a binary search among the state's edges."""
+    edges = joins.label.shape[0]
+    low, end = joins.first[jnp.maximum(state, 0)], joins.first[jnp.maximum(state, 0) + 1]
+    high = end
+    for _ in range(edges.bit_length()):
+        middle = (low + high) // 2
+        below = (low < high) & (joins.label[jnp.minimum(middle, edges - 1)] < label)
+        low, high = jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
+    found = (state != NONE) & (low < end) & (joins.label[jnp.minimum(low, edges - 1)] == label)
+    return jnp.where(found, low + 1, NONE)
+
+
+def pack(
+    tokens: Int[Array, "B n K"], count: Int[Array, "B n"], width: int, *, most: Int[Array, "B"] | None = None
+) -> tuple[Int[Array, "B width"], Int[Array, "B"]]:
+    """The first count[b, i] tokens of each group, one group after the other, left-aligned; and how many there are.
+
+    What does not fit into `width` is dropped at the end; with `most`, only the last most[b] are kept.
+    """
+    ends = jnp.cumsum(count, axis=1)
+    total = ends[:, -1]
+    skip = jnp.zeros_like(total) if most is None else jnp.maximum(total - most, 0)
+    inside = jnp.arange(tokens.shape[2], dtype=jnp.int32)[None, None]
+    at = (ends - count - skip[:, None])[..., None] + inside
+    at = jnp.where((inside < count[..., None]) & (at >= 0), at, width)  # past the end: dropped
+    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None, None]
+    packed = jnp.zeros((tokens.shape[0], width), jnp.int32).at[rows, at].set(tokens, mode="drop")
+    return packed, jnp.minimum(total - skip, width)
+
+
+def _point(like: Float[Array, "B S V"]) -> Float[Array, "B S V"]:
+    """All mass on token 0: the law of a node that is not proposed, which must be some law."""
+    first = jax.lax.broadcasted_iota(jnp.int32, like.shape, like.ndim - 1) == 0
+    return jnp.where(first, jnp.zeros_like(like), -jnp.inf)
+
+
+def _column(tokens: Int[Array, "B n"], at: Int[Array, "B"]) -> Int[Array, "B"]:
+    return jnp.take_along_axis(tokens, at[:, None], axis=1)[:, 0]
+
+
+def _check(gamma: int, stretch: int) -> None:
+    if gamma < 1:
+        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    if stretch < 1:
+        raise ValueError(f"stretch must be at least 1, got {stretch}: the draft must have room for the text")
