@@ -71,6 +71,9 @@ class Drafter(NamedTuple):
     borrows: whether it works on the target's cache. `init` and `commit` then take the cache as one more argument, to
         read; `propose` takes it and returns (Draft, DraftState, Cache): it may write slots from each row's length on,
         which the target overwrites, and must return the lengths as they were.
+    buckets: of a chain whose rows draft fewer nodes than it has: the draft lengths, ascending to the chain's own, that
+        the target's call is compiled at. A round takes the least that holds the longest draft of its rows, chosen on
+        the device. (): every round is verified whole.
     """
 
     tree: Tree
@@ -81,6 +84,7 @@ class Drafter(NamedTuple):
     siblings: Siblings = Siblings.WITH_REPLACEMENT
     dynamic: bool = False
     borrows: bool = False
+    buckets: tuple[int, ...] = ()
 
 
 @runtime_checkable

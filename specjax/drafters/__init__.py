@@ -7,10 +7,13 @@ behind them are in the modules of this folder.
 from typing import Any, NamedTuple
 
 from specjax.base import Drafter
-from specjax.drafters import chain
+from specjax.drafters import adaptive, chain
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.policies.policy import Rule, check_buckets, ladder
 from specjax.types import Params
+
+MODEL_GAMMA = 5  # draft tokens a round where nothing else is said
 
 
 class Guide(NamedTuple):
@@ -53,15 +56,39 @@ def plain() -> Guide:
     return Guide("plain", _plain.plain())
 
 
-def model(draft: Any, *, gamma: int = 5) -> Guide:
-    """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023).
+def model(
+    draft: Any, *, gamma: int | None = None, policy: Rule | None = None, buckets: tuple[int, ...] | None = None
+) -> Guide:
+    """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023), or as many as a policy says.
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
-      gamma: draft tokens a round, at least 1.
+      gamma: draft tokens a round, at least 1; None: 5, or what the policy says.
+      policy: from `specjax.policies`; each row drafts as many tokens as it wants, up to its gamma_max.
+      buckets: draft lengths that the target's call is compiled at, for a policy that varies; None: those of
+        `policies.ladder`, (): gamma_max alone.
+
+    Raises:
+      ValueError: gamma beside a policy, something that is no policy, or buckets that do not fit it.
     """
     positions = getattr(draft.config, "max_positions", None)
-    return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+    if policy is None:
+        if buckets is not None:
+            raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
+        gamma = MODEL_GAMMA if gamma is None else gamma
+        return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+    if not isinstance(policy, Rule):
+        raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
+    if gamma is not None:
+        raise ValueError(f"gamma={gamma} beside a policy: the policy {policy.name!r} says how long to draft")
+    most = policy.gamma_max
+    if policy.policy.constant:
+        check_buckets(buckets or (), most)
+        return plain() if most == 0 else model(draft, gamma=most)
+    chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
+    drafter = adaptive.adaptive(draft.lm, policy.policy, chosen)
+    params = adaptive.AdaptiveParams(draft.params, policy.params)
+    return Guide(f"{draft.name} {policy.name}", drafter, params, draft, positions)
 
 
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
