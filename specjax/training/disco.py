@@ -5,8 +5,8 @@
     params = disco.tune(params, traces, c=0.2)        where drafting on no longer pays on this machine
     drafter = drafters.model(draft, policy=policies.disco(params))
 
-Seconds of work, for a classifier of about 450 numbers. The pair, the temperature and the kind of text should be those of
-its use: what it learns is how often this draft, as sure as it is, is right about this target.
+Seconds of work, for a classifier of about 450 numbers. The pair, the temperature and the kind of text should be those
+of its use: what it learns is how often this draft, as sure as it is, is right about this target.
 """
 
 import functools
@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from specjax import api, drafters, theory
 from specjax import decoding as loop
@@ -167,21 +168,29 @@ def tune(
     )
 
 
-def write(params: Disco, file: Path | str) -> None:
-    """As safetensors; the file appears whole or not at all."""
+def save(params: Disco, file: Path | str) -> None:
+    """One safetensors file, under a temporary name until it is whole."""
     file = Path(file)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as stream:
-        stream.write(save({name: np.asarray(value) for name, value in params._asdict().items()}))
-    os.replace(stream.name, file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".saving-") as aside:
+        whole = Path(aside) / file.name
+        save_file({name: np.asarray(value) for name, value in params._asdict().items()}, whole)
+        os.replace(whole, file)
 
 
-def read(file: Path | str) -> Disco:
-    """What `write` wrote.
+def load(file: Path | str) -> Disco:
+    """What `save` wrote.
 
     Raises:
-      ValueError: a file with other arrays.
+      ValueError: no such file, or one that holds something else; it is named.
     """
-    found = load_file(file)
+    file = Path(file)
+    if not file.is_file():
+        raise ValueError(f"there is no classifier at {file}: write one with specjax.training.disco.save")
+    try:
+        found = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no safetensors file: {error}") from error
     if set(found) != set(Disco._fields):
-        raise ValueError(f"{file} holds {', '.join(sorted(found))}, and DISCO's numbers are {', '.join(Disco._fields)}")
+        raise ValueError(f"{file} holds {', '.join(sorted(found))}; a classifier is {', '.join(Disco._fields)}")
     return Disco(**{name: jnp.asarray(value) for name, value in found.items()})
