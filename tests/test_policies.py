@@ -43,7 +43,7 @@ def test_heuristic_two_up_where_all_passed_and_one_down_where_not():
 
 def test_best_is_the_theory_and_plain_where_nothing_pays():
     draft = battery.draft("opt")
-    assert policies.best(0.8, 0.05, gamma_max=12).gamma_max == theory.best_gamma(0.8, 0.05, gamma_max=12).gamma == 6
+    assert policies.best(0.8, 0.05, gamma_max=12).gamma_max == theory.best_gamma(0.8, 0.05, gamma_max=12).gamma == 8
     assert policies.best(0.1, 0.2).gamma_max == 0
     assert drafters.model(draft, policy=policies.best(0.1, 0.2)) == drafters.plain()
     curve = [1, 1.1, 5, 5, 5]
