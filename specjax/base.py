@@ -75,6 +75,9 @@ class Drafter(NamedTuple):
         last back[b] committed tokens and commits token[b] in their place; `back` 0 leaves a row as it is. A cascade
         asks it of its inner drafter, some of whose accepted tokens the outer target refuses. None: cannot serve there.
         A drafter that borrows is given the cache, taken back already, as one more argument.
+    buckets: of a chain whose rows draft fewer nodes than it has: the draft lengths, ascending to the chain's own, that
+        the target's call is compiled at. A round takes the least that holds the longest draft of its rows, chosen on
+        the device. (): every round is verified whole.
     """
 
     tree: Tree
@@ -86,6 +89,7 @@ class Drafter(NamedTuple):
     dynamic: bool = False
     borrows: bool = False
     rewind: Callable[..., DraftState] | None = None
+    buckets: tuple[int, ...] = ()
 
 
 @runtime_checkable

@@ -135,7 +135,7 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
         warp = make_warp(params.sampling, stages, state.seen)
 
         draft, draft_state, cache = propose(drafter, params.draft, draft_key, state, warp)
-        out, log_p, cache = judge(model, tree, params.target, draft, cache, warp)
+        out, log_p, cache = judge(model, tree, params.target, draft, cache, warp, buckets=drafter.buckets)
         verdict = verify(verify_key, tree, draft, log_p)
 
         broken = sampling.has_nan(out.logits)
@@ -188,9 +188,22 @@ def propose(
 
 
 def judge(
-    model: LanguageModel, tree: Tree, params: Params, draft: Draft, cache: Cache, warp: Warp
+    model: LanguageModel,
+    tree: Tree,
+    params: Params,
+    draft: Draft,
+    cache: Cache,
+    warp: Warp,
+    *,
+    buckets: tuple[int, ...] = (),
 ) -> tuple[Output, Float[Array, "B N V"], Cache]:
-    """One call of the target: its output at every node, its warped law after each, and the cache with the block."""
+    """One call of the target: its output at every node, its warped law after each, and the cache with the block.
+
+    With `buckets` the call is as long as the least of them that holds the batch's longest draft; the output at nodes
+    past it means nothing.
+    """
+    if buckets:
+        return _judge_shortest(model, tree, params, draft, cache, warp, buckets)
     mask, depth, paths = tree.mask, tree.depth, tree.paths
     if draft.parents is None:
         before = draft.tokens[:, paths]
@@ -199,6 +212,31 @@ def judge(
         before = jax.vmap(lambda tokens, path: tokens[path])(draft.tokens, rows)
     out, cache = model.extend(params, draft.tokens, cache, mask, depth)
     return out, warp(out.logits, before), cache
+
+
+def _judge_shortest(model, tree: Tree, params, draft: Draft, cache, warp, buckets: tuple[int, ...]):
+    """`judge` of a chain by a switch over its prefixes. Verifying stays as long as the chain: the random numbers of a
+    row's verdict must not depend on how much its neighbours drafted (invariant 8)."""
+    if not tree.is_chain or draft.parents is not None or buckets[-1] != tree.size - 1:
+        raise ValueError(f"buckets {buckets} need a static chain of {buckets[-1]} draft nodes, got {tree.size - 1}")
+
+    def prefix(length: int) -> Callable:
+        size, missing = length + 1, tree.size - length - 1
+
+        def run(cache: Cache):
+            tokens = draft.tokens[:, :size]
+            out, cache = model.extend(params, tokens, cache, tree.mask[:size, :size], tree.depth[:size])
+            log_p = warp(out.logits, tokens[:, tree.paths[:size, :size]])
+            rest = ((0, 0), (0, missing), (0, 0))
+            # The last law again where no node was fed: a proper law, and no new NaN.
+            whole = Output(jnp.pad(out.logits, rest, mode="edge"), jnp.pad(out.features, rest))
+            return whole, jnp.pad(log_p, rest, mode="edge"), cache
+
+        return run
+
+    proposed = jnp.sum(jnp.cumprod(draft.valid[:, 1:], axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    least = jnp.sum(jnp.max(proposed) > jnp.asarray(buckets[:-1], jnp.int32), dtype=jnp.int32)
+    return jax.lax.switch(least, [prefix(length) for length in buckets], cache)
 
 
 def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] | None) -> Warp:
@@ -293,7 +331,7 @@ def _parts(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Sta
 
     def check(params: DecodeParams, state: GenerationState, drafted: Draft) -> Verdict:
         warp = make_warp(params.sampling, stages, state.seen)
-        _, log_p, _ = judge(model, tree, params.target, drafted, state.cache, warp)
+        _, log_p, _ = judge(model, tree, params.target, drafted, state.cache, warp, buckets=drafter.buckets)
         return verify(round_keys(state.key)[2], tree, drafted, log_p)
 
     return jax.jit(draft), jax.jit(check)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoding as loop
-from specjax import drafters, sampling, stopping
+from specjax import drafters, policies, sampling, stopping, theory
 from specjax.drafters import Guide
 from specjax.model import Model
 from specjax.models import llama, opt, t5
@@ -58,13 +58,33 @@ def draft(family: str, noise: float = 0.1) -> Model:
 
 
 def guide(kind: str, family: str) -> Guide:
-    """A drafter by its name in the table: plain, ngram-G, model-G."""
+    """A drafter by its name in the table: plain, ngram-G, model-G, or a policy's name and its G."""
     name, _, gamma = kind.partition("-")
     if name == "plain":
         return drafters.plain()
     if name == "ngram":
         return drafters.ngram(gamma=int(gamma))
+    if name in RULES:
+        return drafters.model(draft(family), policy=RULES[name](int(gamma)))
     return drafters.model(draft(family), gamma=int(gamma))
+
+
+def _guessing(gamma: int) -> policies.Rule:
+    """A classifier that was not trained: its lengths vary."""
+    rng = np.random.default_rng(0)
+    shapes = {"hidden": (12, 4), "hidden_bias": (4,), "out": (4,)}
+    drawn = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return policies.disco(policies.Disco(**drawn, out_bias=jnp.float32(0.5), stop=jnp.float32(0.45)), gamma_max=gamma)
+
+
+RULES = {
+    "heuristic": lambda gamma: policies.heuristic(gamma_max=gamma),
+    "threshold": lambda gamma: policies.threshold(0.6, gamma_max=gamma),
+    "disco": _guessing,
+    "goodput": lambda gamma: policies.goodput(
+        theory.StepTime(0.0, 0.02, 1.0), draft=theory.StepTime(0.0, 0.0, 0.3), gamma_max=gamma
+    ),
+}  # fmt: skip
 
 
 def prompts() -> np.ndarray:

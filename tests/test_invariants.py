@@ -316,7 +316,7 @@ class Test7DroppingLooksAtNoSampledToken:
                 return True
         return False
 
-    @pytest.mark.parametrize("kind", ["plain", "model-3", "ngram-3"])
+    @pytest.mark.parametrize("kind", ["plain", "model-3", "ngram-3", "threshold-4", "disco-4"])
     def test_no_drafter_does(self, kind):
         assert not self.looks_ahead([proposal(kind, seed) for seed in range(4)])
 

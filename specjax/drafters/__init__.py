@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from specjax import checks
 from specjax import verify as _verify
 from specjax.base import Drafter
+from specjax.drafters import adaptive, chain, model_tree
 from specjax.drafters import cascade as _cascade
-from specjax.drafters import chain, model_tree
 from specjax.drafters import fitting as fitting
 from specjax.drafters import lookahead as _lookahead
 from specjax.drafters import ngram as _ngram
@@ -28,8 +28,11 @@ from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.drafters.guide import Guide as Guide
+from specjax.policies.policy import Rule, check_buckets, ladder
 from specjax.trees import Tree
 from specjax.types import Siblings as Siblings
+
+MODEL_GAMMA = 5  # draft tokens a round where nothing else is said
 
 
 def plain() -> Guide:
@@ -37,15 +40,39 @@ def plain() -> Guide:
     return Guide("plain", _plain.plain())
 
 
-def model(draft: Any, *, gamma: int = 5) -> Guide:
-    """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023).
+def model(
+    draft: Any, *, gamma: int | None = None, policy: Rule | None = None, buckets: tuple[int, ...] | None = None
+) -> Guide:
+    """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023), or as many as a policy says.
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
-      gamma: draft tokens a round, at least 1.
+      gamma: draft tokens a round, at least 1; None: 5, or what the policy says.
+      policy: from `specjax.policies`; each row drafts as many tokens as it wants, up to its gamma_max.
+      buckets: draft lengths that the target's call is compiled at, for a policy that varies; None: those of
+        `policies.ladder`, (): gamma_max alone.
+
+    Raises:
+      ValueError: gamma beside a policy, something that is no policy, or buckets that do not fit it.
     """
     positions = getattr(draft.config, "max_positions", None)
-    return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+    if policy is None:
+        if buckets is not None:
+            raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
+        gamma = MODEL_GAMMA if gamma is None else gamma
+        return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+    if not isinstance(policy, Rule):
+        raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
+    if gamma is not None:
+        raise ValueError(f"gamma={gamma} beside a policy: the policy {policy.name!r} says how long to draft")
+    most = policy.gamma_max
+    if policy.policy.constant:
+        check_buckets(buckets or (), most)
+        return plain() if most == 0 else model(draft, gamma=most)
+    chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
+    drafter = adaptive.adaptive(draft.lm, policy.policy, chosen)
+    params = adaptive.AdaptiveParams(draft.params, policy.params)
+    return Guide(f"{draft.name} {policy.name}", drafter, params, draft, positions)
 
 
 def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Guide:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from specjax import trees
-from specjax.base import Cache, Drafter, LanguageModel
+from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import draw as draw_mass
 from specjax.categorical import uniforms
-from specjax.types import Commit, Draft
+from specjax.types import Commit, Draft, Params
 
 
 class ModelDraft(NamedTuple):
@@ -37,43 +37,26 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
     if gamma < 1:
         raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
     tree = trees.chain(gamma)
-    pair, one = trees.chain(1), trees.chain(0)
 
     def init(params, prompt, length, cache_len):
         read = lm.prefill(params, prompt, length, cache_len)
         return ModelDraft(read.cache, read.pending, jnp.zeros_like(length))
 
-    def first_logits(params, state: ModelDraft, pending):
-        """Feeds [missing, pending], or [pending, filler] where nothing lags; advances past what is real."""
-        lagging = state.lag == 1
-        block = jnp.stack([jnp.where(lagging, state.missing, pending), pending], 1)
-        out, cache = lm.extend(params, block, state.cache, pair.mask, pair.depth)
-        logits = jnp.where(lagging[:, None], out.logits[:, 1], out.logits[:, 0])
-        return logits, lm.keep(cache, None, state.lag + 1)
-
     def propose(params, key, state: ModelDraft, pending, warp):
         numbers = uniforms(key, (gamma, 2))  # [B, gamma, 2]: all of the round's randomness at once
         rows = pending.shape[0]
 
-        def draw(step, logits, drafted, laws):
-            log_q = warp(logits[:, None], drafted[:, None])
-            token = draw_mass(numbers[:, step], jnp.exp(log_q[:, 0]))
-            # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
-            later = jnp.arange(gamma + 1, dtype=jnp.int32)[None] > step
-            drafted = jnp.where(later, token[:, None], drafted)
-            return token, drafted, jax.lax.dynamic_update_slice_in_dim(laws, log_q, step, axis=1)
-
-        logits, cache = first_logits(params, state, pending)
+        logits, cache = first_logits(lm, params, state.cache, state.missing, state.lag, pending)
         drafted = jnp.broadcast_to(pending[:, None], (rows, gamma + 1))
         # Node i's children were drawn from law i; the last node has no children, and its law is never read.
         laws = jnp.zeros((rows, gamma + 1, lm.vocab_size), jnp.float32)
-        token, drafted, laws = draw(0, logits, drafted, laws)
+        token, drafted, laws, _ = draw(warp, numbers, 0, logits, drafted, laws)
 
         def body(carry, step):
             cache, token, drafted, laws = carry
-            out, cache = lm.extend(params, token[:, None], cache, one.mask, one.depth)
-            cache = lm.keep(cache, None, jnp.ones_like(token))
-            return (cache, *draw(step, out.logits[:, 0], drafted, laws)), None
+            logits, cache = next_logits(lm, params, cache, token)
+            token, drafted, laws, _ = draw(warp, numbers, step, logits, drafted, laws)
+            return (cache, token, drafted, laws), None
 
         carry, _ = jax.lax.scan(body, (cache, token, drafted, laws), jnp.arange(1, gamma, dtype=jnp.int32))
         cache, token, drafted, laws = carry
@@ -95,3 +78,45 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         return ModelDraft(cache, state.missing, jnp.maximum(state.lag - gone, 0))
 
     return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind)
+
+
+def first_logits(
+    lm: LanguageModel,
+    params: Params,
+    cache: Cache,
+    missing: Int[Array, "B"],
+    lag: Int[Array, "B"],
+    pending: Int[Array, "B"],
+) -> tuple[Float[Array, "B V"], Cache]:
+    """Feeds [missing, pending], or [pending, filler] where nothing lags; advances past what is real."""
+    lagging, pair = lag == 1, trees.chain(1)
+    block = jnp.stack([jnp.where(lagging, missing, pending), pending], 1)
+    out, cache = lm.extend(params, block, cache, pair.mask, pair.depth)
+    logits = jnp.where(lagging[:, None], out.logits[:, 1], out.logits[:, 0])
+    return logits, lm.keep(cache, None, lag + 1)
+
+
+def next_logits(
+    lm: LanguageModel, params: Params, cache: Cache, token: Int[Array, "B"]
+) -> tuple[Float[Array, "B V"], Cache]:
+    """Feeds one token."""
+    one = trees.chain(0)
+    out, cache = lm.extend(params, token[:, None], cache, one.mask, one.depth)
+    return out.logits[:, 0], lm.keep(cache, None, jnp.ones_like(token))
+
+
+def draw(
+    warp: Warp,
+    numbers: Float[Array, "B gamma 2"],
+    step: int | Int[Array, ""],
+    logits: Float[Array, "B V"],
+    drafted: Int[Array, "B N"],
+    laws: Float[Array, "B N V"],
+) -> tuple[Int[Array, "B"], Int[Array, "B N"], Float[Array, "B N V"], Float[Array, "B V"]]:
+    """Draws node step + 1 from the warped law, writes both down; returns (token, drafted, laws, this law)."""
+    log_q = warp(logits[:, None], drafted[:, None])
+    token = draw_mass(numbers[:, step], jnp.exp(log_q[:, 0]))
+    # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
+    later = jnp.arange(drafted.shape[1], dtype=jnp.int32)[None] > step
+    drafted = jnp.where(later, token[:, None], drafted)
+    return token, drafted, jax.lax.dynamic_update_slice_in_dim(laws, log_q, step, axis=1), log_q[:, 0]

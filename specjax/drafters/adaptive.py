@@ -1,0 +1,147 @@
+"""A chain whose length a policy decides, row by row: the draft model runs while any row drafts on, and no longer.
+
+    row 0   t | a b c .      a while_loop of three steps; row 1 stopped after one token, row 2 drafted nothing. What
+    row 1   t | a . . .      the steps drew for them past their end is not proposed (`Draft.valid`), and is rolled
+    row 2   t | . . . .      back like a rejection.
+
+A round in which no row drafts does not run the draft model. Its cache then lags by the committed tokens that it has not
+read: they wait in `missing`, and are fed in one block when a row drafts again, or when BACKLOG of them wait.
+
+Whether a node is proposed is settled before its token is drawn (invariant 7).
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import trees
+from specjax.base import Cache, Drafter, LanguageModel, Warp
+from specjax.categorical import uniforms
+from specjax.drafters.chain import draw, first_logits, next_logits
+from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
+from specjax.types import Commit, Draft, Params
+
+BACKLOG = 8  # tokens that may wait: idle rounds pay an eighth of a draft step each
+
+
+class AdaptiveParams(NamedTuple):
+    """Weights of the draft model, and the policy's numbers."""
+
+    model: Params
+    policy: Params
+
+
+class AdaptiveDraft(NamedTuple):
+    """State of an adaptive chain.
+
+    `steps` and `drafted` live from propose to commit: how many tokens the round drew, and how many of them each row
+    proposes.
+    """
+
+    cache: Cache
+    missing: Int[Array, "B K"]  # committed tokens that the cache lags by, oldest first
+    lag: Int[Array, "B"]  # how many they are, 0..K
+    live: Bool[Array, "B"]  # False: the row has ended
+    policy: PolicyState
+    steps: Int[Array, ""]
+    drafted: Int[Array, "B"]
+
+
+class Writing(NamedTuple):
+    """What the steps of one round carry on."""
+
+    cache: Cache
+    token: Int[Array, "B"]
+    drafted: Int[Array, "B N"]
+    laws: Float[Array, "B N V"]
+    valid: Bool[Array, "B N"]
+    going: Bool[Array, "B"]  # rows that draw one more
+    policy: PolicyState
+    step: Int[Array, ""]  # tokens drawn
+
+
+@functools.cache
+def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -> Drafter:
+    """A chain of up to policy.gamma_max tokens sampled from `lm`, each from its warped law.
+
+    Args:
+      buckets: draft lengths that the target verifies at, see `Drafter.buckets`.
+
+    Raises:
+      ValueError: a policy that drafts nothing, or buckets that do not fit it.
+    """
+    gamma = policy.gamma_max
+    if gamma < 1:
+        raise ValueError(f"gamma_max must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    tree, late = trees.chain(gamma), trees.chain(BACKLOG - 1)
+
+    def init(params: AdaptiveParams, prompt, length, cache_len):
+        # A block of the backlog is written whole: it needs room past the last token.
+        read = lm.prefill(params.model, prompt, length, cache_len + BACKLOG)
+        missing = jnp.zeros((prompt.shape[0], BACKLOG), read.pending.dtype)
+        zero = jnp.zeros_like(length)
+        state = policy.start(params.policy, length)
+        live = jnp.ones(length.shape, bool)
+        return AdaptiveDraft(read.cache, missing, zero, live, state, jnp.zeros((), jnp.int32), zero)
+
+    def catch_up(params: AdaptiveParams, state: AdaptiveDraft, drafting):
+        """(cache, lag): feeds what is missing where it is more than the round's first call takes along."""
+        due = (drafting & jnp.any(state.lag > 1)) | jnp.any(state.lag == BACKLOG)
+
+        def feed(cache):
+            _, cache = lm.extend(params.model, state.missing, cache, late.mask, late.depth)
+            return lm.keep(cache, None, state.lag), jnp.zeros_like(state.lag)
+
+        return jax.lax.cond(due, feed, lambda cache: (cache, state.lag), state.cache)
+
+    def propose(params: AdaptiveParams, key, state: AdaptiveDraft, pending, warp: Warp):
+        numbers = uniforms(key, (gamma, 2))
+        wanted, own = policy.plan(params.policy, state.policy, state.live)
+        wanted = jnp.where(state.live, jnp.clip(wanted, 0, gamma), 0)
+        drafting = jnp.any(wanted > 0)
+        cache, lag = catch_up(params, state, drafting)
+
+        def one_more(now: Writing, logits, cache) -> Writing:
+            """Draws the next node of the rows that are going, and asks whether another follows it."""
+            token, drafted, laws, log_q = draw(warp, numbers, now.step, logits, now.drafted, now.laws)
+            step = now.step + 1
+            valid = jax.lax.dynamic_update_slice_in_dim(now.valid, now.going[:, None], step, axis=1)
+            go, own = policy.go_on(params.policy, now.policy, Drawn(logits, log_q, token), step)
+            going = now.going & go & (step < wanted)
+            return Writing(cache, token, drafted, laws, valid, going, rows_where(now.going, own, now.policy), step)
+
+        def write(now: Writing) -> Writing:
+            logits, cache = first_logits(lm, params.model, now.cache, state.missing[:, 0], lag, pending)
+            now = one_more(now, logits, cache)
+            more = lambda now: one_more(now, *next_logits(lm, params.model, now.cache, now.token))
+            return jax.lax.while_loop(lambda now: (now.step < gamma) & jnp.any(now.going), more, now)
+
+        drafted = jnp.broadcast_to(pending[:, None], (pending.shape[0], gamma + 1))
+        root = jnp.broadcast_to(jnp.arange(gamma + 1, dtype=jnp.int32)[None] == 0, drafted.shape)
+        laws = jnp.zeros((*drafted.shape, lm.vocab_size), jnp.float32)
+        begun = Writing(cache, pending, drafted, laws, root, wanted > 0, own, jnp.zeros((), jnp.int32))
+        done = jax.lax.cond(drafting, write, lambda now: now, begun)
+
+        idle = done.step == 0
+        waiting = jnp.arange(BACKLOG, dtype=jnp.int32)[None] == lag[:, None]  # `pending`, where it was not fed
+        alone = jnp.arange(BACKLOG, dtype=jnp.int32)[None] == 0  # the last token drawn: never fed
+        missing = jnp.where(jnp.where(idle, waiting, alone), done.token[:, None], state.missing)
+        count = jnp.sum(done.valid[:, 1:], axis=1, dtype=jnp.int32)
+        after = AdaptiveDraft(done.cache, missing, lag, state.live, done.policy, done.step, count)
+        return Draft(done.drafted, done.valid, done.laws), after
+
+    def commit(params: AdaptiveParams, state: AdaptiveDraft, committed: Commit):
+        length, running = committed.length, committed.length > 0
+        seen = Round(state.drafted, jnp.maximum(length - 1, 0))
+        own = policy.observe(params.policy, state.policy, seen)
+        # The cache has advanced by `steps`: `pending` and all draws but the last. A row keeps `length` of them, or all
+        # and lags by one, as in `chain`. Where nothing was drawn nothing was fed, and one token more waits.
+        lag = jnp.where(state.steps == 0, state.lag + length, jnp.maximum(length - state.steps, 0))
+        cache = lm.keep(state.cache, None, jnp.minimum(length, state.steps) - state.steps)
+        own = rows_where(running, own, state.policy)
+        return state._replace(cache=cache, lag=lag, live=state.live & running, policy=own)
+
+    return Drafter(tree, init, propose, commit, lm.vocab_size, buckets=check_buckets(buckets, gamma))

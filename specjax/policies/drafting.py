@@ -1,0 +1,106 @@
+"""Policies that decide while drafting, after each token: a threshold on confidence, and DISCO's classifier."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from specjax.policies.policy import Drawn, Policy, Rule, as_planned, check_between, check_gamma, learn_nothing
+from specjax.types import Params
+
+TOP = 10  # probabilities of the draft's law that DISCO's classifier reads
+
+
+def threshold(theta: float = 0.4, *, gamma_max: int = 16) -> Rule:
+    """Drafts until a token whose probability under the draft model is below theta, which is the last and is kept.
+
+    The confidence is the model's own, before temperature and other warps. The rule of transformers' assisted generation
+    (`assistant_confidence_threshold`), with a fixed theta.
+
+    Raises:
+      ValueError: a theta outside 0..1, or a gamma_max below 1.
+    """
+    policy = _threshold(check_gamma(gamma_max))
+    check_between("theta", theta, 0, 1)
+    return Rule(f"threshold {theta:g} up to {gamma_max}", policy, {"theta": jnp.asarray(theta, jnp.float32)})
+
+
+@functools.cache
+def _threshold(gamma_max: int) -> Policy:
+    def go_on(params, state, drawn: Drawn, position):
+        del position
+        law = jax.nn.softmax(drawn.logits, axis=-1)
+        confidence = jnp.take_along_axis(law, drawn.token[:, None], axis=-1)[:, 0]
+        return confidence >= params["theta"], state
+
+    return Policy(gamma_max, lambda params, length: (), as_planned(gamma_max), go_on, learn_nothing)
+
+
+class Disco(NamedTuple):
+    """Numbers of a trained DISCO policy; `specjax.training.disco` makes them.
+
+    hidden, out: kernels (in, out) and biases of the classifier. stop: it drafts on while the chance that everything
+    drafted so far is accepted is at least this.
+    """
+
+    hidden: Float[Array, "F H"]
+    hidden_bias: Float[Array, "H"]
+    out: Float[Array, "H"]
+    out_bias: Float[Array, ""]
+    stop: Float[Array, ""]
+
+
+def disco(params: Disco, *, gamma_max: int = 16) -> Rule:
+    """A trained classifier says after each token how likely it is to be accepted; drafting ends where the product of
+    these chances falls below `params.stop`.
+
+    It reads the draft's law alone: its TOP largest probabilities, its entropy, the token's position. DISCO, Mamou et
+    al. 2024, arXiv 2405.04304, which compares the last token's chance alone; the product is the chance that a further
+    token counts at all.
+
+    Raises:
+      ValueError: numbers of the wrong shape, or a gamma_max below 1.
+    """
+    wanted = TOP + 2
+    if params.hidden.ndim != 2 or params.hidden.shape[0] != wanted:
+        raise ValueError(
+            f"DISCO's classifier reads {wanted} features, got a kernel of shape {tuple(params.hidden.shape)}: train it "
+            "with specjax.training.disco"
+        )
+    return Rule(f"disco up to {gamma_max}", _disco(check_gamma(gamma_max)), params)
+
+
+@functools.cache
+def _disco(gamma_max: int) -> Policy:
+    start = lambda params, length: jnp.ones(length.shape, jnp.float32)  # the chance that all so far is accepted
+
+    def plan(params, state, live):
+        del params, live
+        return jnp.full(state.shape, gamma_max, jnp.int32), jnp.ones_like(state)
+
+    def go_on(params: Disco, state, drawn: Drawn, position):
+        chance = jax.nn.sigmoid(score(params, features(drawn.logits, position)))
+        state = state * chance
+        return state >= params.stop, state
+
+    return Policy(gamma_max, start, plan, go_on, learn_nothing)
+
+
+def features(logits: Float[Array, "B V"], position) -> Float[Array, "B F"]:
+    """What the classifier reads of one draft token: TOP probabilities, entropy over log V, position over 10."""
+    size = logits.shape[-1]
+    log_law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    law = jnp.exp(log_law)
+    entropy = -jnp.sum(jnp.where(law > 0, law * log_law, 0.0), axis=-1, keepdims=True) / jnp.log(float(size))
+    top = jax.lax.top_k(law, min(TOP, size))[0]
+    top = jnp.pad(top, ((0, 0), (0, TOP - top.shape[-1])))
+    place = jnp.broadcast_to(jnp.asarray(position, jnp.float32) / 10, entropy.shape)
+    return jnp.concatenate([top, entropy, place], axis=-1)
+
+
+def score(params: Params, read: Float[Array, "*lead F"]) -> Float[Array, "*lead"]:
+    """The classifier's logit of acceptance: one hidden layer."""
+    hidden = jax.nn.relu(read @ params.hidden + params.hidden_bias[(None,) * (read.ndim - 1)])
+    return hidden @ params.out + params.out_bias

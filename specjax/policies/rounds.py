@@ -1,0 +1,218 @@
+"""Policies that decide at the start of a round: fixed, best by theory, +2/-1, goodput of a batch, an oracle."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from specjax import theory
+from specjax.policies.policy import (
+    Policy,
+    Round,
+    Rule,
+    as_planned,
+    check_between,
+    check_gamma,
+    learn_nothing,
+    on_forever,
+)
+from specjax.theory import StepTime
+
+HEURISTIC_START, UP, DOWN = 5, 2, 1  # those of transformers' assisted generation
+
+
+def fixed(gamma: int) -> Rule:
+    """Every row drafts gamma tokens in every round; 0 is plain decoding."""
+    return Rule(f"fixed {check_gamma(gamma, least=0)}", _fixed(gamma))
+
+
+@functools.cache
+def _fixed(gamma: int) -> Policy:
+    start = lambda params, length: ()
+    return Policy(gamma, start, as_planned(gamma), on_forever, learn_nothing, constant=True)
+
+
+def best(
+    alpha: float, c: float, *, gamma_max: int = 16, verify_cost: theory.arguments.Numbers | None = None,
+    overhead: float = 0.0,
+) -> Rule:  # fmt: skip
+    """The best fixed length by `theory.best_gamma`, from measured numbers: 0, plain decoding, where nothing pays.
+
+    Args:
+      alpha: chance of acceptance, `Stats.accepted_per_tested`.
+      c: one step of the drafter over one of the target.
+      verify_cost: [gamma_max + 1], the target's pass over 1, 2, ... tokens over its pass over one; None: all 1.
+      overhead: what else a round takes.
+
+    Raises:
+      ValueError: arguments out of range.
+    """
+    found = theory.best_gamma(
+        alpha, c, gamma_max=check_gamma(gamma_max, least=0), verify_cost=verify_cost, overhead=overhead
+    )
+    return fixed(int(found.gamma))
+
+
+def heuristic(*, gamma_max: int = 16, start: int | None = None) -> Rule:
+    """Two tokens more after a round in which all were accepted, one less after any other; at least 1, by row.
+
+    The heuristic schedule of transformers' assisted generation (Gante 2023), with a largest length.
+
+    Args:
+      start: length of the first round; None: 5, or gamma_max where that is less.
+
+    Raises:
+      ValueError: a gamma_max below 1, or a start outside 1..gamma_max.
+    """
+    policy = _heuristic(check_gamma(gamma_max))
+    first = min(HEURISTIC_START, gamma_max) if start is None else int(check_between("start", start, 1, gamma_max))
+    return Rule(f"heuristic up to {gamma_max}", policy, {"start": jnp.asarray(first, jnp.int32)})
+
+
+@functools.cache
+def _heuristic(gamma_max: int) -> Policy:
+    def start(params, length):
+        return jnp.broadcast_to(params["start"], length.shape)
+
+    def plan(params, state, live):
+        del params, live
+        return state, state
+
+    def observe(params, state, seen: Round):
+        del params
+        whole = seen.accepted == seen.drafted
+        return jnp.clip(jnp.where(whole, state + UP, state - DOWN), 1, gamma_max)
+
+    return Policy(gamma_max, start, plan, on_forever, observe)
+
+
+class GoodputState(NamedTuple):
+    """What each row has shown so far, the latest rounds weighing most."""
+
+    accepted: Float[Array, "B"]
+    tested: Float[Array, "B"]
+    context: Float[Array, "B"]  # tokens that the row holds
+
+
+def goodput(
+    target: StepTime,
+    *,
+    draft: StepTime | None = None,
+    gamma_max: int = 8,
+    prior: float = 0.7,
+    weight: float = 2.0,
+    decay: float = 0.9,
+) -> Rule:
+    """The common length of greatest `theory.goodput`: tokens a second of the whole batch, from each row's own alpha.
+
+    A row's alpha is accepted / tested with older rounds decaying, and `weight` tests of the prior on top: a row that
+    drafts nothing drifts back to the prior, and is tried again. SmartSpec, Liu et al. 2024, arXiv 2406.14066. One
+    length for all rows: they are verified as one block, where a shorter row saves nothing. Ended rows count as cost
+    (they are computed), not as gain.
+
+    Args:
+      target, draft: fitted by `theory.fit_step_time`; draft None: drafting takes no time.
+      prior: alpha before anything was seen. decay: what a round leaves of the ones before.
+
+    Raises:
+      ValueError: a gamma_max below 1, a prior or decay outside 0..1, a weight of 0 or less.
+    """
+    policy = _goodput(check_gamma(gamma_max))
+    check_between("prior", prior, 0, 1)
+    check_between("decay", decay, 0, 1)
+    if not weight > 0:
+        raise ValueError(f"weight must be above 0, got {weight:g}: a row without tests has the prior alone")
+    numbers = {
+        "target": [*target], "draft": [0.0] * 3 if draft is None else [*draft], "prior": prior, "weight": weight,
+        "decay": decay,
+    }  # fmt: skip
+    return Rule(f"goodput up to {gamma_max}", policy, {k: jnp.asarray(v, jnp.float32) for k, v in numbers.items()})
+
+
+@functools.cache
+def _goodput(gamma_max: int) -> Policy:
+    gammas = np.arange(gamma_max + 1, dtype=np.float32)
+
+    def start(params, length):
+        del params
+        nothing = jnp.zeros(length.shape, jnp.float32)
+        return GoodputState(nothing, nothing, length.astype(jnp.float32))
+
+    def plan(params, state: GoodputState, live):
+        seen = state.tested + params["weight"]
+        alpha = (state.accepted + params["weight"] * params["prior"]) / seen
+        tokens = jnp.cumsum(alpha[:, None] ** gammas[None], axis=1)  # [B, gamma_max + 1]
+        gained = jnp.sum(jnp.where(live[:, None], tokens, 0.0), axis=0)
+        rows = float(live.shape[0])
+        pass_of = lambda model, fed: model[0] * jnp.sum(state.context) + model[1] * fed + model[2]
+        seconds = pass_of(params["target"], rows * (gammas + 1)) + gammas * pass_of(params["draft"], rows)
+        chosen = jnp.argmax(gained / seconds).astype(jnp.int32)
+        return jnp.broadcast_to(chosen, live.shape), state
+
+    def observe(params, state: GoodputState, seen: Round):
+        return GoodputState(
+            params["decay"] * state.accepted + seen.accepted.astype(jnp.float32),
+            params["decay"] * state.tested + seen.tested.astype(jnp.float32),
+            state.context + (seen.accepted + 1).astype(jnp.float32),
+        )
+
+    return Policy(gamma_max, start, plan, on_forever, observe, by_row=False)
+
+
+def oracle(agrees: np.ndarray, *, gamma_max: int = 16) -> Rule:
+    """The upper bound, for greedy decoding: each row drafts just what will be accepted.
+
+    What it gives is no speed-up to be had: the text has to be known before. No policy of the same gamma_max takes
+    fewer draft steps for as few rounds.
+
+    Args:
+      agrees: [B, T] bool of `agreement`: whether the draft model, given the true text before it, says the row's t-th
+        new token.
+
+    Raises:
+      ValueError: no table of rows and tokens, or a gamma_max below 1.
+    """
+    table = np.asarray(agrees)
+    if table.ndim != 2 or table.dtype != bool:
+        raise ValueError(f"agrees must be a table [rows, tokens] of bool, got {table.dtype} of shape {table.shape}")
+    runs = np.zeros((table.shape[0], table.shape[1] + 1), np.int32)
+    for at in reversed(range(table.shape[1])):  # how many tokens in a row it says from there on
+        runs[:, at] = np.where(table[:, at], runs[:, at + 1] + 1, 0)
+    return Rule(f"oracle up to {gamma_max}", _oracle(check_gamma(gamma_max)), {"runs": jnp.asarray(runs)})
+
+
+@functools.cache
+def _oracle(gamma_max: int) -> Policy:
+    start = lambda params, length: jnp.zeros_like(length)  # new tokens so far
+
+    def plan(params, state: Int[Array, "B"], live):
+        del live
+        at = jnp.minimum(state, params["runs"].shape[1] - 1)
+        return jnp.take_along_axis(params["runs"], at[:, None], axis=1)[:, 0], state
+
+    def observe(params, state, seen: Round):
+        del params
+        return state + seen.accepted + 1
+
+    return Policy(gamma_max, start, plan, on_forever, observe)
+
+
+def agreement(draft: Any, prompts: np.ndarray, length: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Whether the draft's most probable token is the one that follows, at every place of texts that are known.
+
+    Args:
+      draft: a model from `specjax.load`.
+      prompts: [B, P] left-aligned, length [B].
+      tokens: [B, T] new tokens of greedy decoding.
+
+    Returns:
+      [B, T] bool.
+    """
+    new = tokens.shape[1]
+    read = draft.lm.prefill(draft.params, jnp.asarray(prompts), jnp.asarray(length), prompts.shape[1] + new)
+    block = jnp.concatenate([read.pending[:, None], jnp.asarray(tokens, jnp.int32)[:, :-1]], axis=1)
+    mask = np.tril(np.ones((new, new), bool))
+    out, _ = draft.lm.extend(draft.params, block, read.cache, mask, np.arange(new, dtype=np.int32))
+    return np.asarray(jnp.argmax(out.logits, -1)) == tokens
