@@ -6,10 +6,14 @@ behind them are in the modules of this folder.
 
 from typing import Any, NamedTuple
 
+from specjax import checks
 from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.drafters import sparse as _sparse
+from specjax.drafters.sparse import Sinks as Sinks
+from specjax.model import Model
 from specjax.types import Params
 
 
@@ -46,6 +50,11 @@ class Guide(NamedTuple):
                 f"draft {self.source.name} is {kinds[self.source.encoder_decoder]} and target {target.name} is "
                 f"{kinds[target.encoder_decoder]}: use two models of one kind"
             )
+        if self.drafter.borrows and (self.source.config, self.source.fmt) != (target.config, target.fmt):
+            raise ValueError(
+                f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
+                f"target {target.name} has another shape or format: make the drafter of the target itself"
+            )
 
 
 def plain() -> Guide:
@@ -67,3 +76,31 @@ def model(draft: Any, *, gamma: int = 5) -> Guide:
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     """Prompt lookup: copies what followed the last few tokens where they occurred before."""
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
+
+
+def small_kv(
+    target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = Sinks()
+) -> Guide:
+    """The target drafts for itself over a small part of its cache: self-speculation for long contexts.
+
+    A draft step reads budget + gamma slots of keys and values instead of the whole row. By default the first four
+    tokens and the latest 252 (StreamingLLM); `SnapKV` and `Retrieval` choose by what recent queries look at.
+
+    Args:
+      target: the model that will be the target, from `specjax.load`; its weights are shared.
+      gamma: draft tokens a round, at least 1.
+      budget: committed slots that a draft step reads.
+      selection: what is kept beside the latest tokens.
+    """
+    needs_model("small_kv", target)
+    checks.whole("gamma", gamma, least=1)
+    checks.whole("budget", budget, least=1)
+    kept = selection.kept(budget)
+    drafter = _sparse.small_kv(target.lm, selection.choice(target, kept), gamma, budget, kept)
+    return Guide(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
+
+
+def needs_model(caller: str, target: Any) -> None:
+    """Raises ValueError unless the target is a model from `specjax.load`."""
+    if not isinstance(target, Model):
+        raise ValueError(f"{caller} drafts with the target itself: give the model from specjax.load, got {target!r}")

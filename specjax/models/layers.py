@@ -150,22 +150,31 @@ def walk(
     x: Float[Array, "B S D"],
     state: PyTree,
     capture: tuple[int, ...] = (),
+    chosen: tuple[int, ...] | None = None,
 ) -> tuple[Float[Array, "B S D"], PyTree, tuple[Array, ...]]:
     """Runs `step(layer module, index, x, state) -> (x, state)` over all layers.
 
     Separate layers (keys "0", "1", ...) are unrolled and `index` is a Python int; stacked ones are scanned and `index`
     is traced. `state` is carried whole (caches are written in place through it).
 
+    Args:
+      capture: layers whose entering residual stream is returned; `count` is the stream that leaves the last one.
+      chosen: run these layers alone, in this order. Each keeps its index, and so its place in the caches.
+
     Returns:
       The last x, the last state, and the residual streams that entered the layers named in `capture`.
     """
+    order = tuple(range(count)) if chosen is None else chosen
     if "0" in layers:
-        taken = []
-        for index in range(count):
-            taken.append(x)
+        taken = {}
+        for index in order:
+            taken[index] = x
             x, state = step(nnx.merge(graphdef, layers[str(index)]), index, x, state)
-        taken.append(x)
+        taken[count] = x
         return x, state, tuple(taken[i] for i in capture)
+
+    if chosen is not None:
+        return _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen)
 
     def body(carry, scanned):
         x, state = carry
@@ -176,6 +185,20 @@ def walk(
 
     (last, state), entered = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
     return last, state, tuple(last if i == count else entered[i] for i in capture)
+
+
+def _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen):
+    """`walk` over some of stacked layers: each is sliced out of the stack when its turn comes, none is copied before."""
+
+    def body(carry, index):
+        x, state = carry
+        params = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), layers)
+        entered = x
+        x, state = step(nnx.merge(graphdef, params), index, x, state)
+        return (x, state), entered if capture else jnp.zeros(())
+
+    (last, state), entered = jax.lax.scan(body, (x, state), jnp.asarray(chosen, jnp.int32))
+    return last, state, tuple(last if i == count else entered[chosen.index(i)] for i in capture)
 
 
 def init_layers(make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs, count: int, stacked: bool) -> Params:

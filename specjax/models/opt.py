@@ -148,8 +148,11 @@ def init(key: jax.Array, config: OPTConfig, fmt: Format) -> Params:
     return {**params, "layers": layers}
 
 
-def decoder(config: OPTConfig, fmt: Format) -> Decoder:
-    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run."""
+def decoder(config: OPTConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
+    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run.
+
+    `chosen`: run these layers alone, over caches of all of them.
+    """
     trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
     block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
 
@@ -160,7 +163,7 @@ def decoder(config: OPTConfig, fmt: Format) -> Decoder:
         def step(block, index, x, layers):
             return block(x, visible, layers, index, start, fresh)
 
-        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture)
+        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture, chosen)
         logits, features = trunk.leave(x)
         return Output(logits, features, hiddens), layers
 
@@ -174,9 +177,11 @@ def score(params: Params, config: OPTConfig, fmt: Format, tokens: Int[Array, "B 
     return decoders.score(decoder(config, fmt), params, tokens)
 
 
-def language_model(config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+def language_model(
+    config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
+) -> LanguageModel:
     """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
-    return decoders.language_model(decoder(config, fmt), capture=capture)
+    return decoders.language_model(decoder(config, fmt, chosen), capture=capture)
 
 
 def from_published(published: Mapping[str, Any]) -> OPTConfig:
