@@ -4,14 +4,20 @@ Here are the user's constructors; each returns a `Guide` for `specjax.generate(.
 behind them are in the modules of this folder.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax import checks
 from specjax.base import Drafter
+from specjax.drafters import borrowed as _borrowed
 from specjax.drafters import chain
+from specjax.drafters import layer_skip as _layer_skip
 from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
+from specjax.drafters import quantised as _quantised
 from specjax.drafters import sparse as _sparse
+from specjax.drafters.select import Retrieval as Retrieval
+from specjax.drafters.select import SnapKV as SnapKV
 from specjax.drafters.sparse import Sinks as Sinks
 from specjax.model import Model
 from specjax.types import Params
@@ -78,9 +84,7 @@ def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
 
 
-def small_kv(
-    target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = Sinks()
-) -> Guide:
+def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = Sinks()) -> Guide:
     """The target drafts for itself over a small part of its cache: self-speculation for long contexts.
 
     A draft step reads budget + gamma slots of keys and values instead of the whole row. By default the first four
@@ -98,6 +102,35 @@ def small_kv(
     kept = selection.kept(budget)
     drafter = _sparse.small_kv(target.lm, selection.choice(target, kept), gamma, budget, kept)
     return Guide(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
+
+
+def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> Guide:
+    """Some of the target's layers draft for all of them, over its own weights and cache: nothing is held twice.
+
+    Args:
+      target: the model that will be the target, from `specjax.load`.
+      gamma: draft tokens a round, at least 1.
+      layers: which layers draft (of the decoder, in T5), ascending; by default half of them, evenly spread.
+    """
+    needs_model("layer_skip", target)
+    checks.whole("gamma", gamma, least=1)
+    count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
+    chosen = _layer_skip.check_layers(layers, count)
+    drafter = _borrowed.chain_on_loan(target.variant(chosen=chosen), gamma)
+    return Guide(f"{target.name}, {len(chosen)} of {count} layers x{gamma}", drafter, target.params, target)
+
+
+def quantised(target: Any, *, gamma: int = 4) -> Guide:
+    """The target with int8 weights drafts for the target, over its cache; the int8 weights are made here, once.
+
+    Args:
+      target: the model that will be the target, from `specjax.load`.
+      gamma: draft tokens a round, at least 1.
+    """
+    needs_model("quantised", target)
+    checks.whole("gamma", gamma, least=1)
+    lm, weights = _quantised.int8(target)
+    return Guide(f"{target.name} in int8 x{gamma}", _borrowed.chain_on_loan(lm, gamma), weights, target)
 
 
 def needs_model(caller: str, target: Any) -> None:

@@ -95,13 +95,15 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
     """
     check_gamma(gamma)
     window = budget - kept
-    if kept < 0 or window < gamma + 1:
+    if kept < (0 if choice is None else 1) or window < gamma + 1:
         raise ValueError(
             f"a budget of {budget} slots of which {kept} are kept leaves a window of {window}: a round of gamma={gamma} "
             f"needs {gamma + 1}; raise the budget or lower gamma"
         )
     one = trees.chain(0)
     observed = 1 if choice is None else choice.observed
+    if observed > budget:
+        raise ValueError(f"observed={observed} tokens are more than the budget of {budget} slots: observe fewer")
 
     def init(params, prompt, length, cache_len, cache: Cache):
         del params, cache_len
@@ -121,7 +123,9 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         stale = (state.synced < 0) | (state.synced > cache.length)
         layers = jax.lax.cond(
             jnp.any(stale),
-            lambda: jax.tree.map(lambda new, old: jnp.where(rows_of(stale, old), new, old), ring_of(cache), state.layers),
+            lambda: jax.tree.map(
+                lambda new, old: jnp.where(rows_of(stale, old), new, old), ring_of(cache), state.layers
+            ),
             lambda: state.layers,
         )
         position = state.synced[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)[None]

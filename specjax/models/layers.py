@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from specjax.models.format import Format
+from specjax.models.format import INT8, Format
 from specjax.types import Params, PyTree
 
 
@@ -62,17 +62,35 @@ def _backward(axis, saved, cotangent):
 _product.defvjp(_forward, _backward)
 
 
+def scaled_dot(
+    x: Float[Array, "*B D"],
+    kernel: Float[Array, "_ _"],
+    scale: Float[Array, "F"] | None,
+    *,
+    out_in: bool,
+    min_rows: int,
+) -> Float[Array, "*B F"]:
+    """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
+    on the way into the product, which a TPU or GPU fuses and a CPU does not."""
+    if scale is None:
+        return dot(x, kernel, out_in=out_in, min_rows=min_rows)
+    y = dot(x, kernel.astype(jnp.float32), out_in=out_in, min_rows=min_rows)
+    return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
+
+
 class Linear(nnx.Module):
-    """y = x W + b, the kernel in the format's orientation and dtype, the bias float32."""
+    """y = x W + b, the kernel in the format's orientation and dtype, bias and scale float32."""
 
     def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
         shape = (d_out, d_in) if fmt.out_in else (d_in, d_out)
         self.fmt = fmt
         self.kernel = nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype))
+        self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
-        y = dot(x, self.kernel[...], out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
+        scale = None if self.scale is None else self.scale[...]
+        y = scaled_dot(x, self.kernel[...], scale, out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
         return y if self.bias is None else y + self.bias[...][None, None]
 
 
@@ -124,12 +142,16 @@ class Table(nnx.Module):
     def __init__(self, rows: int, width: int, dtype: str, *, std: float, rngs: nnx.Rngs, min_rows: int = 1):
         self.min_rows = min_rows
         self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(dtype))
+        self.scale = nnx.Param(jnp.ones((rows,), jnp.float32)) if dtype == INT8 else None
 
     def __call__(self, index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        if self.scale is not None:
+            return self.table[...][index].astype(jnp.float32) * self.scale[...][index][..., None]
         return lookup(self.table[...], index)
 
     def logits(self, x: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        return dot(x, self.table[...], out_in=True, min_rows=self.min_rows)
+        scale = None if self.scale is None else self.scale[...]
+        return scaled_dot(x, self.table[...], scale, out_in=True, min_rows=self.min_rows)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -185,6 +207,13 @@ def walk(
 
     (last, state), entered = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
     return last, state, tuple(last if i == count else entered[i] for i in capture)
+
+
+def of_each(graphdef: Any, layers: Params, one: Callable, xs: tuple[Array, ...]) -> PyTree:
+    """`one(layer module, x)` of every layer and its own x: in a tuple, or stacked where the layers are."""
+    if "0" in layers:
+        return tuple(one(nnx.merge(graphdef, layers[str(index)]), x) for index, x in enumerate(xs))
+    return jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer[0]), layer[1]), (layers, jnp.stack(xs)))
 
 
 def _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen):
