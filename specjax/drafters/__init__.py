@@ -84,7 +84,7 @@ def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
 
 
-def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = Sinks()) -> Guide:
+def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = _sparse.SINKS) -> Guide:
     """The target drafts for itself over a small part of its cache: self-speculation for long contexts.
 
     A draft step reads budget + gamma slots of keys and values instead of the whole row. By default the first four

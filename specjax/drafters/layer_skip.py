@@ -7,6 +7,7 @@ Draft & Verify (Zhang et al. 2023, arXiv 2309.08168), which searches the best se
 2024, arXiv 2404.16710) trains models to leave after the first ones.
 """
 
+import reprlib
 from collections.abc import Sequence
 
 from specjax import checks
@@ -29,10 +30,13 @@ def check_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
         if count < 2:
             raise ValueError(f"a model of {count} layer has none to skip: draft with another model or with ngram")
         return spread(count, max(count // 2, 1))
-    chosen = checks.token_ids("layers", layers) if not isinstance(layers, str) else ()
-    if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] >= count:
+    given = checks.items(layers)
+    if not given or not all(map(checks.is_whole, given)) or given != sorted(set(given)) or given[0] < 0:
+        given = []
+    chosen = tuple(int(layer) for layer in given)
+    if not chosen or chosen[-1] >= count:
         raise ValueError(
-            f"layers must be some of 0..{count - 1}, each once and in ascending order, got {list(layers)!r}"
+            f"layers must be some of 0..{count - 1}, each once and in ascending order, got {reprlib.repr(layers)}"
         )
     if len(chosen) == count:
         raise ValueError(f"layers names all {count} layers, which is the target itself: leave some out")

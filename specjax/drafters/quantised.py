@@ -1,8 +1,7 @@
 """Quantised self-speculation: the target with int8 weights drafts for the target with its own.
 
 Over the target's cache (`borrowed.py`), so that only weights are held twice, the second time in a quarter of the bytes
-of float32. Weight-only int8 with a scale an output channel; QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) and ML-SpecQD
-draft with coarser weights still.
+of float32. int8 with a scale for each output channel; QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) goes to 4 bits.
 """
 
 from typing import Any

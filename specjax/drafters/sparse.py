@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax import trees
+from specjax import checks, trees
 from specjax.base import Drafter, LanguageModel
 from specjax.drafters.borrowed import check_gamma, write_chain
 from specjax.models import cache as caches
@@ -39,8 +39,8 @@ class Choice(NamedTuple):
 
     observed: how many of the last committed tokens it asks about; at least 1.
     every: committed tokens after which a row chooses anew.
-    pick: (params, tokens [B,observed], cache, before [B]) -> positions below `before`, `kept` of each layer and head, as
-        `cache.take_slots` wants them. Rows that hold fewer than kept + window tokens may get anything.
+    pick: (params, tokens [B,observed], cache, before [B]) -> positions below `before`, `kept` of each layer and head,
+        as `cache.take_slots` wants them. Rows that hold fewer than kept + window tokens may get anything.
     """
 
     observed: int
@@ -66,12 +66,18 @@ class Sinks:
 
     count: int = 4
 
+    def __post_init__(self) -> None:
+        checks.whole("count", self.count, least=0)
+
     def kept(self, budget: int) -> int:
         del budget
         return self.count
 
     def choice(self, target: Any, kept: int) -> None:
         del target, kept
+
+
+SINKS = Sinks()
 
 
 class SmallKV(NamedTuple):
@@ -97,7 +103,7 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
     window = budget - kept
     if kept < (0 if choice is None else 1) or window < gamma + 1:
         raise ValueError(
-            f"a budget of {budget} slots of which {kept} are kept leaves a window of {window}: a round of gamma={gamma} "
+            f"a budget of {budget} slots, {kept} of them kept, leaves a window of {window}: a round of gamma={gamma} "
             f"needs {gamma + 1}; raise the budget or lower gamma"
         )
     one = trees.chain(0)

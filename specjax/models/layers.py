@@ -217,7 +217,7 @@ def of_each(graphdef: Any, layers: Params, one: Callable, xs: tuple[Array, ...])
 
 
 def _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen):
-    """`walk` over some of stacked layers: each is sliced out of the stack when its turn comes, none is copied before."""
+    """`walk` over some of stacked layers: each is sliced out of the stack in its turn, none is copied before."""
 
     def body(carry, index):
         x, state = carry

@@ -1,6 +1,6 @@
 """Weights as int8 with a float32 scale for each output channel; what is not a weight of a matrix product stays.
 
-W[i, o] is stored as round(W[i, o] / s[o]) with s[o] = max_i |W[i, o]| / 127, so that no weight moves by more than s / 2.
+W[i, o] is stored as round(W[i, o] / s[o]), s[o] = max_i |W[i, o]| / 127, so that no weight moves by more than s / 2.
 The scale multiplies the product's output: the weights are never spelled out in float. Activations stay float32.
 """
 
