@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from specjax import checks
 from specjax.base import Drafter
 from specjax.drafters import borrowed as _borrowed
+from specjax.drafters import bounded as _bounded
 from specjax.drafters import chain
 from specjax.drafters import layer_skip as _layer_skip
 from specjax.drafters import ngram as _ngram
@@ -102,6 +103,24 @@ def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: _spar
     kept = selection.kept(budget)
     drafter = _sparse.small_kv(target.lm, selection.choice(target, kept), gamma, budget, kept)
     return Guide(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
+
+
+def bounded(
+    draft: Any, *, budget: int = 256, selection: _sparse.Selection = _sparse.SINKS, slack: int = 32, block: int = 32
+) -> Model:
+    """The same model over a cache that never grows, to draft with: `model(bounded(small))`, or in a cascade.
+
+    `cascade(bounded(target, budget=4096, selection=Retrieval()), model(bounded(small)))` under the target is TriForce.
+
+    Args:
+      draft: a model from `specjax.load`.
+      budget: slots of the kept and the settled tokens.
+      selection: what is kept beside the latest tokens; chosen once, after the prompt.
+      slack: tokens that can be taken back; at least what is drafted in a round.
+      block: longest block that is fed at once; at least what is drafted in a round, and one.
+    """
+    needs_model("bounded", draft)
+    return _bounded.bound(draft, budget=budget, selection=selection, slack=slack, block=block)
 
 
 def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> Guide:

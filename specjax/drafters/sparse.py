@@ -134,9 +134,11 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
             ),
             lambda: state.layers,
         )
-        position = state.synced[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)[None]
+        step = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
+        position = state.synced[:, None] + step
         fresh = (position < cache.length[:, None]) & ~stale[:, None]
-        slot = jnp.where(fresh, slot_of(position, kept=kept, budget=budget), budget + gamma)  # past the end: dropped
+        past = budget + gamma + step  # past the end: dropped
+        slot = jnp.where(fresh, slot_of(position, kept=kept, budget=budget), past)
         layers = caches.put_slots(layers, caches.take_slots(cache.layers, position), slot)
         return state._replace(layers=layers, synced=cache.length, chosen=jnp.where(stale, NEVER, state.chosen))
 

@@ -94,7 +94,7 @@ def test_kept_slots_are_copies_of_what_was_chosen_and_change_in_their_turn(selec
     history = [battery.prompts()[row, : battery.LENGTHS[row]].tolist() for row in range(battery.ROWS)]
     chosen, held, turns = np.full(battery.ROWS, -99), [None] * battery.ROWS, 0
     for _ in range(6):
-        total = np.asarray(state.cache.length)
+        total = np.array(state.cache.length)
         recent = np.zeros((battery.ROWS, selection.observed), np.int32)
         for row, text in enumerate(history):
             inside = text[:-1][-selection.observed :]
@@ -104,10 +104,10 @@ def test_kept_slots_are_copies_of_what_was_chosen_and_change_in_their_turn(selec
             if total[row] > budget and total[row] - chosen[row] >= selection.every:
                 chosen[row], turns = total[row], turns + 1
                 held[row] = [at[layer][row] for layer in range(2)]
-        target = jax.tree.map(np.asarray, state.cache.layers)
+        target = jax.tree.map(np.array, state.cache.layers)  # copies: the state is donated
         alive = np.asarray(state.stop) == 0
         state, info = loop.one_round(decode, state, verify=token_level, **static)
-        for row, text in enumerate(history):
+        for row in range(battery.ROWS):
             if not alive[row] or held[row] is None:
                 continue
             ring = np.arange(max(total[row] - window, 0), total[row])

@@ -33,7 +33,10 @@ MAKE = {
 PAIRS = [
     (kind, family) for kind in MAKE for family in FAMILIES if family != "t5" or kind not in ("snapkv", "retrieval")
 ]
-QUICK = [("sinks", "opt"), ("sinks", "t5"), ("snapkv", "llama"), ("retrieval", "opt"), ("layer-skip", "t5"), ("int8", "llama")]  # fmt: skip
+QUICK = [
+    ("sinks", "opt"), ("sinks", "t5"), ("snapkv", "llama"), ("retrieval", "opt"), ("layer-skip", "t5"),
+    ("int8", "llama"),
+]  # fmt: skip
 
 
 def marked(pairs):
@@ -64,9 +67,6 @@ def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
     totals = jax.device_get(state.totals)
     assert totals.accepted.sum() == totals.tested.sum() > 0
     assert totals.rounds.tolist() == [battery.Setting.max_new // 4] * battery.ROWS
-
-
-LAWS = [("sinks", "opt"), ("snapkv", "llama"), ("retrieval", "opt"), ("layer-skip", "t5"), ("int8", "llama")]
 
 
 @pytest.mark.parametrize(("kind", "family"), marked(PAIRS))
@@ -242,7 +242,7 @@ def test_another_model_is_refused_by_name():
 
 @pytest.mark.parametrize("make", [drafters.small_kv, drafters.layer_skip, drafters.quantised])
 def test_bad_arguments_are_one_line(make):
-    with pytest.raises(ValueError, match="give the model from specjax.load, got 'opt'"):
+    with pytest.raises(ValueError, match=r"give the model from specjax\.load, got 'opt'"):
         make("opt")
     with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
         make(battery.target("opt"), gamma=0)

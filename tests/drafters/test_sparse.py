@@ -74,16 +74,14 @@ def test_the_draft_is_the_target_under_a_mask(family):
 
     with jax.debug_key_reuse(False):
         seen = 0
-        for round_number in range(8):
+        for _ in range(8):
             ours, reference = both(decode.draft, state)
             np.testing.assert_allclose(np.exp(ours), np.exp(reference), atol=2e-5)
             seen = max(seen, int(state.cache.length.max()))
             stream = loop.stream(decode, state, verify=token_level, **static)
-            try:
-                state, _ = next(stream)
-            except StopIteration:
+            if np.asarray(state.stop).all():
                 break
-        assert round_number >= 4
+            state, _ = next(stream)
         assert seen > BUDGET + WINDOW  # the ring has gone round
 
 
@@ -118,10 +116,10 @@ def test_a_row_that_was_taken_back_is_read_anew():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"budget": 5, "gamma": 3}, "a budget of 5 slots, 4 of them kept, leaves a window of 1: a round of gamma=3 needs 4"),
+        ({"budget": 5, "gamma": 3}, "a budget of 5 slots, 4 of them kept, leaves a window of 1: .* gamma=3 needs 4"),
         ({"budget": 0}, "budget must be at least 1, got 0"),
         ({"budget": 8, "selection": drafters.SnapKV(window=8)}, "0 of them kept, leaves a window of 8"),
-        ({"budget": 16, "gamma": 2, "selection": drafters.SnapKV(window=8)}, "observed=32 tokens are more than the budget"),
+        ({"budget": 16, "gamma": 2, "selection": drafters.SnapKV(window=8)}, "observed=32 tokens are more than"),
     ],
 )  # fmt: skip
 def test_budgets_that_cannot_serve_are_refused(options, told):
@@ -131,7 +129,7 @@ def test_budgets_that_cannot_serve_are_refused(options, told):
 
 @pytest.mark.parametrize("selection", [drafters.SnapKV(), drafters.Retrieval()])
 def test_selections_by_head_refuse_t5(selection):
-    with pytest.raises(ValueError, match="t5 .encoder-decoder. adds a position bias.*use Sinks"):
+    with pytest.raises(ValueError, match=r"t5 \(encoder-decoder\) adds a position bias.*use Sinks"):
         drafters.small_kv(battery.target("t5"), selection=selection)
 
 
