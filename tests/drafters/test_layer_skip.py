@@ -29,6 +29,7 @@ def test_one_layer_of_two_is_a_model_of_one_layer(name, fmt, kept):
     tokens = jnp.asarray(small.tokens(4, 2, 7))
     chain = jnp.tril(jnp.ones((7, 7), bool)), jnp.arange(7, dtype=jnp.int32)
     empty = built.prefill(built.params, tokens, jnp.ones((2,), jnp.int32), cache_len=12).cache
+    empty = empty._replace(layers=jax.tree.map(jnp.zeros_like, empty.layers))
     chosen = module.language_model(config, fmt, chosen=(kept,))
     out, cache = jax.jit(chosen.extend)(built.params, tokens, empty, *chain)
     want = module.score({**built.params, "layers": alone}, single, fmt, tokens)
