@@ -155,4 +155,4 @@ def quantised(target: Any, *, gamma: int = 4) -> Guide:
 def needs_model(caller: str, target: Any) -> None:
     """Raises ValueError unless the target is a model from `specjax.load`."""
     if not isinstance(target, Model):
-        raise ValueError(f"{caller} drafts with the target itself: give the model from specjax.load, got {target!r}")
+        raise ValueError(f"{caller} takes a model from specjax.load, got {target!r}: load it first")

@@ -242,7 +242,7 @@ def test_another_model_is_refused_by_name():
 
 @pytest.mark.parametrize("make", [drafters.small_kv, drafters.layer_skip, drafters.quantised])
 def test_bad_arguments_are_one_line(make):
-    with pytest.raises(ValueError, match=r"give the model from specjax\.load, got 'opt'"):
+    with pytest.raises(ValueError, match=r"takes a model from specjax\.load, got 'opt'"):
         make("opt")
     with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
         make(battery.target("opt"), gamma=0)
