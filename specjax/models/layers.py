@@ -71,7 +71,7 @@ def scaled_dot(
     min_rows: int,
 ) -> Float[Array, "*B F"]:
     """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
-    on the way into the product, which a TPU or GPU fuses and a CPU does not."""
+    on the way into the product, for the compiler to fuse where it can."""
     if scale is None:
         return dot(x, kernel, out_in=out_in, min_rows=min_rows)
     y = dot(x, kernel.astype(jnp.float32), out_in=out_in, min_rows=min_rows)
