@@ -45,7 +45,11 @@ class Model:
     @functools.cached_property
     def lm(self) -> LanguageModel:
         """Pure functions for the decoding loop; one object a (config, fmt), so equal models share compiled code."""
-        plain = _language_model(self.family, self.config, self.fmt)
+        return self.variant()
+
+    def variant(self, *, fmt: Format | None = None, chosen: tuple[int, ...] | None = None) -> LanguageModel:
+        """Functions over the same caches: with weights of another format, or over the layers `chosen` alone."""
+        plain = _language_model(self.family, self.config, fmt or self.fmt, chosen)
         if self.mesh is None or self.rules is None:
             return plain
         return sharding.on_mesh(plain, self.mesh, self.rules)
@@ -86,8 +90,8 @@ class Model:
 
 
 @functools.cache
-def _language_model(family, config, fmt) -> LanguageModel:
-    return family.language_model(config, fmt)
+def _language_model(family, config, fmt, chosen) -> LanguageModel:
+    return family.language_model(config, fmt) if chosen is None else family.language_model(config, fmt, chosen=chosen)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

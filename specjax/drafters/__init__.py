@@ -28,6 +28,13 @@ from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.drafters.guide import Guide as Guide
+from specjax.drafters.select import Retrieval as Retrieval
+from specjax.drafters.select import SnapKV as SnapKV
+from specjax.drafters.self_speculation import bounded as bounded
+from specjax.drafters.self_speculation import layer_skip as layer_skip
+from specjax.drafters.self_speculation import quantised as quantised
+from specjax.drafters.self_speculation import small_kv as small_kv
+from specjax.drafters.sparse import Sinks as Sinks
 from specjax.policies.policy import Rule, check_buckets, ladder
 from specjax.trees import Tree
 from specjax.types import Siblings as Siblings

@@ -54,6 +54,11 @@ class Guide(NamedTuple):
                 f"draft {self.source.name} is {kinds[self.source.encoder_decoder]} and target {target.name} is "
                 f"{kinds[target.encoder_decoder]}: use two models of one kind"
             )
+        if self.drafter.borrows and (self.source.config, self.source.fmt) != (target.config, target.fmt):
+            raise ValueError(
+                f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
+                f"target {target.name} has another shape or format: make the drafter of the target itself"
+            )
 
 
 def _same_tokens(one: Any, other: Any) -> bool:

@@ -32,11 +32,20 @@ class Cache(NamedTuple):
       layers: one KV a layer in a tuple, or one stacked KV.
       length: committed slots of each row.
       cross: encoder-decoder only: keys and values of the encoder's output and its visibility.
+      positions: the true position of each slot, where that is not the slot's index (a cache that left some out). Only
+        relative positions read it: rotary and learned ones are in the keys already.
     """
 
     layers: tuple[KV, ...] | KV
     length: Int[Array, "B"]
     cross: PyTree = None
+    positions: Int[Array, "B T"] | None = None
+
+
+class ReadOnly(NamedTuple):
+    """In the place of `Cache.layers`: the block's own keys and values are among them already, and none are written."""
+
+    layers: tuple[KV, ...] | KV
 
 
 def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Format) -> tuple[KV, ...] | KV:
@@ -95,6 +104,48 @@ def _row_major(buffer: Array) -> Array:
     return with_layout_constraint(buffer, Layout(tuple(range(buffer.ndim))))
 
 
+def take_slots(layers: PyTree, at: PyTree) -> PyTree:
+    """Keys and values [..., B,K,N,H] of some slots of every layer; indices past the end give the last slot.
+
+    Args:
+      at: [B,N] for all layers and heads; or, in the structure of `layers` with one array for each KV, [B,K,N] (stacked
+        [L,B,K,N]): a choice of each layer and head.
+    """
+
+    def take(buffer: Array, index: Array) -> Array:
+        return jnp.take_along_axis(buffer, index[..., None], axis=-2, mode="clip")
+
+    if isinstance(at, jax.Array) and at.ndim == 2:
+        return jax.tree.map(lambda a: take(a, jnp.expand_dims(at, (*range(a.ndim - 4), -2))), layers)
+    if isinstance(layers, KV):
+        return KV(take(layers.k, at), take(layers.v, at))
+    return tuple(KV(take(kv.k, one), take(kv.v, one)) for kv, one in zip(layers, at, strict=True))
+
+
+def put_slots(layers: PyTree, new: PyTree, at: Int[Array, "B N"]) -> PyTree:
+    """Writes new [..., B,K,N,H] to slots at[b] of every layer and head; what points past the end is dropped.
+
+    Of one row, no slot may be named twice.
+    """
+
+    def put(buffer: Array, rows: Array) -> Array:
+        if buffer.ndim == 5:
+            return jax.vmap(put)(buffer, rows)
+        dims = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(2, 3),
+            inserted_window_dims=(2,),
+            scatter_dims_to_operand_dims=(2,),
+            operand_batching_dims=(0,),  # each row writes to itself
+            scatter_indices_batching_dims=(0,),
+        )
+        return jax.lax.scatter(
+            buffer, at[..., None], jnp.moveaxis(rows, 2, 1), dims, unique_indices=True,
+            mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+        )  # fmt: skip
+
+    return jax.tree.map(put, layers, new)
+
+
 def put_rows(
     buffer: Shaped[Array, "B T"], new: Shaped[Array, "B W"], start: Int[Array, "B"], active: Bool[Array, "B"]
 ) -> Shaped[Array, "B T"]:
@@ -130,17 +181,26 @@ def write(
       fresh: the caches were empty, so the block sees only itself: attend to it, not to all T slots.
     """
     block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+    if isinstance(layers, ReadOnly):
+        return layers, one_layer(layers.layers, index)
     if layers is None or start is None:
         return None, block
     if isinstance(layers, KV):
         layers = KV(*(put_windows(a, new, start, index) for a, new in zip(layers, block, strict=True)))
-        one = layers if fresh else KV(*(jax.lax.dynamic_index_in_dim(a, index, keepdims=False) for a in layers))
+        one = layers if fresh else one_layer(layers, index)
     else:
         one = KV(*(put_windows(a, new, start) for a, new in zip(layers[index], block, strict=True)))
         layers = (*layers[:index], one, *layers[index + 1 :])
     if fresh:
         one = KV(*(a.astype(old.dtype) for a, old in zip(block, one, strict=True)))
     return layers, one
+
+
+def one_layer(layers: tuple[KV, ...] | KV, index) -> KV:
+    """Keys and values of one layer, whose index is traced where layers are stacked."""
+    if isinstance(layers, KV):
+        return KV(*(jax.lax.dynamic_index_in_dim(a, index, keepdims=False) for a in layers))
+    return layers[index]
 
 
 def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int, rows: int) -> Bool[Array, "B S T"]:

@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.base import LanguageModel, Prefilled
 from specjax.models import cache as caches
-from specjax.models.cache import Cache
+from specjax.models.cache import Cache, ReadOnly
 from specjax.models.format import Format
 from specjax.types import Output, Params
 
@@ -21,6 +22,8 @@ class Decoder:
     Attributes:
       run: (params, tokens [B,S], positions [B,S], visible [B,S,T], layers, start [B], capture, *, fresh)
         -> (Output, layers). `layers` None remembers nothing; `fresh` says that the caches were empty.
+      queries: (params, hiddens, positions [B,S]) -> queries [B,S,H,D] of every layer, in a tuple or stacked, from the
+        streams that enter the layers; before any scale.
       max_positions: positions that the model has; None where it has no table of them.
     """
 
@@ -30,6 +33,7 @@ class Decoder:
     head_width: int
     vocab_size: int
     fmt: Format
+    queries: Callable
     max_positions: int | None = None
 
 
@@ -44,6 +48,27 @@ def score(decoder: Decoder, params: Params, tokens: Int[Array, "B S"]) -> Float[
     """Next-token logits at every position of left-aligned tokens, with no cache: for training and scoring."""
     visible, positions = _causal(tokens)
     return decoder.run(params, tokens, positions, visible, None, None, (), fresh=True)[0].logits
+
+
+def observer(decoder: Decoder) -> Callable:
+    """`observe(params, tokens [B,S], cache) -> queries`: those of the last S committed tokens, as `Decoder.queries` but
+    scaled, so that products with the keys in the cache are the scores of attention. The cache is read, not written.
+
+    Rows that hold fewer than S tokens get queries that mean nothing.
+    """
+
+    def observe(params: Params, tokens: Int[Array, "B S"], cache: Cache):
+        block = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        positions = cache.length[:, None] - tokens.shape[1] + block[None]
+        visible = jnp.arange(caches.slots(cache), dtype=jnp.int32)[None, None] <= positions[..., None]
+        positions = jnp.maximum(positions, 0)
+        every = tuple(range(decoder.layers))
+        layers = ReadOnly(cache.layers)
+        out, _ = decoder.run(params, tokens, positions, visible, layers, None, every, fresh=False)
+        queries = decoder.queries(params, out.hiddens, positions)
+        return jax.tree.map(lambda q: q * decoder.head_width**-0.5, queries)
+
+    return observe
 
 
 def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> LanguageModel:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MAX_DTYPES = ("float32", "bfloat16", "float16")
+INT8 = "int8"  # of weights that `quantise.py` made; checkpoints are not loaded so
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Format:
     """Layout of one model's weights in memory; hashable, so a static argument.
 
     Attributes:
-      dtype: of kernels and embedding tables; norms, biases, positions and relative biases stay float32.
+      dtype: of kernels and embedding tables; norms, biases, positions and relative biases stay float32. Those of INT8
+        have a float32 scale for each output channel beside them.
       out_in: kernels are stored (out, in), not (in, out).
       stacked: layers are stacked to [L, ...] and run by `lax.scan`; else separate and unrolled.
       min_rows: a dot of fewer rows is padded to this many.
@@ -36,7 +38,7 @@ class Format:
 
     def __post_init__(self) -> None:
         for name in (self.dtype, self.cache_dtype):
-            if name not in MAX_DTYPES:
+            if name not in MAX_DTYPES and not name == self.dtype == INT8:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
 
     @property
@@ -56,6 +58,8 @@ def default_format(
       stacked: overrides the platform's choice between scanned and unrolled layers.
     """
     platform = platform or jax.default_backend()
+    if dtype not in MAX_DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(MAX_DTYPES)}")
     if platform == "cpu":
         half = dtype != "float32"
         return Format(

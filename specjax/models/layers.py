@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from specjax.models.format import Format
+from specjax.models.format import INT8, Format
 from specjax.types import Params, PyTree
 
 
@@ -62,17 +62,35 @@ def _backward(axis, saved, cotangent):
 _product.defvjp(_forward, _backward)
 
 
+def scaled_dot(
+    x: Float[Array, "*B D"],
+    kernel: Float[Array, "_ _"],
+    scale: Float[Array, "F"] | None,
+    *,
+    out_in: bool,
+    min_rows: int,
+) -> Float[Array, "*B F"]:
+    """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
+    on the way into the product, for the compiler to fuse where it can."""
+    if scale is None:
+        return dot(x, kernel, out_in=out_in, min_rows=min_rows)
+    y = dot(x, kernel.astype(jnp.float32), out_in=out_in, min_rows=min_rows)
+    return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
+
+
 class Linear(nnx.Module):
-    """y = x W + b, the kernel in the format's orientation and dtype, the bias float32."""
+    """y = x W + b, the kernel in the format's orientation and dtype, bias and scale float32."""
 
     def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
         shape = (d_out, d_in) if fmt.out_in else (d_in, d_out)
         self.fmt = fmt
         self.kernel = nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype))
+        self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
-        y = dot(x, self.kernel[...], out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
+        scale = None if self.scale is None else self.scale[...]
+        y = scaled_dot(x, self.kernel[...], scale, out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
         return y if self.bias is None else y + self.bias[...][None, None]
 
 
@@ -124,12 +142,16 @@ class Table(nnx.Module):
     def __init__(self, rows: int, width: int, dtype: str, *, std: float, rngs: nnx.Rngs, min_rows: int = 1):
         self.min_rows = min_rows
         self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(dtype))
+        self.scale = nnx.Param(jnp.ones((rows,), jnp.float32)) if dtype == INT8 else None
 
     def __call__(self, index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        if self.scale is not None:
+            return self.table[...][index].astype(jnp.float32) * self.scale[...][index][..., None]
         return lookup(self.table[...], index)
 
     def logits(self, x: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        return dot(x, self.table[...], out_in=True, min_rows=self.min_rows)
+        scale = None if self.scale is None else self.scale[...]
+        return scaled_dot(x, self.table[...], scale, out_in=True, min_rows=self.min_rows)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -150,22 +172,31 @@ def walk(
     x: Float[Array, "B S D"],
     state: PyTree,
     capture: tuple[int, ...] = (),
+    chosen: tuple[int, ...] | None = None,
 ) -> tuple[Float[Array, "B S D"], PyTree, tuple[Array, ...]]:
     """Runs `step(layer module, index, x, state) -> (x, state)` over all layers.
 
     Separate layers (keys "0", "1", ...) are unrolled and `index` is a Python int; stacked ones are scanned and `index`
     is traced. `state` is carried whole (caches are written in place through it).
 
+    Args:
+      capture: layers whose entering residual stream is returned; `count` is the stream that leaves the last one.
+      chosen: run these layers alone, in this order. Each keeps its index, and so its place in the caches.
+
     Returns:
       The last x, the last state, and the residual streams that entered the layers named in `capture`.
     """
+    order = tuple(range(count)) if chosen is None else chosen
     if "0" in layers:
-        taken = []
-        for index in range(count):
-            taken.append(x)
+        taken = {}
+        for index in order:
+            taken[index] = x
             x, state = step(nnx.merge(graphdef, layers[str(index)]), index, x, state)
-        taken.append(x)
+        taken[count] = x
         return x, state, tuple(taken[i] for i in capture)
+
+    if chosen is not None:
+        return _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen)
 
     def body(carry, scanned):
         x, state = carry
@@ -176,6 +207,27 @@ def walk(
 
     (last, state), entered = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
     return last, state, tuple(last if i == count else entered[i] for i in capture)
+
+
+def of_each(graphdef: Any, layers: Params, one: Callable, xs: tuple[Array, ...]) -> PyTree:
+    """`one(layer module, x)` of every layer and its own x: in a tuple, or stacked where the layers are."""
+    if "0" in layers:
+        return tuple(one(nnx.merge(graphdef, layers[str(index)]), x) for index, x in enumerate(xs))
+    return jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer[0]), layer[1]), (layers, jnp.stack(xs)))
+
+
+def _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen):
+    """`walk` over some of stacked layers: each is sliced out of the stack in its turn, none is copied before."""
+
+    def body(carry, index):
+        x, state = carry
+        params = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), layers)
+        entered = x
+        x, state = step(nnx.merge(graphdef, params), index, x, state)
+        return (x, state), entered if capture else jnp.zeros(())
+
+    (last, state), entered = jax.lax.scan(body, (x, state), jnp.asarray(chosen, jnp.int32))
+    return last, state, tuple(last if i == count else entered[chosen.index(i)] for i in capture)
 
 
 def init_layers(make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs, count: int, stacked: bool) -> Params:

@@ -5,7 +5,7 @@ One file for Llama 1 to 3.2, Vicuna, TinyLlama, SmolLM2 and Qwen2 / 2.5 (which a
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from specjax.models import decoder as decoders
 from specjax.models.attention import attend
 from specjax.models.decoder import Decoder
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, structure, walk
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, of_each, structure, walk
 from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
 from specjax.types import Output, Params
 
@@ -189,11 +189,14 @@ class Attention(nnx.Module):
         std = 0.02 / (2 * config.layers) ** 0.5
         self.o = Linear(queries, config.width, fmt, bias=config.o_bias, std=std, rngs=rngs)
 
-    def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
-        def split(a: Array) -> Array:
-            return a.reshape(*a.shape[:2], -1, self.config.head_width)
+    def _split(self, a: Array) -> Array:
+        return a.reshape(*a.shape[:2], -1, self.config.head_width)
 
-        q, k, v = rotate(split(self.q(x)), turn), rotate(split(self.k(x)), turn), split(self.v(x))
+    def queries(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S H K"]:
+        return rotate(self._split(self.q(x)), turn)
+
+    def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
+        q, k, v = self.queries(x, turn), rotate(self._split(self.k(x)), turn), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start, fresh=fresh)
         out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
         return self.o(out), layers
@@ -221,6 +224,9 @@ class Block(nnx.Module):
         self.attn = Attention(config, fmt, rngs=rngs)
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = MLP(config, fmt, rngs=rngs)
+
+    def queries(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S H K"]:
+        return self.attn.queries(self.attn_norm(x), turn)
 
     def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
         mixed, layers = self.attn(self.attn_norm(x), turn, visible, layers, index, start, fresh)
@@ -257,26 +263,39 @@ def init(key: jax.Array, config: LlamaConfig, fmt: Format) -> Params:
     return {**params, "layers": layers}
 
 
-def decoder(config: LlamaConfig, fmt: Format) -> Decoder:
-    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run."""
+def decoder(config: LlamaConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
+    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run.
+
+    `chosen`: run these layers alone, over caches of all of them.
+    """
     trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
     block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
+
+    def turned(positions: Int[Array, "B S"]) -> Rotation:
+        return rotation(positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling)
 
     def run(params, tokens, positions, visible, layers, start, capture, *, fresh) -> tuple[Output, Any]:
         trunk = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
         x = trunk.embed.tokens(tokens)
-        turn = rotation(
-            positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling
-        )  # once for all layers
+        turn = turned(positions)  # once for all layers
 
         def step(block, index, x, layers):
             return block(x, turn, visible, layers, index, start, fresh)
 
-        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture)
+        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture, chosen)
         logits, features = trunk.leave(x)
         return Output(logits, features, hiddens), layers
 
-    return Decoder(run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt)
+    def queries(params, hiddens, positions):
+        turn = turned(positions)
+        return of_each(block_def, params["layers"], lambda block, x: block.queries(x, turn), hiddens)
+
+    return Decoder(run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt, queries)
+
+
+def observer(config: LlamaConfig, fmt: Format) -> Callable:
+    """Queries of the last committed tokens; see `models.decoder.observer`."""
+    return decoders.observer(decoder(config, fmt))
 
 
 def score(params: Params, config: LlamaConfig, fmt: Format, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
@@ -284,6 +303,8 @@ def score(params: Params, config: LlamaConfig, fmt: Format, tokens: Int[Array, "
     return decoders.score(decoder(config, fmt), params, tokens)
 
 
-def language_model(config: LlamaConfig, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+def language_model(
+    config: LlamaConfig, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
+) -> LanguageModel:
     """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
-    return decoders.language_model(decoder(config, fmt), capture=capture)
+    return decoders.language_model(decoder(config, fmt, chosen), capture=capture)

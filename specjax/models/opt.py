@@ -5,7 +5,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from specjax.models import decoder as decoders
 from specjax.models.attention import attend
 from specjax.models.decoder import Decoder
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, init_layers, structure, walk
+from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, init_layers, of_each, structure, walk
 from specjax.types import Output, Params
 
 POSITION_OFFSET = 2  # position p has row p + 2 of the table: a legacy of fairseq's padding index
@@ -66,11 +66,14 @@ class Attention(nnx.Module):
         self.q, self.k, self.v = make(std=0.02), make(std=0.02), make(std=0.02)
         self.o = make(std=0.02 / (2 * config.layers) ** 0.5)
 
-    def __call__(self, x, visible, layers, index, start, fresh):
-        def split(a: Array) -> Array:
-            return a.reshape(*a.shape[:2], self.config.heads, self.config.head_width)
+    def _split(self, a: Array) -> Array:
+        return a.reshape(*a.shape[:2], self.config.heads, self.config.head_width)
 
-        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+    def queries(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
+        return self._split(self.q(x))
+
+    def __call__(self, x, visible, layers, index, start, fresh):
+        q, k, v = self.queries(x), self._split(self.k(x)), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start, fresh=fresh)
         out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
         return self.o(out), layers
@@ -98,6 +101,9 @@ class Block(nnx.Module):
         self.attn = Attention(config, fmt, rngs=rngs)
         self.mlp_norm = LayerNorm(config.width, config.eps)
         self.mlp = MLP(config, fmt, rngs=rngs)
+
+    def queries(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
+        return self.attn.queries(self.attn_norm(x) if self.pre_norm else x)
 
     def __call__(self, x, visible, layers, index, start, fresh):
         mixed, layers = self.attn(self.attn_norm(x) if self.pre_norm else x, visible, layers, index, start, fresh)
@@ -148,8 +154,11 @@ def init(key: jax.Array, config: OPTConfig, fmt: Format) -> Params:
     return {**params, "layers": layers}
 
 
-def decoder(config: OPTConfig, fmt: Format) -> Decoder:
-    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run."""
+def decoder(config: OPTConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
+    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run.
+
+    `chosen`: run these layers alone, over caches of all of them.
+    """
     trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
     block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
 
@@ -160,13 +169,22 @@ def decoder(config: OPTConfig, fmt: Format) -> Decoder:
         def step(block, index, x, layers):
             return block(x, visible, layers, index, start, fresh)
 
-        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture)
+        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture, chosen)
         logits, features = trunk.leave(x)
         return Output(logits, features, hiddens), layers
 
+    def queries(params, hiddens, positions):
+        del positions
+        return of_each(block_def, params["layers"], lambda block, x: block.queries(x), hiddens)
+
     return Decoder(
-        run, config.layers, config.heads, config.head_width, config.vocab_size, fmt, max_positions=config.max_positions
+        run, config.layers, config.heads, config.head_width, config.vocab_size, fmt, queries, config.max_positions
     )
+
+
+def observer(config: OPTConfig, fmt: Format) -> Callable:
+    """Queries of the last committed tokens; see `models.decoder.observer`."""
+    return decoders.observer(decoder(config, fmt))
 
 
 def score(params: Params, config: OPTConfig, fmt: Format, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
@@ -174,9 +192,11 @@ def score(params: Params, config: OPTConfig, fmt: Format, tokens: Int[Array, "B 
     return decoders.score(decoder(config, fmt), params, tokens)
 
 
-def language_model(config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+def language_model(
+    config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
+) -> LanguageModel:
     """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
-    return decoders.language_model(decoder(config, fmt), capture=capture)
+    return decoders.language_model(decoder(config, fmt, chosen), capture=capture)
 
 
 def from_published(published: Mapping[str, Any]) -> OPTConfig:

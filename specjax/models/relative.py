@@ -50,7 +50,11 @@ def plain_distance(queries: int, keys: int) -> Int[Array, "1 S T"]:
 
 
 def block_distance(
-    length: Int[Array, "B"], mask: Bool[Array, "... S N"], depth: Int[Array, "B S"], slots: int
+    length: Int[Array, "B"],
+    mask: Bool[Array, "... S N"],
+    depth: Int[Array, "B S"],
+    slots: int,
+    positions: Int[Array, "B T"] | None = None,
 ) -> Int[Array, "B S T"]:
     """Distances from the nodes of a block to the slots of their row. Slots that a node does not see may hold anything.
 
@@ -60,6 +64,10 @@ def block_distance(
     A block grown level by level is fed the depths of its newest nodes alone. Those of the older ones follow from the
     mask: the block slots that a node sees are its ancestors from the root on, in order, so an ancestor's depth is the
     number of visible slots before it.
+
+    `positions` (`Cache.positions`) says where the committed slots truly stand, in a cache that left some out; `depth`
+    then counts from its length too, so that the ancestors of a block grown by levels would be misplaced there: blocks
+    are fed whole (S = N).
     """
     rows, block = depth.shape
     mask = jnp.broadcast_to(mask, (rows, *mask.shape[-2:]))
@@ -67,8 +75,8 @@ def block_distance(
     key_depth = jnp.concatenate(
         [jnp.cumsum(old, -1) - 1, jnp.broadcast_to(depth[:, None], (rows, block, block))], axis=-1
     )
-    index = jnp.arange(slots, dtype=jnp.int32)
-    base = index[None, None] - (length[:, None] + depth)[..., None]
+    index = jnp.arange(slots, dtype=jnp.int32)[None] if positions is None else positions
+    base = index[:, None] - (length[:, None] + depth)[..., None]
     dims = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(1, 2),
         inserted_window_dims=(),

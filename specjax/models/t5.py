@@ -146,14 +146,8 @@ class Block(nnx.Module):
         x = x + self.attn(normed, kv, sight.visible, sight.bias)
         if self.cross is not None and self.cross_norm is not None and memory is not None:
             seen = jnp.broadcast_to(memory.visible[:, None], (*x.shape[:2], memory.visible.shape[1]))
-            x = x + self.cross(self.cross_norm(x), _layer(memory.layers, index), seen)
+            x = x + self.cross(self.cross_norm(x), caches.one_layer(memory.layers, index), seen)
         return x + self.mlp(self.mlp_norm(x)), layers
-
-
-def _layer(layers: tuple[KV, ...] | KV, index) -> KV:
-    if isinstance(layers, KV):
-        return KV(*(jax.lax.dynamic_index_in_dim(a, index, keepdims=False) for a in layers))
-    return layers[index]
 
 
 class Stack(nnx.Module):
@@ -255,9 +249,10 @@ class EncoderDecoder:
         return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
 
     def decode(
-        self, params: Params, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=()
-    ) -> tuple[Output, Any]:
-        """One pass of the decoder; `layers` None remembers nothing."""
+        self, params: Params, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=(),
+        chosen: tuple[int, ...] | None = None,
+    ) -> tuple[Output, Any]:  # fmt: skip
+        """One pass of the decoder; `layers` None remembers nothing. `chosen`: see `language_model`."""
         trunk = self.trunk(params)
         sight = Sight(visible, trunk.decoder.bias(distance))
 
@@ -266,7 +261,8 @@ class EncoderDecoder:
 
         x = trunk.embed.tokens(tokens)
         count = self.config.decoder_layers
-        x, layers, hiddens = walk(self.decoder_def, params["decoder"]["layers"], count, step, x, layers, capture)
+        weights = params["decoder"]["layers"]
+        x, layers, hiddens = walk(self.decoder_def, weights, count, step, x, layers, capture, chosen)
         features = trunk.decoder.final_norm(x)
         return Output(trunk.logits(features), features, hiddens), layers
 
@@ -296,7 +292,9 @@ def score(
     return model.decode(params, decoder_tokens, visible, distance, memory, None, None)[0].logits
 
 
-def language_model(config: T5Config, fmt: Format, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+def language_model(
+    config: T5Config, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
+) -> LanguageModel:
     """The model as pure functions over a nested dict of arrays.
 
     Prefill runs the encoder and stores its keys and values; the decoder starts from an empty cache with `start_token`
@@ -304,6 +302,7 @@ def language_model(config: T5Config, fmt: Format, *, capture: tuple[int, ...] = 
 
     Args:
       capture: decoder layers whose entering residual stream `extend` returns in `Output.hiddens`.
+      chosen: run these decoder layers alone; caches hold all of them, and those of the others stay as they are.
     """
     model = encoder_decoder(config, fmt)
 
@@ -327,9 +326,9 @@ def language_model(config: T5Config, fmt: Format, *, capture: tuple[int, ...] = 
         mask, slots = jnp.asarray(mask), caches.slots(cache)
         depth = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
         visible = caches.visibility(cache.length, mask, slots, tokens.shape[0])
-        distance = block_distance(cache.length, mask, depth, slots)
+        distance = block_distance(cache.length, mask, depth, slots, cache.positions)
         start = cache.length + offset
-        out, layers = model.decode(params, tokens, visible, distance, cache.cross, cache.layers, start, capture)
+        out, layers = model.decode(params, tokens, visible, distance, cache.cross, cache.layers, start, capture, chosen)
         return out, cache._replace(layers=layers)
 
     return LanguageModel(prefill, extend, caches.keep, config.vocab_size, encoder_decoder=True)

@@ -1,0 +1,153 @@
+"""A model whose cache never grows: first or chosen tokens, a ring of later ones, and a tail that can be taken back.
+
+Where `sparse.py` follows the target's full cache, this model has no other cache: a small draft model for endless rows
+(StreamingLLM: Xiao et al. 2023, arXiv 2309.17453), or the target itself over retrieved chunks as the middle of a
+hierarchy (TriForce: Sun et al. 2024, arXiv 2404.11912). The prompt is read whole, once; then the slots are chosen.
+
+    slots      0 ..... kept-1 | kept ..... budget-1 | budget .... budget+slack-1 | ........ + block
+    content    kept slots     | a ring, settled     | the tail: the latest       | the block under test
+
+Tokens settle into the ring, over its oldest, when `slack` newer ones are there: until then they can be taken back. What
+is kept is chosen after the prompt, and not again: to choose again takes the keys that are gone.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax import checks
+from specjax.base import LanguageModel, Prefilled
+from specjax.drafters.sparse import Choice, Selection, held_position, slot_of
+from specjax.model import Model
+from specjax.models import cache as caches
+from specjax.models.cache import Cache
+from specjax.types import PyTree
+
+
+class BoundedCache(NamedTuple):
+    """Slots as above; `small.length` counts those in use, `total` the committed tokens of the row."""
+
+    small: Cache
+    total: Int[Array, "B"]
+
+    @property
+    def length(self) -> Int[Array, "B"]:
+        return self.total
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundedModel(Model):
+    """A model with `bounded` functions, for drafting alone: its laws are not those of the model that it was made of."""
+
+    choice: Choice | None = None
+    budget: int = 0
+    kept: int = 0
+    slack: int = 0
+    block: int = 0
+
+    @functools.cached_property
+    def lm(self) -> LanguageModel:
+        return bounded(self.variant(), self.choice, self.budget, self.kept, self.slack, self.block)
+
+
+def bound(model: Model, *, budget: int, selection: Selection, slack: int = 32, block: int = 32) -> BoundedModel:
+    """The same weights over a cache of `budget` slots, `slack` that can be taken back, and a block.
+
+    Raises:
+      ValueError: numbers below 1, or a selection that leaves no window.
+    """
+    for name, value in (("budget", budget), ("slack", slack), ("block", block)):
+        checks.whole(name, value, least=1)
+    kept = selection.kept(budget)
+    choice = selection.choice(model, kept)
+    if not (0 if choice is None else 1) <= kept < budget:
+        raise ValueError(f"a budget of {budget} slots, {kept} of them kept, leaves a window of {budget - kept}")
+    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(Model)}
+    fields["name"] = f"{model.name} on {budget} slots"
+    return BoundedModel(**fields, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
+
+
+@functools.cache
+def bounded(lm: LanguageModel, choice: Choice | None, budget: int, kept: int, slack: int, block: int) -> LanguageModel:
+    """`lm` over bounded caches, with the contract of a `LanguageModel`; blocks are of `block` tokens at the most.
+
+    `keep` may take back `slack` tokens since the cache was longest: the ring has forgotten what lies further back.
+    """
+    size = budget + slack + block
+
+    def prefill(params, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int) -> Prefilled:
+        del cache_len
+        slots = size if lm.encoder_decoder else max(prompt.shape[1], size)
+        read = lm.prefill(params, prompt, length, slots)
+        total = read.cache.length
+        held = jnp.minimum(total, budget + slack)
+        settled = total - jnp.maximum(held - budget, 0)
+        at = positions_of(held, total, size)
+        taken = caches.take_slots(read.cache.layers, at)
+        if choice is not None:
+            ago = jnp.arange(choice.observed, 0, -1, dtype=jnp.int32)[None]
+            recent = jnp.take_along_axis(prompt, jnp.maximum(total[:, None] - ago, 0), axis=1)
+            chosen = choice.pick(params, recent, read.cache, settled - (budget - kept))
+            longer = settled > budget
+            taken = jax.tree.map(
+                lambda all_slots, new: jnp.where(slot_mask(longer, new, all_slots), spread(new, all_slots), all_slots),
+                taken,
+                caches.take_slots(read.cache.layers, chosen),
+            )
+        small = Cache(taken, held, read.cache.cross)
+        return read._replace(cache=BoundedCache(small, total))
+
+    def positions_of(held: Int[Array, "B"], total: Int[Array, "B"], slots: int) -> Int[Array, "B T"]:
+        """The position that each slot holds, or will."""
+        tail = jnp.maximum(held - budget, 0)
+        slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32)[None], (held.shape[0], slots))
+        ring = held_position(slot, total - tail, kept=kept, budget=budget)
+        return jnp.where(slot < jnp.minimum(held, budget)[:, None], ring, slot + (total - held)[:, None])
+
+    def extend(params, tokens: Int[Array, "B S"], cache: BoundedCache, mask, depth, offset: int = 0):
+        if tokens.shape[1] + offset > block:
+            raise ValueError(f"a block of {tokens.shape[1] + offset} tokens is more than block={block}: make it larger")
+        small, total = cache
+        depth = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape) + (total - small.length)[:, None]
+        seen = small._replace(positions=positions_of(small.length, total, size))
+        out, after = lm.extend(params, tokens, seen, mask, depth, offset)
+        return out, BoundedCache(after._replace(positions=None), total)
+
+    def keep(cache: BoundedCache, path: Int[Array, "B W"] | None, n: Int[Array, "B"]) -> BoundedCache:
+        small = lm.keep(cache.small, path, n)
+        return settle(BoundedCache(small, cache.total + n))
+
+    def settle(cache: BoundedCache) -> BoundedCache:
+        """Moves what the tail has too much of, its oldest tokens, into the ring; the rest of the tail follows left."""
+        small, total = cache
+        tail = jnp.maximum(small.length - budget, 0)
+        over = jnp.maximum(tail - slack, 0)[:, None]  # at most a block
+        step = jnp.arange(block, dtype=jnp.int32)[None]
+        oldest = caches.take_slots(small.layers, jnp.broadcast_to(budget + step, (total.shape[0], block)))
+        # `block` may be more than the ring has slots: of two tokens for one slot, the later one counts
+        ring = budget - kept
+        counts = (step < over) & (step >= over - ring)
+        slot = jnp.where(counts, slot_of((total - tail)[:, None] + step, kept=kept, budget=budget), size + step)
+        layers = caches.put_slots(small.layers, oldest, slot)
+        ahead = jnp.arange(slack, dtype=jnp.int32)[None]
+        rest = caches.take_slots(small.layers, budget + ahead + over)
+        layers = caches.put_slots(layers, rest, jnp.where(over > 0, budget + ahead, size + ahead))
+        return BoundedCache(small._replace(layers=layers, length=small.length - over[:, 0]), total)
+
+    return LanguageModel(prefill, extend, keep, lm.vocab_size, lm.encoder_decoder)
+
+
+def spread(new: PyTree, like: Array) -> Array:
+    """Rows of the first slots, padded to all slots."""
+    return jnp.pad(new, [(0, 0)] * (new.ndim - 2) + [(0, like.shape[-2] - new.shape[-2]), (0, 0)])
+
+
+def slot_mask(rows: Array, new: Array, like: Array) -> Array:
+    """[..., B,1,T,1]: the slots that `new` fills, of the rows that are named."""
+    first = jnp.arange(like.shape[-2]) < new.shape[-2]
+    flags = rows[:, None, None, None] & first[None, None, :, None]
+    return flags.reshape((1,) * (like.ndim - 4) + flags.shape)

@@ -1,0 +1,85 @@
+"""Layers by choice: the draft is the target without the others, in both layouts, and its choices are checked."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import drafters
+from specjax.drafters.layer_skip import check_layers, spread
+from specjax.models.format import Format
+from tests import battery
+from tests.models import small
+
+ONE = jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32)
+
+
+@pytest.mark.parametrize("fmt", [Format(), Format(stacked=True)])
+@pytest.mark.parametrize("name", ["opt", "llama"])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_one_layer_of_two_is_a_model_of_one_layer(name, fmt, kept):
+    """Over the two-layer cache it gives what a one-layer model gives, and leaves the other layer's slots alone."""
+    built = small.build(name, fmt)
+    module, config = small.CONFIGS[name]
+    single = dataclasses.replace(config, layers=1)
+    layers = built.params["layers"]
+    alone = jax.tree.map(lambda a: a[kept : kept + 1], layers) if fmt.stacked else {"0": layers[str(kept)]}
+    tokens = jnp.asarray(small.tokens(4, 2, 7))
+    chain = jnp.tril(jnp.ones((7, 7), bool)), jnp.arange(7, dtype=jnp.int32)
+    empty = built.prefill(built.params, tokens, jnp.ones((2,), jnp.int32), cache_len=12).cache
+    empty = empty._replace(layers=jax.tree.map(jnp.zeros_like, empty.layers))
+    chosen = module.language_model(config, fmt, chosen=(kept,))
+    out, cache = jax.jit(chosen.extend)(built.params, tokens, empty, *chain)
+    want = module.score({**built.params, "layers": alone}, single, fmt, tokens)
+    small.assert_close(out.logits, want)
+    k = [cache.layers.k[i] if fmt.stacked else cache.layers[i].k for i in range(2)]
+    before = [empty.layers.k[i] if fmt.stacked else empty.layers[i].k for i in range(2)]
+    np.testing.assert_array_equal(k[1 - kept], before[1 - kept])
+    assert not np.array_equal(k[kept], before[kept])
+
+
+def test_all_layers_chosen_are_the_model():
+    """Through T5, whose decoder alone is chosen from."""
+    model = battery.target("t5")
+    read = model.lm.prefill(model.params, jnp.asarray(battery.prompts()[:2]), jnp.asarray([5, 16]), 8)
+    feed = lambda lm: lm.extend(model.params, read.pending[:, None], read.cache, *ONE)[0].logits
+    whole, both, first = (feed(model.variant(chosen=c)) for c in (None, (0, 1), (0,)))
+    np.testing.assert_array_equal(whole, both)
+    assert not np.allclose(whole, first, atol=1e-2)
+
+
+def test_default_is_half_the_layers_with_both_ends():
+    assert spread(12, 6) == (0, 2, 4, 7, 9, 11)
+    assert check_layers(None, 12) == (0, 2, 4, 7, 9, 11)
+    assert check_layers(None, 2) == (0,)
+    for count in range(2, 40):
+        for kept in range(1, count):
+            chosen = spread(count, kept)
+            assert len(set(chosen)) == kept
+            assert kept == 1 or (chosen[0], chosen[-1]) == (0, count - 1)
+            assert check_layers(chosen, count) == chosen
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ([], r"some of 0..1, each once and in ascending order, got \[\]"),
+        ([2], r"some of 0..1.*got \[2\]"),
+        ([0, 0], r"each once.*got \[0, 0\]"),
+        ([1, 0], "ascending"),
+        ([-1], r"got \[-1\]"),
+        ([0, 1], "names all 2 layers"),
+        ([0.5], "layers must be some of"),
+        ("01", "layers must be some of"),
+    ],
+)
+def test_choices_that_cannot_serve_are_refused(layers, told):
+    with pytest.raises(ValueError, match=told):
+        drafters.layer_skip(battery.target("opt"), layers=layers)
+
+
+def test_a_model_of_one_layer_has_none_to_skip():
+    with pytest.raises(ValueError, match="1 layer has none to skip"):
+        check_layers(None, 1)
