@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
+    "trace": Command("specjax.cli.trace", "show each round: what was drafted, accepted, refused, and its time"),
     "bench": Command("specjax.cli.bench", "measure speed on this machine, beside transformers"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),
     "train lm": Command("specjax.cli.train", "train a language model on text, or distil a draft from its target"),
