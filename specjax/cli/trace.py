@@ -33,6 +33,8 @@ class Tracing:
         tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: that of the run, and 3)")
     ] = ()
     """Draft lengths of the walltime diagram: a lane each, above plain decoding."""
+    repeats: Annotated[int, arg(metavar="N")] = 3
+    """Runs that are timed; the median counts, round by round."""
     rounds: Annotated[int, arg(metavar="N")] = 40
     """Most rounds of a text that a strip shows."""
     json: Flag = False
@@ -111,11 +113,12 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     with Progress(errors, show=True) as progress:
         with interrupts_wait(lambda: False):
             target, guide = setup.load_models(request, chosen, progress.tell)
-        work = Work(target, prompts, setup.decode_options(request, chosen), progress.tell)
+        work = Work(target, prompts, setup.decode_options(request, chosen), tracing.repeats, progress.tell)
         progress.tell("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
         with deferred_interrupt(once=lambda: bool(begun)) as asked:
-            trace = rounds.record(target, prompts, guide, work.options, stop=lambda: begun.append(True) or asked())
+            halt = lambda: begun.append(True) or asked()
+            trace = rounds.record(target, prompts, guide, work.options, repeats=work.repeats, stop=halt)
             interrupted = asked()
         lanes = []
         if drawn and not interrupted:
@@ -153,8 +156,9 @@ def check(tracing: Tracing, drafter: str) -> None:
         raise ValueError(f"--gammas names a draft length twice: {' '.join(map(str, tracing.gammas))}")
     if tracing.gammas and drafter == "plain":
         raise ValueError("--gammas has no meaning for the drafter 'plain': leave it out")
-    if tracing.rounds < 1:
-        raise ValueError(f"--rounds must be at least 1, got {tracing.rounds}")
+    for name, value in (("rounds", tracing.rounds), ("repeats", tracing.repeats)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
     if not tracing.format or len(set(tracing.format)) < len(tracing.format):
         raise ValueError(f"--format takes svg, png or both, got {' '.join(tracing.format) or 'none'}")
     folder = tracing.output
@@ -179,6 +183,7 @@ class Work(NamedTuple):
     target: Any
     prompts: Sequence[str]
     options: dict[str, Any]
+    repeats: int
     tell: Callable[[str], None]
 
 
@@ -201,7 +206,8 @@ def measure_lanes(work: Work, trace: Any, make: Callable[[int], Any], asked: Seq
         if gamma != own:
             work.tell(f"decoding with {name} for the walltime diagram")
             guide = make(gamma) if gamma else drafters.plain()
-            found.append(lanes.lane(name, rounds.record(work.target, work.prompts, guide, work.options)))
+            other = rounds.record(work.target, work.prompts, guide, work.options, repeats=work.repeats)
+            found.append(lanes.lane(name, other))
         else:
             found.append(lanes.lane(name, trace))
     return found
@@ -251,6 +257,16 @@ class Shown(NamedTuple):
     def pair(self) -> str:
         return f"target {self.target.name}, drafter {self.trace.guide.name}{self.warning}"
 
+    @property
+    def models(self) -> str:
+        """The pair without its draft length, which is each lane's own."""
+        source = self.trace.guide.source
+        return f"target {self.target.name}, " + (f"draft {source.name}" if source else f"drafter {self._drafter}")
+
+    @property
+    def _drafter(self) -> str:
+        return self.trace.guide.name.rsplit(" x", 1)[0]
+
     def strip(self, row: int) -> tuple[list[Any], str, str]:
         """Lines, title, and a note of what is left out."""
         from specjax.trace import strip
@@ -271,7 +287,7 @@ def in_terminal(console: Any, shown: Shown) -> None:
         lines, title, note = shown.strip(row)
         trace_drawing.strip(console, lines, title=title + (f" ({note})" if note else ""))
     if shown.lanes:
-        trace_drawing.walltime(console, shown.lanes, title=f"Walltime: {shown.pair}")
+        trace_drawing.walltime(console, shown.lanes, title=f"Walltime: {shown.models}")
     found = rounds.by_depth(shown.trace)
     if found:
         trace_drawing.depths(console, found, title="Acceptance by depth")
@@ -287,7 +303,7 @@ def as_pictures(folder: Path, shown: Shown, formats: Sequence[str]) -> list[str]
         name = "strip" if shown.trace.rows == 1 else f"strip_{row + 1}"
         drawn[name] = partial(pictures.strip, lines=lines, title=title, note=note)
     if shown.lanes:
-        title = f"Walltime of one request, compiling apart: {shown.pair}"
+        title = f"Walltime of one request, compiling apart: {shown.models}"
         drawn["walltime"] = partial(pictures.walltime, lanes=shown.lanes, title=title)
     found = rounds.by_depth(shown.trace)
     if found:

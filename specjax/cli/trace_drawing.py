@@ -26,7 +26,7 @@ BARS = {
     Kind.TARGET: ("█", "magenta"),
 }  # fmt: skip
 CONTEXT = 24  # columns of what stood before
-BAR = 30
+BAR = 24
 
 
 def strip(console: Console, lines: Sequence[Line], *, title: str) -> None:
@@ -74,9 +74,9 @@ def walltime(console: Console, lanes: Sequence[Lane], *, title: str) -> None:
 
 
 def depths(console: Console, found: Sequence[Depth], *, title: str) -> None:
-    """One line a depth: the rate, its bar, the counts, and the share of rounds that came so far."""
+    """One line a depth: the rate, the counts, a bar, and the share of all rounds that accepted so many."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
-    for name in ("depth", "accepted / tested", "", "rounds that accepted so many"):
+    for name in ("depth", "accepted / tested", "", "of all rounds"):
         table.add_column(name, justify="left" if not name else "right")
     for one in found:
         if not one.tested:

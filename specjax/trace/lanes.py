@@ -47,7 +47,7 @@ def lane(name: str, trace: Trace) -> Lane:
     spent = [(Kind.TARGET_PROMPT, trace.reading.target), (Kind.DRAFT_PROMPT, trace.reading.draft)]
     for one in trace.rounds:
         drafting, checking = one.times.shares
-        spent += [(Kind.DRAFT, drafting / trace.calls)] * trace.calls
+        spent += [(Kind.DRAFT, drafting / max(trace.calls, 1))] * trace.calls
         spent.append((Kind.TARGET, checking))
     calls, now = [], 0.0
     for kind, seconds in spent:

@@ -5,6 +5,7 @@ Colours are those of Okabe and Ito, which colour-blind readers tell apart; what 
 
 import math
 import os
+import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ def require() -> None:
 # --- the strip of tokens ---------------------------------------------------------------------------------------------
 
 FONT, MONO, LETTER = 9.0, "DejaVu Sans Mono", 0.602  # points; its letters are this many points wide a point
-WIDTH, CONTEXT = 104, 12  # columns of a line; of them, at least this many may show what stood before
+WIDTH, CONTEXT = 110, 12  # columns of a line; of them, at least this many may show what stood before
 ROW = 16.0  # points from one row to the next
 
 
@@ -102,7 +103,7 @@ def strip(new_figure: Any, lines: Sequence[Line], *, title: str, note: str = "")
     """
     wrapped = [wrap(line, WIDTH, context=CONTEXT) for line in lines]
     rows = sum(map(len, wrapped))
-    left, right, top, bottom = 44.0, 70.0, 46.0, 62.0
+    left, right, top, bottom = 44.0, 70.0, 46.0, 40.0 + (12.0 if note else 0.0)
     width, height = WIDTH * FONT * LETTER, rows * ROW
     figure = new_figure(figsize=((left + width + right) / 72, (top + height + bottom) / 72))
     size = (left + width + right, top + height + bottom)
@@ -129,22 +130,22 @@ def strip(new_figure: Any, lines: Sequence[Line], *, title: str, note: str = "")
 def _draw_cells(axes: Any, cells: Sequence[Cell], row: int) -> None:
     from matplotlib.patches import Rectangle
 
-    column = 0
+    column = 0.0
     for cell in cells:
-        style, width = STYLES[cell.mark], cell.width
+        style, pad = STYLES[cell.mark], 0.0 if cell.mark is Mark.CONTEXT else 1.0
         if style.fill != "none":
             box = Rectangle(
-                (column + 0.06, row + 0.08), max(width - 0.12, 0.1), 0.84, facecolor=style.fill, edgecolor=style.edge,
+                (column + 0.1, row + 0.08), cell.width + 0.8, 0.84, facecolor=style.fill, edgecolor=style.edge,
                 linestyle=style.line, linewidth=1.0,
             )  # fmt: skip
             axes.add_patch(box)
         axes.text(
-            column, row + 0.5, cell.text, color=style.text, fontsize=FONT, family=["DejaVu Sans Mono", "monospace"],
+            column + pad / 2, row + 0.5, cell.text, color=style.text, fontsize=FONT, family=[MONO, "monospace"],
             va="center_baseline", ha="left", weight="bold" if style.bold else "normal", parse_math=False,
         )  # fmt: skip
         if style.struck:
-            axes.plot([column + 0.1, column + width - 0.1], [row + 0.5] * 2, color=VERMILLION, lw=1.4, zorder=4)
-        column += width
+            axes.plot([column + 0.3, column + cell.width + 0.7], [row + 0.5] * 2, color=VERMILLION, lw=1.4, zorder=4)
+        column += cell.width + pad
 
 
 def _strip_legend(figure: Any, marks: Sequence[Mark], note: str, *, below: float) -> None:
@@ -182,12 +183,12 @@ def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = 
     axes = figure.subplots()
     whole = longest(lanes)
     for place, one in enumerate(lanes):
-        narrow = min(call.seconds for call in one.calls if call.kind is not Kind.DRAFT_PROMPT) < whole / 500
         for kind, (colour, height) in BARS.items():
             spans = [(1e3 * call.start, 1e3 * call.seconds) for call in one.calls if call.kind is kind]
             axes.broken_barh(
-                spans, (place - height / 2, height), facecolor=colour, edgecolor="white", linewidth=0 if narrow else 0.6
-            )
+                spans, (place - height / 2, height), facecolor=colour, edgecolor="white",
+                linewidth=_gap([call.seconds / whole for call in one.calls if call.kind is kind]),
+            )  # fmt: skip
         axes.text(0, place - 0.36, told(one), fontsize=9, color=INK, va="bottom")
     axes.set_yticks(range(len(lanes)), [one.name for one in lanes], fontsize=10)
     axes.set_ylim(len(lanes) - 0.5, -0.75)
@@ -202,6 +203,11 @@ def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = 
     if note:
         axes.annotate(note, (1, 1.02), xycoords="axes fraction", ha="right", fontsize=8.5, color=GREY)
     return figure
+
+
+def _gap(shares: Sequence[float]) -> float:
+    """Points of white between blocks of these shares of the picture's width: none where it would hide them."""
+    return 0.0 if not shares else min(0.7, max(0.0, 150 * statistics.median(shares) - 0.1))
 
 
 # --- acceptance by depth ---------------------------------------------------------------------------------------------
@@ -240,7 +246,8 @@ def depths(new_figure: Any, found: Sequence[Depth], *, title: str) -> Any:
             one.depth, 0.02, f"{one.accepted} of\n{one.tested}", ha="center", va="bottom", fontsize=8.5, color=INK
         )
     axes.set_xticks(places)
-    axes.set_ylim(0, 1.05)
+    axes.set_ylim(0, 1.12)
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_xlabel("depth: place of the token in the draft")
     axes.set_ylabel("share")
     axes.set_title(title, fontsize=11, loc="left", parse_math=False)

@@ -117,22 +117,41 @@ def record(
     guide: Guide,
     options: dict[str, Any],
     *,
+    repeats: int = 1,
     stop: Callable[[], bool] = lambda: False,
 ) -> Trace:
     """Decodes the prompts as `specjax.stream` does, and takes every round apart. All times are warm.
 
     Args:
       options: the keyword arguments of `specjax.generate` but for the drafter.
-      stop: asked after each round; True ends the run there, and rows that still ran are "interrupted".
+      repeats: runs, which are all alike but for their times; of these the median counts, round by round.
+      stop: asked after each round; True ends everything there, and rows that still ran are "interrupted".
     """
     tokens, length = api.tokenize(target, prompts)
     _warm(api.prepare(target, prompts, drafter=guide, **options))
     job = api.prepare(target, prompts, drafter=guide, **options)
     reading = _reading(job, tokens, length, options)
+    rounds, ended = _run(job, stop)
+    times = [[one.times for one in rounds]]
+    while len(times) < repeats and not np.any(ended.stop == Stop.RUNNING):
+        again, _ = _run(api.prepare(target, prompts, drafter=guide, **options), stop)
+        if [one.blocks for one in again] != [one.blocks for one in rounds]:
+            break  # it was stopped, or this device does not compute the same twice
+        times.append([one.times for one in again])
+    middle = [Times(*map(statistics.median, zip(*each, strict=True))) for each in zip(*times, strict=True)]
+    rounds = [one._replace(times=found) for one, found in zip(rounds, middle, strict=True)]
+    seconds = job.seconds | {"decode": sum(found.whole for found in middle)}
+    given = [tokens[row, :count].tolist() for row, count in enumerate(length)]
+    out = api.finish(job, ended, seconds)
+    return Trace(guide, draft_calls(guide), given, target.encoder_decoder, reading, tuple(rounds), out)
+
+
+def _run(job: api.Job, stop: Callable[[], bool]) -> tuple[list[Round], api.Progress]:
+    """Every round of a job, which is used up by it."""
     halves = loop.parts(job.params, **job.static)
     rounds: list[Round] = []
-    written: list[list[int]] = [[] for _ in length]
     state, code, totals = job.state, *jax.device_get((job.state.stop, job.state.totals))
+    written: list[list[int]] = [[] for _ in code]
     while np.any(code == Stop.RUNNING) and not (rounds and stop()):
         draft, verify = _halves(job, state, *halves)
         (state, info), run, _ = clock.timed(lambda state=state: loop.one_round(job.params, state, **job.static))
@@ -142,10 +161,7 @@ def record(
         for block in rounds[-1].blocks:
             written[block.row] += block.tokens
         code = after
-    seconds = job.seconds | {"decode": sum(one.times.whole for one in rounds)}
-    out = api.finish(job, api.Progress(written, code, totals), seconds)
-    given = [tokens[row, :count].tolist() for row, count in enumerate(length)]
-    return Trace(guide, draft_calls(guide), given, target.encoder_decoder, reading, tuple(rounds), out)
+    return rounds, api.Progress(written, code, totals)
 
 
 def blocks(info: Info, number: int, *, before: np.ndarray, after: np.ndarray) -> tuple[Block, ...]:

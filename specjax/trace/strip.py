@@ -102,23 +102,24 @@ def lines(trace: Trace, row: int, text: Text | None, *, most: int | None = None)
     return found
 
 
-def wrap(line: Line, width: int, *, context: int) -> list[list[Cell]]:
+def wrap(line: Line, width: int, *, context: int, pad: int = 1) -> list[list[Cell]]:
     """The line in rows of at most `width` columns: the end of what stood before, then the cells.
 
     Args:
       context: columns that what stood before may take, at least; it takes all that the cells leave.
+      pad: columns that a cell takes beside its text.
     """
-    needed = sum(cell.width for cell in line.cells)
+    needed = sum(cell.width + pad for cell in line.cells)
     room = max(width - needed, context)
     first = [Cell(Mark.CONTEXT, tail(line.before, room))] if line.before else []
-    rows, used = [first], sum(cell.width for cell in first)
+    rows, taken = [first], sum(cell.width for cell in first)
     for cell in line.cells:
-        for part in pieces(cell, width):
-            if used + part.width > width:
+        for part in pieces(cell, width - pad):
+            if taken + part.width + pad > width:
                 rows.append([])
-                used = 0
+                taken = 0
             rows[-1].append(part)
-            used += part.width
+            taken += part.width + pad
     return rows
 
 
