@@ -242,9 +242,8 @@ def depths(new_figure: Any, found: Sequence[Depth], *, title: str) -> Any:
         label="share of rounds that accepted at least this many",
     )  # fmt: skip
     for one in tested:
-        axes.text(
-            one.depth, 0.02, f"{one.accepted} of\n{one.tested}", ha="center", va="bottom", fontsize=8.5, color=INK
-        )
+        counts = f"{one.accepted} of {one.tested}"
+        axes.text(one.depth, 1.04, counts, ha="center", va="bottom", fontsize=8.5, color=INK)
     axes.set_xticks(places)
     axes.set_ylim(0, 1.12)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
