@@ -53,13 +53,14 @@ class Work(NamedTuple):
     """What every cell decodes.
 
     Attributes:
+      prompts: text, or lists of token ids.
       settings: keyword arguments of `specjax.generate`, temperature, drafter and verifier apart.
       timed: prompts that are timed, alone. repeats: turns; medians count.
       peer: the models in transformers; None: no comparison.
     """
 
     target: Model
-    prompts: list[str]
+    prompts: Sequence[Any]
     settings: dict[str, Any]
     batch: int
     timed: int
@@ -139,7 +140,7 @@ def theirs(work: Work, cell: Cell) -> Iterator[tuple[str, Decode]]:
     yield "transformers plain", work.peer.plain(**common)
 
 
-def _given(target: Model, prompts: Sequence[str]) -> list[list[int]]:
+def _given(target: Model, prompts: Sequence[Any]) -> list[list[int]]:
     tokens, length = api.tokenize(target, prompts)
     return [tokens[row, :count].tolist() for row, count in enumerate(length)]
 

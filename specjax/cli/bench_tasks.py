@@ -232,7 +232,8 @@ def list_cases(options: TaskBench, items: dict[str, list[Any]], draft: str | Non
     names = ways.drafters or (("model", "ngram") if draft is not None else ("ngram",))
     common = {
         "bench": "tasks", "target": ways.target, "dtype": ways.dtype, "style": options.what.style,
-        "new": ways.max_new_tokens, "ignore_eos": ways.ignore_eos, "seed": ways.seed, "batch": measuring.batch, "timed": measuring.timed,
+        "new": ways.max_new_tokens, "ignore_eos": ways.ignore_eos, "seed": ways.seed, "batch": measuring.batch,
+        "timed": measuring.timed,
         "repeats": measuring.repeats, "peer": measuring.peer,
     }  # fmt: skip
     found = []
