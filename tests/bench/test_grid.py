@@ -21,7 +21,8 @@ def test_ratios_are_of_what_is_alike():
             "transformers plain": [[1, 2], [3]]}  # fmt: skip
     row = grid.peer_columns(rate, said, greedy=True)
     assert row == {
-        "transformers_assisted_tokens_per_second": 15.0, "ratio_to_assisted": 2.0, "equal_to_transformers_assisted": 0.5,
+        "transformers_assisted_tokens_per_second": 15.0, "ratio_to_assisted": 2.0,
+        "equal_to_transformers_assisted": 0.5,
         "transformers_plain_tokens_per_second": 5.0, "ratio_to_plain": 2.0, "equal_to_transformers_plain": 1.0,
     }  # fmt: skip
     assert "equal_to_transformers_plain" not in grid.peer_columns(rate, said, greedy=False)

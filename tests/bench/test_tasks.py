@@ -59,7 +59,7 @@ def test_items_are_spread_over_the_whole_file():
     assert [item.text for item in tasks.pick(items, 4)] == ["0", "2", "5", "7"]
     assert [item.text for item in tasks.pick(items, 99)] == [str(n) for n in range(10)]
     assert [item.text for item in tasks.pick(items, 2, ["odd"])] == ["1", "5"]
-    with pytest.raises(ValueError, match="no item is of category 'ood'.*even, odd"):
+    with pytest.raises(ValueError, match=r"no item is of category 'ood'.*even, odd"):
         tasks.pick(items, 2, ["ood"])
     with pytest.raises(ValueError, match="there are: none"):
         tasks.pick([Item("a")], 1, ["odd"])
