@@ -64,7 +64,7 @@ def test_spec_bench_is_read_by_its_name(tmp_path):
         ("q.jsonl", [GSM8K, "{"], "auto", "q.jsonl line 2 is not JSON"),
         ("q.jsonl", ["[1]"], "auto", "q.jsonl line 1 is no JSON object but a list"),
         ("q.jsonl", [{"prompt": " "}], "auto", "q.jsonl line 1 is no prompt: its text is empty"),
-        ("q.tsv", ["a\tb", "a b"], "auto", "line 2 is no pair: expected a sentence, a tab, its translation, and it has 0"),
+        ("q.tsv", ["a\tb", "a b"], "auto", "line 2 is no pair: expected a sentence, a tab, its translation"),
         ("q.txt", [""], "auto", "q.txt holds no prompt"),
         ("q.parquet", ["x"], "auto", "its ending does not say what it holds"),
         ("q.txt", ["x"], "xml", "no format of prompts is named 'xml' (known: auto, mt-bench"),

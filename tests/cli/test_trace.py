@@ -50,21 +50,6 @@ def test_the_terminal_shows_strip_lanes_and_depths(specjax_program, base):
     assert "Acceptance by depth" in ran.out and "accepted / tested" in ran.out and "what it took" in ran.out
 
 
-def test_the_strip_spells_the_text(specjax_program, base):
-    """What is accepted, corrected or a bonus is the text, in its order; what is bracketed [] is no part of it."""
-    import re
-
-    args = [*base, "Once", "--temperature", "0", "--gamma", "3", "--logit-bias", "15=-inf"]
-    end = told(specjax_program(*args, "--json").out)[-1]
-    lines = specjax_program(*args, "--rounds", "99").out.split("      [-", 1)[0].splitlines()[1:]
-    marked = [re.sub(r"   \d+/\d+$", "", line[6:]) for line in lines if re.match(r" *\d+  ", line)]
-    new = "".join(
-        re.sub(r"\[-.*?-\]|\[~.*?~\]", "", line)[len("Once") :] if n == 0 else "" for n, line in enumerate(marked)
-    )
-    spelled = re.sub(r"\{[+*](.*?)[+*]\}", r"\1", new)
-    assert spelled and len(marked) == end["stats"]["rounds"]
-
-
 def test_pictures_are_written_whole(specjax_program, base, tmp_path):
     folder = tmp_path / "pictures"
     ran = specjax_program(*base, "Once", "upon", "--gamma", "3", "--gammas", "2", "--output", str(folder))
