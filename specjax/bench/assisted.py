@@ -13,6 +13,7 @@ from specjax import convert
 from specjax.bench.peer import available
 from specjax.model import Model
 
+NEVER = 2**31 - 1  # no vocabulary has this token
 Decode = Callable[[Sequence[int]], list[int]]  # prompt tokens -> new tokens
 
 
@@ -42,7 +43,7 @@ class Peer(NamedTuple):
 
     Attributes:
       eos: tokens that end a text; none: go on to the last token asked for.
-      start: tokens before the new ones in what `generate` returns: 1 for an encoder-decoder, else the prompt.
+      encoder_decoder: `generate` then returns the start token and the new ones, else the prompt and the new ones.
     """
 
     target: Any
@@ -75,7 +76,7 @@ class Peer(NamedTuple):
 
         drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         options = options | (drawn if temperature > 0 else {"do_sample": False})
-        options |= {"eos_token_id": list(self.eos)} if self.eos else {"min_new_tokens": new}
+        options["eos_token_id"] = list(self.eos) or [NEVER]  # a smallest length would forbid the end token instead
 
         def decode(prompt: Sequence[int]) -> list[int]:
             ids = torch.tensor([list(prompt)])

@@ -301,7 +301,8 @@ def as_pictures(folder: Path, shown: Shown, formats: Sequence[str]) -> list[str]
     for row in range(shown.trace.rows):
         lines, title, note = shown.strip(row)
         name = "strip" if shown.trace.rows == 1 else f"strip_{row + 1}"
-        drawn[name] = partial(pictures.strip, lines=lines, title=title, note=note)
+        if lines:
+            drawn[name] = partial(pictures.strip, lines=lines, title=title, note=note)
     if shown.lanes:
         title = f"Walltime of one request, compiling apart: {shown.models}"
         drawn["walltime"] = partial(pictures.walltime, lanes=shown.lanes, title=title)

@@ -233,10 +233,11 @@ def depths(new_figure: Any, found: Sequence[Depth], *, title: str) -> Any:
     ends = [wilson(one.accepted, one.tested) for one in tested]
     below = [max(rate - low, 0.0) for rate, (low, _) in zip(rates, ends, strict=True)]
     above = [max(high - rate, 0.0) for rate, (_, high) in zip(rates, ends, strict=True)]
-    axes.bar(
-        [one.depth for one in tested], rates, width=0.7, color=SKY, edgecolor=BLUE, yerr=[below, above],
-        ecolor=INK, capsize=3, label="accepted / tested, with its 95 % interval",
-    )  # fmt: skip
+    if tested:
+        axes.bar(
+            [one.depth for one in tested], rates, width=0.7, color=SKY, edgecolor=BLUE, yerr=[below, above],
+            ecolor=INK, capsize=3, label="accepted / tested, with its 95 % interval",
+        )  # fmt: skip
     axes.plot(
         places, [one.reached for one in found], color=VERMILLION, marker="D", ms=6, lw=1.8,
         label="share of rounds that accepted at least this many",

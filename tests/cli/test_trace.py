@@ -89,9 +89,12 @@ def test_draft_lengths_of_the_lanes():
     assert command.lane_gammas(0, ()) == [] and command.lane_gammas(5, (7, 1)) == [7, 1]
 
 
-def test_broken_weights_are_a_warning_and_an_exit_code(specjax_program, models):
-    ran = specjax_program("trace", "--target", models["broken"], "--drafter", "plain", *NEW, "Once", "--json")
-    assert ran.code == 1 and "NaN" in ran.err and told(ran.out)[-1]["stop_reasons"] == ["nan"]
+def test_broken_weights_are_a_warning_and_an_exit_code(specjax_program, models, tmp_path):
+    ran = specjax_program(
+        "trace", "--target", models["broken"], "--drafter", "plain", *NEW, "Once", "--json", "--output", str(tmp_path)
+    )
+    assert ran.code == 1 and "rounds.jsonl" in {path.name for path in tmp_path.iterdir()}
+    assert "NaN" in ran.err and told(ran.out)[-1]["stop_reasons"] == ["nan"]
 
 
 BAD = {

@@ -48,6 +48,11 @@ def test_a_picture_says_everything_and_is_the_same_every_time(name, tmp_path):
     assert {word.strip() for word in SAID[name]} <= stripped
 
 
+def test_depths_of_a_drafter_that_found_nothing(tmp_path):
+    pictures.save(tmp_path / "a.svg", partial(pictures.depths, found=[Depth(1, 0, 0, 4)], title="Nothing"))
+    assert "Nothing" in (tmp_path / "a.svg").read_text()
+
+
 def test_a_bitmap_is_wide_enough_to_read(tmp_path):
     for name, draw in DRAWN.items():
         path = tmp_path / f"{name}.png"
