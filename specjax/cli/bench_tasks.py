@@ -112,7 +112,8 @@ def main(args: Sequence[str]) -> int:
     """
     options = parse(TaskBench, args, prog=PROG)
     check(options)
-    items = read_items(options.what)
+    items, draft = read_items(options.what), draft_name(options.ways)
+    cases = list_cases(options, items, draft)
     from rich.console import Console
 
     from specjax.bench import machine, record
@@ -122,8 +123,6 @@ def main(args: Sequence[str]) -> int:
     kept = record.Record(options.measuring.json, about)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
-    draft = draft_name(options.ways)
-    cases = list_cases(options, items, draft)
     shown: list[Row] = []
     with Progress(errors, show=True) as progress:
         bench = Bench(options, items, draft, progress.tell)

@@ -126,7 +126,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
             lanes = measure_lanes(work, trace, make, tracing.gammas)
     about = header(request, target, guide, prompts, trace, chosen.verifier)
     content = [about, *rounds.records(trace, strip.speller(target.text)), closing(trace)]
-    written = "\n".join(json.dumps(one, ensure_ascii=False, allow_nan=False, default=str) for one in content)
+    written = "\n".join(map(json_line, content))
     if tracing.json:
         print(written, flush=True)
     shown = Shown(trace, target, lanes, tracing.rounds, "" if chosen.verifier.lossless else ", LOSSY")
@@ -242,6 +242,14 @@ def closing(trace: Any) -> dict[str, Any]:
         "stats": trace.out.stats.as_dict(),
         "by_depth": [{"depth": d.depth, "tested": d.tested, "accepted": d.accepted} for d in rounds.by_depth(trace)],
     }  # fmt: skip
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """A record as strict JSON on a line of its own, for readers too that take more characters for line breaks."""
+    line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+    for char in ("\x85", "\u2028", "\u2029"):
+        line = line.replace(char, f"\\u{ord(char):04x}")
+    return line
 
 
 class Shown(NamedTuple):

@@ -10,6 +10,8 @@ from specjax.trace.rounds import Block, Trace
 
 PICTURES = {"\n": "\u23ce", "\t": "\u21e5", "\x7f": "\u2421"}  # how characters without a shape are shown
 
+SHAPELESS = ("Cc", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of Unicode
+
 
 class Mark(enum.Enum):
     """What became of a token; the value is its name in legends."""
@@ -58,7 +60,7 @@ def speller(text: Text | None) -> Callable[[int], str]:
 def visible(text: str) -> str:
     """The text with a picture for every character that has no shape of its own."""
     shown = (PICTURES.get(c, chr(0x2400 + ord(c)) if ord(c) < 32 else c) for c in text)
-    return "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn") else c for c in shown)
+    return "".join("\ufffd" if unicodedata.category(c) in SHAPELESS else c for c in shown)
 
 
 def columns(text: str) -> int:

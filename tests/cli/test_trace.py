@@ -84,6 +84,12 @@ def test_a_preset_stands_below_the_command_line(specjax_program, models, tmp_pat
     assert head["draft_calls"] == 2 and len(end["tokens"][0]) == 5 and head["settings"]["stop"] == ["zzz"]
 
 
+def test_a_record_is_one_line_for_every_reader():
+    record = {"text": "a\x85b\u2028c\u2029d\ne\x0bf", "ü": 1}
+    line = command.json_line(record)
+    assert len(line.splitlines()) == 1 and json.loads(line) == record and "ü" in line
+
+
 def test_draft_lengths_of_the_lanes():
     assert command.lane_gammas(5, ()) == [5, 3] and command.lane_gammas(3, ()) == [3, 7]
     assert command.lane_gammas(0, ()) == [] and command.lane_gammas(5, (7, 1)) == [7, 1]
