@@ -1,0 +1,100 @@
+"""`specjax bench tasks` from end to end on toy checkpoints, and what it refuses."""
+
+import json
+
+import pytest
+
+import specjax as sj
+from specjax.bench import grid
+from specjax.cli import bench_tasks
+
+
+@pytest.fixture
+def base(models):
+    ways = ["--target", models["target"], "--gamma", "3", "--max-new-tokens", "8", "--ignore-eos"]
+    return ["bench", "tasks", *ways, "--count", "3", "--timed", "2", "--repeats", "1", "--temperature", "0"]
+
+
+def rows(path) -> list[dict]:
+    return [json.loads(line)["row"] for line in path.read_text().splitlines()]
+
+
+def test_a_grid_is_measured_told_and_taken_up_again(specjax_program, base, models, tmp_path, monkeypatch):
+    file, table = tmp_path / "rows.jsonl", tmp_path / "table.md"
+    args = [*base, "--draft", models["draft"], "--drafters", "model", "ngram", "plain", "--batch", "2"]
+    args += ["--json", str(file), "--markdown", str(table)]
+    ran = specjax_program(*args)
+    found = rows(file)
+    assert ran.code == 0 and [row["drafter"] for row in found] == ["model", "ngram", "plain"]
+    for row in found:
+        assert (row["task"], row["prompts"], row["lossless"], row["equal_to_plain"]) == ("story", 3, True, 1.0)
+        assert row["speedup"] == pytest.approx(row["tokens_per_second"] / row["plain_tokens_per_second"])
+        assert set(row["load"]) == {"drafted", "plain"} and row["tokens"] == 24 and row["target"] == models["target"]
+    model, ngram, plain = found
+    assert (model["gamma"], plain["gamma"], model["draft"], ngram["draft"]) == (3, None, models["draft"], None)
+    assert plain["tokens_per_call"] == 1 and plain["accepted_per_tested"] is None
+    assert 1 < model["tokens_per_call"] <= 4 and 0 < model["overlap"] <= 1 and ngram["overlap"] is None
+    lines = table.read_text().splitlines()
+    heads = ["task", "T", "drafter", "\u03b3", "verifier", "tokens/call", "accepted/tested", "tokens/s", "\u00d7 plain"]
+    assert lines[0] == "| " + " | ".join([*heads, "load"]) + " |" and len(lines) == 5
+    assert all(head in ran.out for head in heads)
+
+    def measured(*args, **options):
+        raise ValueError("measured again")
+
+    monkeypatch.setattr(grid, "measure", measured)
+    again = specjax_program(*args)
+    assert again.code == 0 and rows(file) == found and "ngram" in again.out
+    assert "measured again" in specjax_program(*args, "--seed", "1").err
+
+
+def test_a_chat_template_that_there_is_not(specjax_program, base):
+    ran = specjax_program(*base, "--drafters", "ngram", "--style", "own")
+    assert ran.code == 2 and "no chat template of its own" in ran.err
+
+
+def test_what_a_verifier_does_not_serve_is_left_out_and_said(specjax_program, base):
+    ran = specjax_program(*base, "--drafters", "ngram", "--verifiers", "kseq")
+    assert ran.code == 2 and "left out" in ran.err and "'kseq'" in ran.err and "nothing was measured" in ran.err
+
+
+BAD = {
+    "task": (["--tasks", "storey"], "did you mean 'story'"),
+    "drafter": (["--drafters", "modle"], "did you mean 'model'"),
+    "verifier": (["--verifiers", "tokn"], "did you mean 'token'"),
+    "style": (["--style", "chatlm"], "did you mean 'chatml'"),
+    "twice": (["--gamma", "3", "3"], "--gamma names 3 twice"),
+    "gamma": (["--gamma", "0"], "--gamma must be at least 1, got 0"),
+    "temperature": (["--temperature", "-1"], "--temperature must be at least 0, got -1"),
+    "nan": (["--temperature", "nan"], "--temperature must be at least 0, got nan"),
+    "count": (["--count", "0"], "--count must be at least 1, got 0"),
+    "timed": (["--timed", "0"], "--timed must be at least 1, got 0"),
+    "no file": (["--file", "absent.jsonl"], "absent.jsonl"),
+    "as-is": (["--tasks", "as-is"], "no prompts of its own"),
+    "two tasks": (["--tasks", "story", "chat", "--file", "x.txt"], "are for one task"),
+    "two sources": (["--file", "x.txt", "--dataset", "y"], "leave one of them out"),
+    "draft": (["--target", "x", "--drafters", "model"], "needs --draft"),
+    "draft unused": (["--draft", "x", "--drafters", "ngram"], "--draft x is not used"),
+    "peer": (["--peer", "vllm"], "--peer"),
+    "category": (["--category", "rag"], "no item is of category 'rag'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
+    def loaded(*args, **options):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(sj, "load", loaded)
+    args, said = BAD[case]
+    ran = specjax_program("bench", "tasks", *args)
+    assert ran.code == 2 and said in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_a_file_brings_its_task(tmp_path):
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+    ((name, items),) = bench_tasks.read_items(bench_tasks.What(file=file)).items()
+    assert name == "maths" and [item.text for item in items] == ["1 + 1?"]
+    (named,) = bench_tasks.read_items(bench_tasks.What(tasks=("chat",), file=file))
+    assert named == "chat"
