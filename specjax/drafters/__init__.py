@@ -21,6 +21,7 @@ from specjax.drafters import ngram as _ngram
 from specjax.drafters import plain as _plain
 from specjax.drafters import suffix as _suffix
 from specjax.drafters import table as _table
+from specjax.drafters.bounded import check_slack
 from specjax.drafters.bridging import bridge as bridge
 from specjax.drafters.bridging import reencode as reencode
 from specjax.drafters.corpus import Corpus as Corpus
@@ -67,6 +68,7 @@ def model(
         if buckets is not None:
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
         gamma = MODEL_GAMMA if gamma is None else gamma
+        check_slack(draft, gamma, f"a draft of {gamma}")
         return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
     if not isinstance(policy, Rule):
         raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
@@ -76,6 +78,7 @@ def model(
     if policy.policy.constant:
         check_buckets(buckets or (), most)
         return plain() if most == 0 else model(draft, gamma=most)
+    check_slack(draft, most, f"a draft of {most}")
     chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
     drafter = adaptive.adaptive(draft.lm, policy.policy, chosen)
     params = adaptive.AdaptiveParams(draft.params, policy.params)
@@ -228,8 +231,11 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
     if part.rewind is None:
         raise ValueError(
             f"drafter {drafter.name!r} cannot take tokens back (it has no `rewind`), so it cannot serve in a cascade: "
-            "use a model, ngram, table, plain or cascade"
+            "use one that shares the middle model's tokenizer, or looks tokens up"
         )
+    over = gamma - 1 + part.tree.width  # tokens that the last inner round may end at
+    check_slack(draft, over, f"a cascade of gamma={gamma}")
+    check_slack(drafter.source, over + part.tree.size - 1, f"a cascade of gamma={gamma}")
     limits = [p for p in (getattr(draft.config, "max_positions", None), drafter.positions) if p is not None]
     return Guide(
         f"{draft.name} x{gamma} ({drafter.name})",

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax import trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
-from specjax.drafters.chain import draw, first_logits, next_logits
+from specjax.drafters.chain import draw, first_logits, next_logits, taken_back
 from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
 from specjax.types import Commit, Draft, Params
 
@@ -144,4 +144,12 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -
         own = rows_where(running, own, state.policy)
         return state._replace(cache=cache, lag=lag, live=state.live & running, policy=own)
 
-    return Drafter(tree, init, propose, commit, lm.vocab_size, buckets=check_buckets(buckets, gamma))
+    def rewind(params, state: AdaptiveDraft, back, token):
+        del params, token
+        # In a cascade a row commits nothing where it waits for its neighbours: it has not ended. What the policy has
+        # seen stays seen.
+        cache, lag = taken_back(lm, state.cache, state.lag, back)
+        return state._replace(cache=cache, lag=lag, live=jnp.ones_like(state.live))
+
+    buckets = check_buckets(buckets, gamma)
+    return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind, buckets=buckets)

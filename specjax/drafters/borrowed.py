@@ -51,7 +51,11 @@ def chain_on_loan(lm: LanguageModel, gamma: int) -> Drafter:
         del params, committed, cache
         return state
 
-    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, borrows=True)
+    def rewind(params, state, back, token, cache):
+        del params, back, token, cache  # nothing is remembered
+        return state
+
+    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, borrows=True, rewind=rewind)
 
 
 def check_gamma(gamma: int) -> None:

@@ -71,6 +71,15 @@ def bound(model: Model, *, budget: int, selection: Selection, slack: int = 32, b
     return BoundedModel(**fields, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
 
 
+def check_slack(model: Model, back: int, doing: str) -> None:
+    """Raises ValueError where drafting takes back more tokens than a bounded model can."""
+    if isinstance(model, BoundedModel) and back > model.slack:
+        raise ValueError(
+            f"{model.name} can take back {model.slack} tokens, and {doing} takes back up to {back}: bound it with "
+            f"slack={back}"
+        )
+
+
 @functools.cache
 def bounded(lm: LanguageModel, choice: Choice | None, budget: int, kept: int, slack: int, block: int) -> LanguageModel:
     """`lm` over bounded caches, with the contract of a `LanguageModel`; blocks are of `block` tokens at the most.

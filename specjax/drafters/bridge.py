@@ -7,7 +7,8 @@ from, the second proposes point masses, a function of the text so far.
 
 The draft model reads the committed text token by token through a table. That is not how its own tokenizer would write
 the whole text: a word that the target has in two tokens, the draft reads in at least two. Text to tokens and back is
-no work for a compiled loop; what is lost is some acceptance, never the law.
+no work for a compiled loop; what is lost is some acceptance, never the law. Bridges do not serve inside a cascade: how
+many draft tokens each committed one took is not kept, so that none can be taken back (no `Drafter.rewind`).
 
     target     t0        t1   t2        pending        committed tokens, each a row of the table
     draft      d0 d1 d2  d3   d4 d5     d6 d7          its cache holds what is left of the queue: d6 d7

@@ -114,7 +114,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         key, draft_key, verify_key = round_keys(now.key)
         warp = after(warp, now.drafted)
         draft, inner, cache = guess(params.drafter, draft_key, now, warp)
-        out, log_p, cache = judge(lm, tree, params.model, draft, cache, warp)
+        out, log_p, cache = judge(lm, tree, params.model, draft, cache, warp, buckets=drafter.buckets)
         verdict = verify(verify_key, tree, draft, log_p)
         tally = counts(tree, draft, verdict, running, lagging)
         verdict = told_instead(verdict, lagging, now.drafted[:, 0])

@@ -72,12 +72,19 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         return ModelDraft(cache, state.missing, lag)
 
     def rewind(params, state: ModelDraft, back, token):
-        del params, token  # it becomes `pending`, which is not in the cache
-        gone = jnp.maximum(back - 1, 0)
-        cache = lm.keep(state.cache, None, jnp.minimum(state.lag - gone, 0))
-        return ModelDraft(cache, state.missing, jnp.maximum(state.lag - gone, 0))
+        del params, token
+        cache, lag = taken_back(lm, state.cache, state.lag, back)
+        return ModelDraft(cache, state.missing, lag)
 
     return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind)
+
+
+def taken_back(
+    lm: LanguageModel, cache: Cache, lag: Int[Array, "B"], back: Int[Array, "B"]
+) -> tuple[Cache, Int[Array, "B"]]:
+    """`Drafter.rewind` of a cache that lags the committed tokens: what it never had goes first."""
+    gone = jnp.maximum(back - 1, 0)  # the token that is committed instead becomes `pending`, which is not in the cache
+    return lm.keep(cache, None, jnp.minimum(lag - gone, 0)), jnp.maximum(lag - gone, 0)
 
 
 def first_logits(

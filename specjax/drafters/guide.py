@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from specjax.base import Drafter
+from specjax.drafters.bounded import BoundedModel
 from specjax.types import Params
 
 
@@ -54,10 +55,13 @@ class Guide(NamedTuple):
                 f"draft {self.source.name} is {kinds[self.source.encoder_decoder]} and target {target.name} is "
                 f"{kinds[target.encoder_decoder]}: use two models of one kind"
             )
-        if self.drafter.borrows and (self.source.config, self.source.fmt) != (target.config, target.fmt):
+        if not self.drafter.borrows:
+            return
+        bounded = isinstance(target, BoundedModel)
+        if bounded or (self.source.config, self.source.fmt) != (target.config, target.fmt):
             raise ValueError(
                 f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
-                f"target {target.name} has another shape or format: make the drafter of the target itself"
+                f"{target.name} has another shape, format or cache: make the drafter of the target itself"
             )
 
 

@@ -92,7 +92,11 @@ def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = 
         pool, _ = lax.scan(gather, state.pool, jnp.moveaxis(columns, 2, 0), reverse=True)
         return LookaheadDraft(advanced(columns, told.length), pool)
 
-    return Drafter(tree, init, propose, commit, siblings=Siblings.POINTS)
+    def rewind(params, state: LookaheadDraft, back, token):
+        del params, token
+        return state._replace(window=moved_back(state.window, jnp.maximum(back - 1, 0)))
+
+    return Drafter(tree, init, propose, commit, siblings=Siblings.POINTS, rewind=rewind)
 
 
 def layout(window: int, ngram: int, guesses: int) -> tuple[Tree, np.ndarray]:
@@ -133,6 +137,16 @@ def advanced(columns: Int[Array, "B N C"], length: Int[Array, "B"]) -> Int[Array
     shifted = (jnp.arange(count, dtype=jnp.int32)[None] + length[:, None] - 1) % count
     moved = jnp.take_along_axis(columns[:, 1:], shifted[:, None], axis=2)
     return jnp.where((length > 0)[:, None, None], moved, columns[:, :-1])
+
+
+def moved_back(window: Int[Array, "B R C"], count: Int[Array, "B"]) -> Int[Array, "B R C"]:
+    """The window that stood `count` positions too far: what `advanced` moved out of it returns to its columns.
+
+    The pool keeps what it was given: n-grams of a text that was refused are guesses like any other.
+    """
+    columns = window.shape[2]
+    shifted = (jnp.arange(columns, dtype=jnp.int32)[None] - count[:, None]) % columns
+    return jnp.take_along_axis(window, shifted[:, None], axis=2)
 
 
 def recall(pool: Pool, first: Int[Array, "B"]) -> tuple[Int[Array, "B G"], Int[Array, "B G R"]]:

@@ -21,9 +21,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import trees
 from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import draw, uniforms
+from specjax.drafters.chain import first_logits, taken_back
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
 from specjax.types import Commit, Draft, Siblings
@@ -108,7 +108,8 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
         del params
         return _follow(lm, tree, state, jnp.broadcast_to(slots[None], state.tokens.shape), len(levels) - 1, told)
 
-    return Drafter(tree, init, propose, commit, None if chosen else lm.vocab_size, siblings)
+    vocab_size = None if chosen else lm.vocab_size
+    return Drafter(tree, init, propose, commit, vocab_size, siblings, rewind=functools.partial(_rewind, lm))
 
 
 @functools.cache
@@ -168,7 +169,8 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
         assert state.slot is not None  # `init` gave it
         return _follow(lm, tree, state, state.slot, depth - 1, told)
 
-    return Drafter(tree, init, propose, commit, None, Siblings.POINTS, dynamic=True)
+    rewind = functools.partial(_rewind, lm)
+    return Drafter(tree, init, propose, commit, None, Siblings.POINTS, dynamic=True, rewind=rewind)
 
 
 def plan(tree: Tree) -> tuple[tuple[Level, ...], np.ndarray]:
@@ -230,13 +232,9 @@ def accepted_slots(
 def _read_root(
     lm: LanguageModel, params, state: TreeDraft, pending: Int[Array, "B"]
 ) -> tuple[Float[Array, "B 1 V"], Cache]:
-    """Feeds [missing, pending], or [pending, filler] where nothing lags; advances past what is real."""
-    pair = trees.chain(1)
-    lagging = state.lag == 1
-    block = jnp.stack([jnp.where(lagging, state.missing, pending), pending], 1)
-    out, cache = lm.extend(params, block, state.cache, pair.mask, pair.depth)
-    logits = jnp.where(lagging[:, None, None], out.logits[:, 1:], out.logits[:, :1])
-    return logits, lm.keep(cache, None, state.lag + 1)
+    """The law after `pending`, of a chain's first call."""
+    logits, cache = first_logits(lm, params, state.cache, state.missing, state.lag, pending)
+    return logits[:, None], cache
 
 
 def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
@@ -284,3 +282,9 @@ def _follow(
     last = jnp.take_along_axis(told.tokens, jnp.maximum(told.length - 2, 0)[:, None], axis=1)[:, 0]
     lag = jnp.where(running, told.length - 1 - read, 0)
     return TreeDraft(cache, last, lag, state.tokens, state.parents, state.slot)
+
+
+def _rewind(lm: LanguageModel, params, state: TreeDraft, back: Int[Array, "B"], token: Int[Array, "B"]) -> TreeDraft:
+    del params, token
+    cache, lag = taken_back(lm, state.cache, state.lag, back)
+    return state._replace(cache=cache, lag=lag)

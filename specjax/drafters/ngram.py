@@ -4,22 +4,15 @@ The longest match wins, and among equally long ones the latest. Point masses: `l
 """
 
 import functools
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax import trees
 from specjax.base import Drafter
-from specjax.models.cache import put_rows
+from specjax.drafters import history
+from specjax.drafters.history import History
 from specjax.types import Commit, Draft, Siblings
-
-
-class NgramDraft(NamedTuple):
-    """The tokens that can be looked up: the prompt and all that was committed."""
-
-    tokens: Int[Array, "B T"]
-    length: Int[Array, "B"]
 
 
 @functools.cache
@@ -39,10 +32,9 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
 
     def init(params, prompt, length, cache_len):
         del params
-        room = jnp.zeros((prompt.shape[0], cache_len), prompt.dtype)
-        return NgramDraft(jnp.concatenate([prompt, room], 1), length)
+        return history.start(prompt, length, cache_len)
 
-    def propose(params, key, state: NgramDraft, pending, warp):
+    def propose(params, key, state: History, pending, warp):
         del params, key, warp
         follow, found = lookup(state.tokens, state.length, longest=longest, shortest=shortest)
         at = follow[:, None] + jnp.arange(gamma, dtype=jnp.int32)[None]
@@ -51,16 +43,13 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
         tokens = jnp.concatenate([pending[:, None], copied], 1)
         return Draft(tokens, jnp.concatenate([jnp.ones_like(valid[:, :1]), valid], 1), None), state
 
-    def commit(params, state: NgramDraft, committed: Commit):
+    def commit(params, state: History, committed: Commit):
         del params
-        tokens = put_rows(state.tokens, committed.tokens, state.length, committed.length > 0)
-        return NgramDraft(tokens, state.length + committed.length)
+        return history.append(state, committed)
 
-    def rewind(params, state: NgramDraft, back, token):
+    def rewind(params, state: History, back, token):
         del params
-        length = state.length - back
-        tokens = put_rows(state.tokens, token[:, None], length, back > 0)
-        return NgramDraft(tokens, length + jnp.minimum(back, 1))
+        return history.rewind(state, back, token)
 
     return Drafter(tree, init, propose, commit, siblings=Siblings.POINTS, rewind=rewind)
 

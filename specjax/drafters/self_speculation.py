@@ -81,6 +81,8 @@ def quantised(target: Any, *, gamma: int = 4) -> Guide:
 
 
 def needs_model(caller: str, target: Any) -> None:
-    """Raises ValueError unless the target is a model from `specjax.load`."""
+    """Raises ValueError unless the target is a model from `specjax.load`, over whole caches."""
+    if isinstance(target, _bounded.BoundedModel):
+        raise ValueError(f"{caller} needs a model over whole caches, and {target.name} has given most of its up")
     if not isinstance(target, Model):
         raise ValueError(f"{caller} takes a model from specjax.load, got {target!r}: load it first")

@@ -185,7 +185,16 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         at = committed.length[:, None] + jnp.arange(observed + 1, dtype=jnp.int32)[None]
         return state._replace(recent=jnp.take_along_axis(told, at, axis=1))
 
-    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, borrows=True)
+    def rewind(params, state: SmallKV, back, token, cache: Cache):
+        # `follow` finds the cache shorter than it knew. Tokens older than `recent` are not known any more: until new
+        # ones come in, the oldest stands for them, which makes a worse choice of slots and no wrong law.
+        del params, cache
+        at = jnp.arange(observed + 1, dtype=jnp.int32)[None] - jnp.maximum(back - 1, 0)[:, None]
+        recent = jnp.take_along_axis(state.recent, jnp.maximum(at, 0), axis=1)
+        newest = jnp.where(back > 0, token, recent[:, -1])
+        return state._replace(recent=recent.at[:, -1].set(newest))
+
+    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, borrows=True, rewind=rewind)
 
 
 def rows_of(flags: Array, like: Array) -> Array:

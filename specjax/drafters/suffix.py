@@ -22,9 +22,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
 from specjax.base import Drafter
+from specjax.drafters import history
 from specjax.drafters.corpus import END, NOTHING, Corpus, matches
-from specjax.drafters.ngram import NgramDraft, runs
-from specjax.models.cache import put_rows
+from specjax.drafters.history import History
+from specjax.drafters.ngram import runs
 from specjax.trees import ROOT, dynamic
 from specjax.types import Commit, Draft, Siblings
 
@@ -56,7 +57,7 @@ def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: flo
         raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
     _check(longest, shortest, confidence)
 
-    def propose(params, key, state: NgramDraft, pending, warp):
+    def propose(params, key, state: History, pending, warp):
         del key, warp
         texts = continuations(params, state, gamma, longest=longest, shortest=shortest)
         copied, share = most_frequent(texts)
@@ -64,7 +65,7 @@ def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: flo
         tokens = jnp.concatenate([pending[:, None], copied], 1)
         return Draft(tokens, jnp.concatenate([jnp.ones_like(valid[:, :1]), valid], 1), None), state
 
-    return Drafter(trees.chain(gamma), _init, propose, _commit, siblings=Siblings.POINTS)
+    return Drafter(trees.chain(gamma), _init, propose, _commit, siblings=Siblings.POINTS, rewind=_rewind)
 
 
 @functools.cache
@@ -83,15 +84,15 @@ def suffix_tree(
     if size - 1 > OWN * depth:  # so many beginnings there are without a corpus
         raise ValueError(f"size must lie in {depth + 1}..{OWN * depth + 1} at depth {depth}, got {size}")
 
-    def propose(params, key, state: NgramDraft, pending, warp):
+    def propose(params, key, state: History, pending, warp):
         del key, warp
         texts = continuations(params, state, depth, longest=longest, shortest=shortest)
         return beginnings(texts, pending, size=size, confidence=confidence), state
 
-    return Drafter(tree, _init, propose, _commit, siblings=Siblings.POINTS, dynamic=True)
+    return Drafter(tree, _init, propose, _commit, siblings=Siblings.POINTS, dynamic=True, rewind=_rewind)
 
 
-def continuations(params: Corpus | tuple[()], state: NgramDraft, depth: int, *, longest: int, shortest: int):
+def continuations(params: Corpus | tuple[()], state: History, depth: int, *, longest: int, shortest: int):
     """What followed the longest matches, in the request and where there is a corpus in it."""
     tokens, length = state.tokens, state.length
     run = runs(tokens, length, longest)
@@ -182,16 +183,19 @@ def _read(tokens: Int[Array, "B T"], at: Int[Array, "B C D"], length: Int[Array,
     return jnp.where(at < length, flat, END)
 
 
-def _init(params, prompt, length, cache_len) -> NgramDraft:
+def _init(params, prompt, length, cache_len) -> History:
     del params
-    room = jnp.zeros((prompt.shape[0], max(cache_len, OWN)), prompt.dtype)
-    return NgramDraft(jnp.concatenate([prompt, room], 1), length)
+    return history.start(prompt, length, max(cache_len, OWN))
 
 
-def _commit(params, state: NgramDraft, told: Commit) -> NgramDraft:
+def _commit(params, state: History, told: Commit) -> History:
     del params
-    tokens = put_rows(state.tokens, told.tokens, state.length, told.length > 0)
-    return NgramDraft(tokens, state.length + told.length)
+    return history.append(state, told)
+
+
+def _rewind(params, state: History, back: Int[Array, "B"], token: Int[Array, "B"]) -> History:
+    del params
+    return history.rewind(state, back, token)
 
 
 def _check(longest: int, shortest: int, confidence: float) -> None:

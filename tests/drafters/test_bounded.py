@@ -95,5 +95,17 @@ def test_what_cannot_serve_is_refused():
         drafters.bounded(battery.target("opt"), budget=4)
     with pytest.raises(ValueError, match="slack must be at least 1, got 0"):
         bound("opt", slack=0)
+    with pytest.raises(ValueError, match="can take back 5 tokens, and a draft of 6 takes back up to 6: bound it"):
+        drafters.model(bound("opt"), gamma=6)
+    inner = drafters.model(battery.draft("opt"), gamma=2)
+    with pytest.raises(ValueError, match="a cascade of gamma=4 takes back up to 6"):
+        drafters.cascade(bound("opt"), inner, gamma=4)
+    with pytest.raises(ValueError, match="a cascade of gamma=3 takes back up to 7"):
+        drafters.cascade(battery.draft("opt"), drafters.model(bound("opt"), gamma=2), gamma=3)
+    for borrowing in (drafters.layer_skip, drafters.quantised, drafters.small_kv, drafters.bounded):
+        with pytest.raises(ValueError, match="needs a model over whole caches"):
+            borrowing(bound("opt"))
+    with pytest.raises(ValueError, match="another shape, format or cache"):
+        drafters.cascade(bound("opt", slack=20), drafters.layer_skip(battery.target("opt")))
     with pytest.raises(ValueError, match="a block of 2 tokens is more than block=1"):
         run("opt", drafters.model(bound("opt", block=1), gamma=1))

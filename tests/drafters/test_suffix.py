@@ -10,7 +10,7 @@ import pytest
 
 from specjax import drafters, trees
 from specjax.drafters.corpus import END, LEAST, NOTHING, Corpus, corpus, load_corpus, matches, save_corpus
-from specjax.drafters.ngram import NgramDraft
+from specjax.drafters.history import History
 from specjax.drafters.suffix import Continuations, beginnings, continuations, most_frequent, suffix, suffix_tree
 from specjax.types import Draft
 from specjax.verify.token import token_level
@@ -134,7 +134,7 @@ def test_continuations_are_those_of_the_longest_matches(documents):
     tokens = np.full((len(texts), 24), 1, np.int32)  # what lies past a row's length would match
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
-    state = NgramDraft(jnp.asarray(tokens), jnp.asarray([len(t) for t in texts], jnp.int32))
+    state = History(jnp.asarray(tokens), jnp.asarray([len(t) for t in texts], jnp.int32))
     params = () if documents is None else corpus(documents, depth=4)
     found = jax.device_get(jax.jit(lambda s: continuations(params, s, 5, longest=4, shortest=1))(state))
     some = 0

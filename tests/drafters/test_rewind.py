@@ -1,0 +1,128 @@
+"""Every drafter that can take committed tokens back, inside a cascade: what the target refused is forgotten."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import decoding as loop
+from specjax import drafters, policies, trees
+from specjax.drafters import Guide, Sinks, SnapKV
+from specjax.drafters.history import History
+from specjax.drafters.lookahead import advanced, moved_back
+from specjax.types import Siblings
+from specjax.verify.token import token_level
+from tests import battery
+from tests.battery import run, texts
+
+SNAP = SnapKV(window=4, observed=3, pool=3, every=2)
+
+
+def inner(kind: str, middle, small) -> tuple[Guide, str]:
+    """What drafts for the middle model, and a verifier that serves it. "exact" kinds are never wrong about it."""
+    regular = trees.regular((2, 1))
+    return {
+        "tree": lambda: (drafters.tree(small, regular), "multiround-without"),
+        "dynamic tree": lambda: (drafters.dynamic_tree(small, size=5, depth=2, width=2), "deterministic"),
+        "policy": lambda: (drafters.model(small, policy=policies.heuristic(gamma_max=4)), "token"),
+        "suffix": lambda: (drafters.suffix(gamma=3), "token"),
+        "suffix tree": lambda: (drafters.suffix_tree(size=6, depth=3), "deterministic"),
+        "lookahead": lambda: (drafters.lookahead(window=3, ngram=3, guesses=2), "deterministic"),
+        "layer skip": lambda: (drafters.layer_skip(middle, gamma=2, layers=[0]), "token"),
+        "int8": lambda: (drafters.quantised(middle, gamma=2), "token"),
+        "sinks": lambda: (drafters.small_kv(middle, gamma=2, budget=6, selection=Sinks(2)), "token"),
+        "snapkv": lambda: (drafters.small_kv(middle, gamma=2, budget=7, selection=SNAP), "token"),
+        "bounded": lambda: (drafters.model(drafters.bounded(small, budget=8, selection=Sinks(2)), gamma=2), "token"),
+        "exact tree": lambda: (drafters.tree(middle, regular, siblings=Siblings.POINTS), "deterministic"),
+        "exact dynamic tree": lambda: (drafters.dynamic_tree(middle, size=5, depth=2, width=2), "deterministic"),
+        "exact policy": lambda: (drafters.model(middle, policy=policies.threshold(0.6, gamma_max=4)), "token"),
+        "exact slots": lambda: (drafters.small_kv(middle, gamma=2, budget=64, selection=Sinks(2)), "token"),
+    }[kind]()
+
+
+@functools.cache
+def cascade(kind: str, family: str = "opt") -> Guide:
+    middle, small = battery.draft(family), battery.draft(family, 0.3)
+    guide, verifier = inner(kind, middle, small)
+    return drafters.cascade(middle, guide, gamma=4, verifier=verifier)
+
+
+@functools.cache
+def plain(family: str) -> list[list[int]]:
+    return texts(run(family, drafters.plain()))
+
+
+EXACT = ["exact tree", "exact dynamic tree", "exact policy", "exact slots"]
+OTHERS = [
+    "tree", "dynamic tree", "policy", "suffix", "suffix tree", "lookahead", "layer skip", "int8", "sinks", "snapkv",
+    "bounded",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["exact tree", *(pytest.param(k, marks=pytest.mark.slow) for k in EXACT[1:])])
+def test_a_drafter_that_is_never_wrong_is_never_refused(kind):
+    """It drafts after the text that was committed in the end, or it would be wrong about what follows."""
+    state = run("opt", cascade(kind))
+    assert texts(state) == plain("opt")
+    outer, tally = jax.device_get((state.totals, state.draft.tally))
+    assert 0 < outer.accepted.sum() < outer.tested.sum()  # so that tokens were taken back
+    assert tally.accepted.tolist() == tally.tested.tolist()
+    assert tally.accepted.min() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exact tree", "exact policy"])
+def test_one_that_does_not_forget_is_noticed(kind):
+    """The control: with a `rewind` that takes nothing back."""
+    middle = battery.draft("opt")
+    guide, verifier = inner(kind, middle, middle)
+    forgets = guide._replace(drafter=guide.drafter._replace(rewind=lambda params, state, back, token: state))
+    state = run("opt", drafters.cascade(middle, forgets, gamma=4, verifier=verifier))
+    assert state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
+
+
+@pytest.mark.parametrize(
+    "kind", ["suffix", "layer skip", *(pytest.param(k, marks=pytest.mark.slow) for k in OTHERS if k not in
+                                       ("suffix", "layer skip"))]
+)  # fmt: skip
+def test_greedy_equals_plain_with_every_drafter_inside(kind):
+    state = run("opt", cascade(kind))
+    assert texts(state) == plain("opt")
+    totals, tally = jax.device_get((state.totals, state.draft.tally))
+    assert 0 < totals.accepted.sum() < totals.tested.sum()
+    assert tally.drafted.sum() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tree", "policy", "layer skip", "sinks", "bounded"])
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_greedy_equals_plain_on_other_families(family, kind):
+    assert texts(run(family, cascade(kind, family))) == plain(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["suffix", "suffix tree"])
+def test_a_history_is_the_committed_text(kind):
+    """After every round, and but for the token that the levels lag by."""
+    decode, state, static = battery.prepare("opt", cascade(kind))
+    rows = [battery.prompts()[row, :n].tolist() for row, n in enumerate(battery.LENGTHS)]
+    lagged = 0
+    for after, info in loop.stream(decode, state, verify=token_level, **static):
+        history, lag = jax.device_get((after.draft.inner, after.draft.lag))
+        assert isinstance(history, History)
+        for row, text in enumerate(rows):
+            rows[row] = text + info.committed[row, : info.emitted[row]].tolist()
+            if after.stop[row] == 0:
+                told = len(rows[row]) - lag[row]
+                assert history.tokens[row, : history.length[row]].tolist() == rows[row][:told]
+        lagged += lag.sum()
+    assert lagged > 0
+
+
+def test_a_window_that_went_too_far_comes_back():
+    columns = jnp.asarray(np.random.default_rng(0).integers(0, 99, (3, 4, 5)), jnp.int32)
+    far = advanced(columns, jnp.asarray([4, 3, 2]))
+    back = moved_back(far, jnp.asarray([3, 1, 0]))
+    np.testing.assert_array_equal(back, advanced(columns, jnp.asarray([1, 2, 2])))
