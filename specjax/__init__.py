@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specjax import drafters as drafters
+    from specjax import policies as policies
     from specjax import trees as trees
     from specjax import verify as verify
     from specjax.api import Event as Event
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Event", "Generation", "Model", "Stop", "Stream", "__version__", "drafters", "generate", "load", "stream", "trees",
-    "verify",
+    "Event", "Generation", "Model", "Stop", "Stream", "__version__", "drafters", "generate", "load", "policies",
+    "stream", "trees", "verify",
 ]  # fmt: skip
 
 _HOMES = {
