@@ -18,7 +18,7 @@ MagicDec (Chen et al. 2024, arXiv 2408.11049) drafts so; TriForce (Sun et al. 20
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ class Choice(NamedTuple):
     pick: Callable[..., PyTree]
 
 
+@runtime_checkable
 class Selection(Protocol):
     """Which slots a small cache keeps beside the latest tokens: a hashable, static choice."""
 
