@@ -27,11 +27,7 @@ def measure(
     Acceptance is counted over all prompts in batches; the speed-up is that of the first prompts decoded alone,
     interleaved with plain decoding. With references (after a tab) the plain output is scored by sacrebleu.
     """
-    lines = [line for line in Path(prompts).read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise ValueError(f"{prompts} holds no prompt: write one a line")
-    given = [line.split("\t")[0] for line in lines]
-    references = [line.split("\t")[1] for line in lines] if all("\t" in line for line in lines) else None
+    given, references = read_prompts(prompts)
     big, small = load(target, dtype=dtype), load(draft, dtype=dtype)
     for warmth in temperature:
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": warmth}
@@ -43,6 +39,19 @@ def measure(
                 "gamma": count, "prompts": len(given),
             }  # fmt: skip
             yield row | acceptance(big, given, guide, settings) | speed(big, given, guide, settings, repeats) | scored
+
+
+def read_prompts(file: str) -> tuple[list[str], list[str] | None]:
+    """One prompt a line, and the references where every line has one after a tab.
+
+    Raises:
+      ValueError: there is none.
+    """
+    lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{file} holds no prompt: write one a line")
+    references = [line.split("\t")[1] for line in lines] if all("\t" in line for line in lines) else None
+    return [line.split("\t")[0] for line in lines], references
 
 
 def acceptance(target, prompts: Sequence[str], guide, settings: dict[str, Any]) -> Row:

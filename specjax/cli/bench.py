@@ -1,6 +1,7 @@
 """`specjax bench`: speed as ratios measured in one run, interleaved with transformers on the same weights."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ from specjax.cli.arguments import parse
 
 Row = dict[str, Any]
 
-Name = Literal["plain", "speculative", "composition", "verify", "overhead", "vocabulary", "pair"]
+Name = Literal[
+    "plain", "speculative", "composition", "verify", "overhead", "vocabulary", "verifiers", "pair", "committed"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +24,10 @@ class Bench:
 
     plain: greedy decoding of OPT shapes. speculative: against assisted generation at equal acceptance. composition: a
     round against its parts measured apart. verify: feeding several tokens in one call. overhead: a round between models
-    that cost nothing. vocabulary: argmax, draws, top-p. pair: acceptance and speed of a target and a draft of yours
-    on your prompts. Runs are interleaved; the share of the processors that other programs used stands beside each.
+    that cost nothing. vocabulary: argmax, draws, top-p. verifiers: what each costs beside a call of the target. pair:
+    acceptance and speed of a target and a draft of yours on your prompts. committed: tokens a round of every verifier
+    on the same drafts of that pair. Runs are interleaved; the share of the processors that other programs used stands
+    beside each.
 
     specjax bench plain --json plain.jsonl
 
@@ -31,21 +36,24 @@ class Bench:
 
     name: Annotated[Name, tyro.conf.Positional]
     size: str = ""
-    """OPT shape (plain: 125m; speculative, composition and verify: 350m)."""
+    """OPT shape (plain and verifiers: 125m; speculative, composition and verify: 350m)."""
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     rows: tuple[int, ...] = (1, 8)
     gamma: tuple[int, ...] = ()
-    """Draft tokens a round (speculative and pair: 5; composition and overhead: 3 5 7)."""
+    """Draft tokens a round (speculative, pair and committed: 5; composition and overhead: 3 5 7; verifiers: 8)."""
     target: str = "bundled/opt-target"
-    """pair: the model that decides."""
+    """pair and committed: the model that decides."""
     draft: str = "bundled/opt-draft"
-    """pair: the model that drafts."""
+    """pair and committed: the model that drafts."""
     prompts: Path | None = None
-    """pair: one prompt a line; with a tab, a reference follows, and BLEU and chrF are reported (needs sacrebleu)."""
+    """pair and committed: one prompt a line; with a tab, a reference follows, and pair reports BLEU and chrF (needs
+    sacrebleu)."""
     temperature: tuple[float, ...] = (0.0, 1.0)
-    """pair and overhead."""
+    """pair, committed and overhead."""
     max_new_tokens: int = 64
-    """pair: tokens a prompt."""
+    """pair and committed: tokens a prompt."""
+    rounds: int = 2000
+    """committed: rounds that all verifiers judge."""
     repeats: int = 5
     json: Path | None = None
     """Append one JSON object a row to this file. Rows that the file has already are not measured again."""
@@ -88,25 +96,30 @@ def check(options: Bench) -> None:
     for name, values, least in (
         ("repeats", (options.repeats,), 1), ("rows", options.rows, 1), ("gamma", options.gamma, 1),
         ("max-new-tokens", (options.max_new_tokens,), 1), ("temperature", options.temperature, 0),
+        ("rounds", (options.rounds,), 1),
     ):  # fmt: skip
         if any(value < least for value in values):
             raise ValueError(f"--{name} must be at least {least}, got {min(values)}")
-    if options.name == "pair":
+    if options.name in ("pair", "committed"):
         if options.prompts is None:
-            raise ValueError("bench pair needs --prompts FILE: one prompt a line")
+            raise ValueError(f"bench {options.name} needs --prompts FILE: one prompt a line")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"{options.prompts}: no such prompts file")
 
 
 def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[Row]]]]:
     """What is measured, one key and one function each; a row of a resumed file is known by its key."""
-    from specjax.bench import decode, pair, rounds, vocabulary
+    from specjax.bench import committed, decode, pair, rounds, verifiers, vocabulary
 
     size, repeats, name = options.size or "350m", options.repeats, options.name
     key: dict[str, Any] = {"bench": name, "repeats": repeats}
     if name == "vocabulary":
         for rows in options.rows:
             yield key | {"rows": rows}, partial(vocabulary.rows, 50272, rows)
+    elif name == "verifiers":
+        for rows, gamma in itertools.product(options.rows, options.gamma or (8,)):
+            given = {"size": options.size or "125m", "rows": rows, "gamma": gamma}
+            yield key | given, partial(verifiers.cost, **given, repeats=repeats)
     elif name == "overhead":
         for vocab in (512, 50272):
             given = {"vocab": vocab, "gamma": options.gamma or (3, 5, 7), "temperature": options.temperature}
@@ -117,6 +130,12 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
         for dtype in options.dtype:
             named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
             yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
+    elif name == "committed":
+        for dtype, gamma, warmth in itertools.product(options.dtype, options.gamma or (5,), options.temperature):
+            named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
+            given = named | {"gamma": gamma, "temperature": warmth}
+            given |= {"rounds": options.rounds, "new": options.max_new_tokens}
+            yield key | given, partial(committed.of_pair, **given)
     else:
         for dtype in options.dtype:
             if name == "plain":
