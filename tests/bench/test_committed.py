@@ -12,7 +12,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [2, 2]]
 
 
 def rows(**options):
-    target, draft = battery.pair("opt")
+    target, draft = battery.target("opt"), battery.draft("opt")
     guide = sj.drafters.model(draft, gamma=3)
     given = {"rounds": 120, "batch": 4, "new": 16} | options
     with jax.debug_key_reuse(False):  # the round that goes on draws what was judged, on purpose
