@@ -14,7 +14,16 @@ from specjax.cli.arguments import parse
 Row = dict[str, Any]
 
 Name = Literal[
-    "plain", "speculative", "composition", "verify", "overhead", "vocabulary", "verifiers", "pair", "committed"
+    "plain",
+    "speculative",
+    "composition",
+    "verify",
+    "overhead",
+    "vocabulary",
+    "verifiers",
+    "pair",
+    "committed",
+    "long-context",
 ]
 
 
@@ -26,8 +35,8 @@ class Bench:
     round against its parts measured apart. verify: feeding several tokens in one call. overhead: a round between models
     that cost nothing. vocabulary: argmax, draws, top-p. verifiers: what each costs beside a call of the target. pair:
     acceptance and speed of a target and a draft of yours on your prompts. committed: tokens a round of every verifier
-    on the same drafts of that pair. Runs are interleaved; the share of the processors that other programs used stands
-    beside each.
+    on the same drafts of that pair. long-context: bytes a token that self-speculation reads on long rows of a target.
+    Runs are interleaved; the share of the processors that other programs used stands beside each.
 
     specjax bench plain --json plain.jsonl
 
@@ -40,18 +49,23 @@ class Bench:
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     rows: tuple[int, ...] = (1, 8)
     gamma: tuple[int, ...] = ()
-    """Draft tokens a round (speculative, pair and committed: 5; composition and overhead: 3 5 7; verifiers: 8)."""
+    """Draft tokens a round (long-context: 4; speculative, pair and committed: 5; composition and overhead: 3 5 7;
+    verifiers: 8)."""
     target: str = "bundled/opt-target"
-    """pair and committed: the model that decides."""
+    """pair, committed and long-context: the model that decides."""
     draft: str = "bundled/opt-draft"
     """pair and committed: the model that drafts."""
     prompts: Path | None = None
     """pair and committed: one prompt a line; with a tab, a reference follows, and pair reports BLEU and chrF (needs
-    sacrebleu)."""
+    sacrebleu). long-context: a text to cut prompts from."""
     temperature: tuple[float, ...] = (0.0, 1.0)
-    """pair, committed and overhead."""
+    """pair, committed, long-context and overhead."""
     max_new_tokens: int = 64
-    """pair and committed: tokens a prompt."""
+    """pair, committed and long-context: tokens of a row."""
+    prompt_tokens: int = 4096
+    """long-context: tokens of a prompt."""
+    budget: int = 256
+    """long-context: slots of keys and values that a draft step reads."""
     rounds: int = 2000
     """committed: rounds that all verifiers judge."""
     repeats: int = 5
@@ -96,20 +110,22 @@ def check(options: Bench) -> None:
     for name, values, least in (
         ("repeats", (options.repeats,), 1), ("rows", options.rows, 1), ("gamma", options.gamma, 1),
         ("max-new-tokens", (options.max_new_tokens,), 1), ("temperature", options.temperature, 0),
-        ("rounds", (options.rounds,), 1),
+        ("rounds", (options.rounds,), 1), ("prompt-tokens", (options.prompt_tokens,), 1),
+        ("budget", (options.budget,), 1),
     ):  # fmt: skip
         if any(value < least for value in values):
             raise ValueError(f"--{name} must be at least {least}, got {min(values)}")
-    if options.name in ("pair", "committed"):
+    if options.name in ("pair", "committed", "long-context"):
         if options.prompts is None:
-            raise ValueError(f"bench {options.name} needs --prompts FILE: one prompt a line")
+            holds = "a long text" if options.name == "long-context" else "one prompt a line"
+            raise ValueError(f"bench {options.name} needs --prompts FILE: {holds}")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"{options.prompts}: no such prompts file")
 
 
 def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[Row]]]]:
     """What is measured, one key and one function each; a row of a resumed file is known by its key."""
-    from specjax.bench import committed, decode, pair, rounds, verifiers, vocabulary
+    from specjax.bench import committed, decode, long_context, pair, rounds, verifiers, vocabulary
 
     size, repeats, name = options.size or "350m", options.repeats, options.name
     key: dict[str, Any] = {"bench": name, "repeats": repeats}
@@ -130,6 +146,19 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
         for dtype in options.dtype:
             named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
             yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
+    elif name == "long-context":
+        ways = itertools.product(options.dtype, options.rows, options.gamma or (4,), options.temperature)
+        for dtype, rows, gamma, warmth in ways:
+            given = {
+                "target": options.target,
+                "dtype": dtype,
+                "text": str(options.prompts),
+                "rows": rows,
+                "gamma": gamma,
+            }
+            given |= {"prompt": options.prompt_tokens, "budget": options.budget, "temperature": warmth}
+            given |= {"new": options.max_new_tokens}
+            yield key | given, partial(long_context.measure, **given)
     elif name == "committed":
         for dtype, gamma, warmth in itertools.product(options.dtype, options.gamma or (5,), options.temperature):
             named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}

@@ -1,0 +1,40 @@
+"""Bytes a token of self-speculation on long rows."""
+
+import pytest
+
+import specjax as sj
+from specjax.bench import long_context
+
+
+def test_a_token_reads_what_its_round_read(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The king went out. He saw a fox, and the fox saw him. " * 40)
+    options = {"prompt": 40, "rows": 2, "gamma": 2, "budget": 16, "temperature": 0.0, "new": 8}
+    model = sj.load("bundled/opt-draft")
+    small = {name: long_context.SELECTIONS[name] for name in ("sinks",)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_context, "WAYS", ("plain", *small, "layer-skip"))
+        rows = {row["way"]: row for row in long_context.measure("bundled/opt-draft", "float32", str(text), **options)}
+    plain, sinks = rows["plain"], rows["sinks"]
+    assert "layer-skip" not in rows  # one layer: there is none to leave out
+    weights = sum(leaf.nbytes for name, leaf in _leaves(model.params) if "positions" not in name)
+    slot = 2 * model.config.layers * model.config.width * 4
+    assert plain["mb_per_token"] * 1e6 == pytest.approx(weights / 2 + (40 + 8 + 3) * slot)
+    drafted = 2 * sinks["draft_step_mb"] + sinks["target_pass_mb"]
+    assert sinks["mb_per_token"] == pytest.approx(drafted / sinks["tokens_per_call"])
+    assert plain["bytes_of_plain"] == plain["speedup"] == 1 and 1 <= sinks["tokens_per_call"] <= 3
+    assert sinks["draft_step_mb"] < plain["target_pass_mb"]
+
+
+def _leaves(params):
+    import jax
+
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def test_a_text_that_is_too_short_is_told():
+    model = sj.load("bundled/opt-tiny")
+    with pytest.raises(ValueError, match="4 prompts of 100 tokens need 400"):
+        long_context.cut(model, "too short", 100, 4)
+    prompts = long_context.cut(model, "one two three four five six seven eight", 2, 3)
+    assert [len(prompt) for prompt in prompts] == [2, 2, 2]
