@@ -56,7 +56,7 @@ def a_full_cache_stops_at_the_same_token(family: str, guide: Guide, name: str) -
 
 def rows_are_alone(family: str, guide: Guide, name: str) -> None:
     """Greedy and sampled rows, moved, ended early by budgets and by an end of text: all in one trace."""
-    fn, greedy = verifier(guide, name), plain(family)
+    fn = verifier(guide, name)
     whole = texts(run(family, guide, SAMPLED, verify=fn))
     traces = loop.trace_count()
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
@@ -69,9 +69,9 @@ def rows_are_alone(family: str, guide: Guide, name: str) -> None:
     cut = run(family, guide, SAMPLED, verify=fn, budget=budget)
     assert texts(cut) == [row[:n] for row, n in zip(whole, budget, strict=True)]
     assert (np.asarray(cut.totals.rounds) <= budget).all()
-    eos = greedy[3][5]
-    ended = run(family, guide, verify=fn, setting=Setting(eos=(eos,)))
-    assert texts(ended) == [row[: row.index(eos) + 1] if eos in row else row for row in greedy]
+    eos = whole[3][5]
+    ended = run(family, guide, SAMPLED, verify=fn, setting=Setting(eos=(eos,)))
+    assert texts(ended) == [row[: row.index(eos) + 1] if eos in row else row for row in whole]
     assert loop.trace_count() == traces
 
 
