@@ -1,0 +1,536 @@
+"""Drafters by name: `--drafter NAME` or `--drafter NAME:key=value,key=value`, here and in every command and preset.
+
+`parse` reads the text and checks what can be checked without a model; `make` builds the drafter from loaded models.
+Nothing here imports jax before a drafter is made.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specjax.cli import grammar, policing
+from specjax.cli.grammar import Key, Kind, Spec, one_of, real, whole
+
+if TYPE_CHECKING:
+    from specjax.drafters import Guide
+    from specjax.model import Model
+    from specjax.trees import Tree
+
+Settings = dict[str, Any]
+LARGEST_TREE = 1024  # nodes that a shape may have
+SHAPE = "3x2"  # of a tree where nothing else is said
+ORDER = 2  # of a table that is fitted to a text
+
+
+def parse(spec: str) -> Spec:
+    """The drafter that a text names, with its settings.
+
+    Raises:
+      ValueError: a name or a key that there is not (the nearest is suggested, all are listed), a bad value, or settings
+        that do not go together; in one line.
+    """
+    return grammar.parse(spec, DRAFTERS, "drafter")
+
+
+def label(spec: Spec) -> str:
+    """The canonical text: parse(label(s)) == s."""
+    return grammar.label(spec, DRAFTERS)
+
+
+def needs(spec: Spec) -> int:
+    """How many draft models it needs."""
+    return DRAFTERS[spec.name].models(spec.settings)
+
+
+def make(spec: Spec, target: "Model", drafts: "Sequence[Model]") -> "Guide":
+    """The drafter.
+
+    Args:
+      drafts: loaded draft models, the largest first; the first `needs(spec)` are used.
+
+    Raises:
+      ValueError: fewer draft models than it needs, or models and settings that do not fit together.
+    """
+    count = needs(spec)
+    if len(drafts) < count:
+        models = "a draft model" if count == 1 else f"{count} draft models"
+        raise ValueError(f"the drafter {label(spec)!r} needs {models}, got {len(drafts)}")
+    return DRAFTERS[spec.name].make(target, list(drafts[:count]), **spec.settings)
+
+
+def takes_gamma(spec: Spec) -> bool:
+    """Whether it drafts chains of a length that can be chosen, and nothing else chooses it."""
+    return "gamma" in DRAFTERS[spec.name].keys and "policy" not in spec.settings
+
+
+def with_gamma(spec: Spec, gamma: int) -> Spec:
+    """The same with another draft length.
+
+    Raises:
+      ValueError: it has none, or a policy says it.
+    """
+    if "policy" in spec.settings:
+        raise ValueError(f"gamma={gamma} beside the policy of {label(spec)!r}, which says how long to draft")
+    if not takes_gamma(spec):
+        keys = ", ".join(DRAFTERS[spec.name].keys)
+        has = f"its settings are {keys}" if keys else "it has no settings"
+        raise ValueError(f"gamma has no meaning for the drafter {spec.name!r}: {has}")
+    return parse(label(Spec(spec.name, spec.settings | {"gamma": gamma})))
+
+
+def with_policy(spec: Spec, policy: str) -> Spec:
+    """The same, each row drafting as long as a policy says.
+
+    Raises:
+      ValueError: no such policy, or a drafter that takes none.
+    """
+    if "policy" not in DRAFTERS[spec.name].keys:
+        having = ", ".join(name for name, kind in DRAFTERS.items() if "policy" in kind.keys)
+        raise ValueError(f"the drafter {spec.name!r} takes no policy: the drafter {having} does")
+    if "policy" in spec.settings:
+        raise ValueError(f"the drafter {label(spec)!r} has a policy: leave one of them out")
+    settings = spec.settings | {"policy": policing.parse(policy)}
+    return parse(label(Spec(spec.name, settings)))
+
+
+def check_files(spec: Spec) -> None:
+    """Raises ValueError where a file that it names is not there."""
+    for key, file in _files(spec, DRAFTERS):
+        if not Path(file).is_file():
+            raise ValueError(f"the drafter {label(spec)!r}: there is no {key} at {file}")
+
+
+def _files(spec: Spec, table: grammar.Table) -> Iterator[tuple[str, str]]:
+    for key, value in spec.settings.items():
+        if isinstance(value, Spec):
+            inside = policing.POLICIES if key == "policy" else DRAFTERS if key == "inner" else {}
+            if inside:
+                yield from _files(value, inside)
+        elif table[spec.name].keys[key].names_file:
+            yield key, value
+
+
+# --- values of their own ---------------------------------------------------------------------------------------------
+
+
+def _selection(name: str) -> Callable[..., Any]:
+    def make(**settings: Any) -> Any:
+        from specjax import drafters
+
+        return getattr(drafters, name)(**settings)
+
+    return make
+
+
+WINDOW = Key("latest tokens, always there", whole(1), 32)
+EVERY = Key("committed tokens between two choices", whole(1), 64)
+SELECTIONS: dict[str, Kind] = {
+    "sinks": Kind("the first tokens (StreamingLLM)", _selection("Sinks"), {"count": Key("how many", whole(0), 4)}),
+    "snapkv": Kind(
+        "what the last queries look at",
+        _selection("SnapKV"),
+        {
+            "window": WINDOW,
+            "observed": Key("tokens that vote", whole(1), 32),
+            "pool": Key("slots that a vote is averaged over", whole(1), 5),
+            "every": EVERY,
+        },
+    ),
+    "retrieval": Kind(
+        "chunks that the last query meets best (TriForce)",
+        _selection("Retrieval"),
+        {
+            "window": WINDOW._replace(default=64),
+            "chunk": Key("tokens of a chunk", whole(1), 8),
+            "observed": Key("queries that are summed", whole(1), 1),
+            "every": EVERY._replace(default=32),
+        },
+    ),
+}
+
+
+def _tree_of(make: str, **settings: Any) -> "Tree":
+    from specjax import trees
+
+    return getattr(trees, make)(**settings)
+
+
+ACCEPT = Key("how often the child of each rank is the accepted one", grammar.reals(), None, grammar.write_reals)
+SIZE = Key("nodes, the root included", whole(2, LARGEST_TREE), 16)
+SHAPES: dict[str, Kind] = {
+    "chain": Kind(
+        "one node a level",
+        lambda gamma: _tree_of("chain", gamma=gamma),
+        {"gamma": Key("levels", whole(1, LARGEST_TREE - 1))},
+        bare="gamma",
+    ),
+    "sequoia": Kind(
+        "the best tree for measured acceptance by rank",
+        lambda accept, size=16, depth=None: _tree_of("sequoia", acceptance=list(accept), size=size, depth=depth),
+        {"accept": ACCEPT, "size": SIZE, "depth": Key("the most levels", whole(1), "no limit")},
+    ),
+}
+
+
+def _read_shape(text: str) -> str | Spec:
+    """A shape as text, or a Spec of SHAPES; one that makes no tree is refused here."""
+    plain = text.replace(" ", "")
+    if re.fullmatch(r"\d+(x\d+)*|\d+(-\d+)+", plain):
+        _ = shape_tree(plain)
+        return plain
+    if text.partition(":")[0].strip() not in SHAPES:
+        names = ", ".join(SHAPES)
+        raise ValueError(
+            f"must be children by level such as 3x2x1, parents of the nodes such as 0-0-1, or one of {names}; got "
+            f"{text!r}"
+        )
+    found = grammar.parse(text, SHAPES, "shape")
+    _ = shape_tree(found)
+    return found
+
+
+def shape_tree(shape: str | Spec) -> "Tree":
+    """The tree of a shape.
+
+    Raises:
+      ValueError: it is none, or has more than LARGEST_TREE nodes.
+    """
+    from specjax import trees
+
+    if isinstance(shape, Spec):
+        kind = SHAPES[shape.name]
+        missing = [key for key, setting in kind.keys.items() if setting.default is None and key not in shape.settings]
+        if missing:
+            raise ValueError(f"the shape {shape.name!r} needs {missing[0]}")
+        return kind.make(**shape.settings)
+    if "-" in shape:
+        return trees.Tree((trees.ROOT, *map(int, shape.split("-"))))
+    factors = tuple(map(int, shape.split("x")))
+    if any(factor < 1 for factor in factors):
+        raise ValueError(f"must have at least one child a level, got {shape!r}")
+    nodes = level = 1
+    for factor in factors:
+        level *= factor
+        nodes += level
+        if nodes > LARGEST_TREE:
+            raise ValueError(f"must have at most {LARGEST_TREE} nodes, and {shape!r} has more")
+    return trees.regular(factors)
+
+
+def _nested(table: Callable[[], grammar.Table], what: str) -> tuple[Callable[[str], Spec], Callable[[Spec], str]]:
+    """How a value that has settings of its own is read and written."""
+    return lambda text: grammar.parse(text, table(), what), lambda spec: grammar.label(spec, table())
+
+
+_read_inner, _write_inner = _nested(lambda: DRAFTERS, "drafter")
+_read_cache, _write_cache = _nested(lambda: SELECTIONS, "cache")
+_write_spec_of_shape = _nested(lambda: SHAPES, "shape")[1]
+
+
+def _write_shape(shape: str | Spec) -> str:
+    return _write_spec_of_shape(shape) if isinstance(shape, Spec) else shape
+
+
+def _read_verifier(text: str) -> str:
+    from specjax import verify
+
+    verify.get(text).require_lossless()
+    return text
+
+
+# --- how each is made ------------------------------------------------------------------------------------------------
+
+
+def _plain(target: Any, drafts: Any) -> Any:
+    from specjax import drafters
+
+    return drafters.plain()
+
+
+def _of_drafts(name: str) -> Callable[..., Any]:
+    """Made of a draft model alone."""
+
+    def make(target: Any, drafts: Any, **settings: Any) -> Any:
+        from specjax import drafters
+
+        return getattr(drafters, name)(*drafts, **settings)
+
+    return make
+
+
+def _of_target(name: str) -> Callable[..., Any]:
+    """Made of the target: self-speculation."""
+
+    def make(target: Any, drafts: Any, **settings: Any) -> Any:
+        from specjax import drafters
+
+        return getattr(drafters, name)(target, **settings)
+
+    return make
+
+
+def _of_both(name: str) -> Callable[..., Any]:
+    """Made of a draft model and the target."""
+
+    def make(target: Any, drafts: Any, **settings: Any) -> Any:
+        from specjax import drafters
+
+        return getattr(drafters, name)(drafts[0], target, **settings)
+
+    return make
+
+
+def _model(target: Any, drafts: Any, *, policy: Spec | None = None, **settings: Any) -> Any:
+    rule = {} if policy is None else {"policy": policing.make(policy)}
+    return _of_drafts("model")(target, drafts, **settings, **rule)
+
+
+def _tree(target: Any, drafts: Any, *, shape: str | Spec = SHAPE, siblings: str = "without") -> Any:
+    from specjax import drafters
+
+    return drafters.tree(drafts[0], shape_tree(shape), siblings=getattr(drafters.Siblings, SIBLINGS[siblings]))
+
+
+SIBLINGS = {"without": "WITHOUT_REPLACEMENT", "with": "WITH_REPLACEMENT", "points": "POINTS"}
+
+
+def _suffix(name: str) -> Callable[..., Any]:
+    def make(target: Any, drafts: Any, *, corpus: str | None = None, **settings: Any) -> Any:
+        from specjax import drafters
+
+        past = None if corpus is None else _corpus(target, corpus, settings.get("longest", 16))
+        return getattr(drafters, name)(past, **settings)
+
+    return make
+
+
+def _corpus(target: Any, file: str, longest: int) -> Any:
+    """A saved corpus, or one of a text file, a document a line."""
+    from specjax import drafters
+
+    if file.endswith(".safetensors"):
+        return drafters.load_corpus(file)
+    return drafters.corpus([_encoder(target)(line) for line in read_lines(file)], depth=max(16, longest))
+
+
+def _table(target: Any, drafts: Any, *, text: str | None = None, file: str | None = None, order: int = ORDER,
+           **settings: Any) -> Any:  # fmt: skip
+    from specjax import drafters
+
+    if text is None:
+        return drafters.table(file, **settings)
+    fitted = drafters.fitting.fit(map(_encoder(target), read_lines(text)), vocab_size=target.vocab_size, order=order)
+    return drafters.table(fitted, **settings)
+
+
+def _cascade(target: Any, drafts: Any, *, inner: Spec | None = None, **settings: Any) -> Any:
+    from specjax import drafters
+
+    middle, *rest = drafts
+    return drafters.cascade(middle, make(inner or INNER, middle, rest), **settings)
+
+
+def _small_kv(target: Any, drafts: Any, *, cache: Spec | None = None, **settings: Any) -> Any:
+    chosen = {} if cache is None else {"selection": SELECTIONS[cache.name].make(**cache.settings)}
+    return _of_target("small_kv")(target, drafts, **settings, **chosen)
+
+
+def _encoder(target: Any) -> Callable[[str], list[int]]:
+    if target.text is None:
+        raise ValueError(f"{target.name} has no tokenizer, so no text can be read for it: give a .safetensors file")
+    return target.text.encode
+
+
+def read_lines(file: str) -> list[str]:
+    """The lines of a text file that hold something.
+
+    Raises:
+      ValueError: no such file, no text, or nothing in it.
+    """
+    try:
+        lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the text of {file}: {error}") from None
+    if not lines:
+        raise ValueError(f"{file} holds no text")
+    return lines
+
+
+# --- what does not go together ---------------------------------------------------------------------------------------
+
+
+def _check_model(settings: Settings) -> None:
+    if "gamma" in settings and "policy" in settings:
+        raise ValueError("the drafter 'model' is told gamma and a policy, which says how long to draft: leave one out")
+
+
+def _check_table(settings: Settings) -> None:
+    if ("file" in settings) == ("text" in settings):
+        raise ValueError(
+            "the drafter 'table' needs file=FITTED.safetensors or text=FILE, and not both: drafters.fitting writes the "
+            "first, and a table is fitted to the second"
+        )
+    if "order" in settings and "file" in settings:
+        raise ValueError("the drafter 'table': order is of a table that is fitted to text=FILE, and a file has its own")
+
+
+def _check_cascade(settings: Settings) -> None:
+    inner = settings.get("inner", INNER).name
+    if inner in ("bridge", "reencode"):
+        raise ValueError(
+            f"the drafter {inner!r} cannot serve in a cascade, since it takes no tokens back: use one that shares the "
+            "middle model's tokenizer"
+        )
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _gamma(default: int) -> Key:
+    return Key("draft tokens a round", whole(1), default)
+
+
+INNER = Spec("model", {})  # of a cascade where nothing else is said
+CHAIN, COPIES = "a chain drawn from laws", "a chain of copies"
+TREE, TREES = "a tree drawn without replacement", "trees of point masses"
+LONGEST, SHORTEST = Key("longest match", whole(1), 16), Key("shortest match", whole(1), 1)
+MATCHING = {
+    "longest": LONGEST,
+    "shortest": SHORTEST,
+    "confidence": Key("share of the matches that a token needs", real(0, 1), 0.1),
+    "corpus": Key(
+        "past outputs: a saved corpus, or text, a document a line", grammar.path, "the request alone", names_file=True
+    ),
+}
+SPELLING = {
+    "width": Key("tokens in which one of the other vocabulary is told", whole(1), 4),
+    "stretch": Key("draft tokens for each of the target's", whole(1), 2),
+}
+one, none = lambda settings: 1, lambda settings: 0
+
+DRAFTERS: dict[str, Kind] = {
+    "model": Kind(
+        "a smaller model with the same tokenizer writes ahead",
+        _model,
+        {
+            "gamma": _gamma(5),
+            "policy": Key("how long to draft, by row", policing.parse, "gamma", policing.label),
+        },
+        check=_check_model, models=one, makes=CHAIN,
+    ),
+    "tree": Kind(
+        "the smaller model writes several tokens side by side: a tree of one shape",
+        _tree,
+        {
+            "shape": Key(
+                "children by level (3x2), parents of the nodes (0-0-1), chain:N, (sequoia:accept=0.6/0.2,size=16)",
+                _read_shape, SHAPE, _write_shape,
+            ),
+            "siblings": Key("how they come about: without or with replacement, points", one_of(*SIBLINGS), "without"),
+        },
+        bare="shape", models=one, makes=TREE,
+    ),
+    "dynamic-tree": Kind(
+        "the smaller model grows a tree for each row and round, by path probability (EAGLE-2)",
+        _of_drafts("dynamic_tree"),
+        {
+            "size": Key("nodes that the target reads, the root included", whole(2, LARGEST_TREE), 16),
+            "depth": Key("levels, each a call of the draft", whole(1), 4),
+            "width": Key("nodes of a level, and tokens that each proposes", whole(1), 4),
+        },
+        models=one, makes=TREES,
+    ),
+    "ngram": Kind(
+        "copies what followed the same words before (prompt lookup)",
+        _of_drafts("ngram"),
+        {"gamma": _gamma(8), "longest": LONGEST._replace(default=3), "shortest": SHORTEST},
+        makes=COPIES,
+    ),
+    "suffix": Kind(
+        "copies what most often followed the longest match, in the text and in past outputs",
+        _suffix("suffix"),
+        {"gamma": _gamma(8), **MATCHING},
+        makes=COPIES,
+    ),
+    "suffix-tree": Kind(
+        "the same, several continuations side by side",
+        _suffix("suffix_tree"),
+        {"size": SIZE, "depth": Key("tokens of a continuation", whole(1), 8), **MATCHING},
+        makes=TREES,
+    ),
+    "lookahead": Kind(
+        "the target guesses for itself by Jacobi iteration",
+        _of_drafts("lookahead"),
+        {
+            "window": Key("W, columns of guesses", whole(1), 7),
+            "ngram": Key("N, tokens of an n-gram", whole(2), 5),
+            "guesses": Key("G, n-grams tried in a round", whole(1), 7),
+        },
+        makes=TREES,
+    ),
+    "table": Kind(
+        "a unigram, bigram or n-gram table, fitted to text or to the target's own samples",
+        _table,
+        {
+            "gamma": _gamma(5),
+            "file": Key("a fitted table", grammar.path, names_file=True),
+            "text": Key("a text to fit one to, a document a line", grammar.path, names_file=True),
+            "order": Key("of the text's table: 1 unigram, 2 bigram, ...", whole(1, 16), ORDER),
+        },
+        bare="file", check=_check_table, makes=CHAIN,
+    ),
+    "cascade": Kind(
+        "a smaller model that is drafted for itself, by a still smaller one or any other drafter",
+        _cascade,
+        {
+            "gamma": _gamma(6),
+            "inner": Key("the drafter of the middle model", _read_inner, "model", _write_inner),
+            "verifier": Key("of the inner rounds", _read_verifier, "the one that suits"),
+        },
+        check=_check_cascade, models=lambda settings: 1 + needs(settings.get("inner", INNER)), makes=CHAIN,
+    ),
+    "small-kv": Kind(
+        "the target itself over few of its keys and values: long texts, large batches",
+        _small_kv,
+        {
+            "gamma": _gamma(4),
+            "budget": Key("slots that a draft step reads", whole(1), 256),
+            "cache": Key(
+                "what is kept: sinks, snapkv, retrieval, or (snapkv:window=32,every=64)", _read_cache, "sinks",
+                _write_cache,
+            ),
+        },
+        makes=CHAIN,
+    ),
+    "layer-skip": Kind(
+        "some of the target's layers, over its weights and cache",
+        _of_target("layer_skip"),
+        {
+            "gamma": _gamma(4),
+            "layers": Key(
+                "those that draft, such as 0-2+5", grammar.read_layers, "half, evenly spread", grammar.write_layers
+            ),
+        },
+        makes=CHAIN,
+    ),
+    "quantised": Kind(
+        "the target with int8 weights, over its cache",
+        _of_target("quantised"),
+        {"gamma": _gamma(4)},
+        makes=CHAIN,
+    ),
+    "bridge": Kind(
+        "a smaller model with another tokenizer: its law over the shared tokens (TLI)",
+        _of_both("bridge"),
+        {"gamma": _gamma(5), **SPELLING},
+        models=one, makes=CHAIN,
+    ),
+    "reencode": Kind(
+        "a smaller model with another tokenizer: its text in the target's tokens",
+        _of_both("reencode"),
+        {"gamma": _gamma(5), **SPELLING},
+        models=one, makes=COPIES,
+    ),
+    "plain": Kind("no draft: the baseline", _plain),
+}  # fmt: skip
