@@ -291,7 +291,7 @@ WRONG_KINDS = {
     "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be a whole number"),
     "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
     "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
-    "verifier None": ({"prompts": [[1]], "verifier": None}, "verifier must be a name"),
+    "verifier a number": ({"prompts": [[1]], "verifier": 3}, "verifier must be a name"),
     "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
 }
 

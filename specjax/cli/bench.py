@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from specjax.cli import drafting
 from specjax.cli.arguments import parse
 
 Row = dict[str, Any]
@@ -40,6 +41,8 @@ class Bench:
     """pair: the model that decides."""
     draft: str = "bundled/opt-draft"
     """pair: the model that drafts."""
+    drafter: str = "model"
+    """pair: as for specjax generate --drafter, of one draft model."""
     prompts: Path | None = None
     """pair: one prompt a line; with a tab, a reference follows, and BLEU and chrF are reported (needs sacrebleu)."""
     temperature: tuple[float, ...] = (0.0, 1.0)
@@ -96,6 +99,12 @@ def check(options: Bench) -> None:
             raise ValueError("bench pair needs --prompts FILE: one prompt a line")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"{options.prompts}: no such prompts file")
+        spec = drafting.parse(options.drafter)
+        drafting.check_files(spec)
+        if drafting.needs(spec) > 1:
+            raise ValueError(f"bench pair has one draft model, and the drafter {options.drafter!r} needs more")
+    elif options.drafter != "model":
+        raise ValueError(f"--drafter has no meaning for bench {options.name}: leave it out")
 
 
 def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[Row]]]]:
@@ -115,7 +124,10 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
     elif name == "pair":
         given = {"gamma": options.gamma or (5,), "temperature": options.temperature, "new": options.max_new_tokens}
         for dtype in options.dtype:
-            named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
+            named = {
+                "target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts),
+                "drafter": drafting.label(drafting.parse(options.drafter)),
+            }  # fmt: skip
             yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
     else:
         for dtype in options.dtype:

@@ -415,7 +415,7 @@ DRAFTERS: dict[str, Kind] = {
         _model,
         {
             "gamma": _gamma(5),
-            "policy": Key("how long to draft, by row", policing.parse, "gamma", policing.label),
+            "policy": Key("how long to draft, by row; see --policy help", policing.parse, None, policing.label),
         },
         check=_check_model, models=one, makes=CHAIN,
     ),
