@@ -66,7 +66,10 @@ def choose(target: str, drafts: tuple[str, ...], chosen: Drafting) -> tuple[Spec
             raise ValueError(f"--gamma {chosen.gamma} beside --drafter {chosen.drafter}: say gamma once")
         if chosen.gamma < 1:
             raise ValueError(f"--gamma must be at least 1, got {chosen.gamma}; for plain decoding use --drafter plain")
-        spec = drafting.with_gamma(spec, chosen.gamma)
+        try:
+            spec = drafting.with_gamma(spec, chosen.gamma)
+        except ValueError as error:
+            raise ValueError(f"--gamma {chosen.gamma}: {error}") from None
     elif bundled and spec == drafting.parse("model"):
         spec = drafting.with_gamma(spec, GAMMA)
     return spec, found
@@ -82,7 +85,7 @@ def given_drafts(spec: Spec, target: str, drafts: tuple[str, ...]) -> tuple[str,
     if not drafts and target == TARGET and wanted <= len(SMALLER):
         return SMALLER[:wanted]
     if len(drafts) < wanted:
-        each = "a smaller model with" if wanted == 1 else f"{wanted} times, smaller models with"
+        each = "a smaller model with" if wanted == 1 else f"{wanted} times, ever smaller models with"
         other = "another tokenizer" if spec.name in ("bridge", "reencode") else f"{target}'s tokenizer"
         got = f" (got {len(drafts)})" if drafts else ""
         raise ValueError(f"the drafter {spec.name!r} needs --draft, {each} {other}{got}")
