@@ -178,7 +178,7 @@ def whole(least: int, most: int = LARGEST) -> Callable[[str], int]:
     return read
 
 
-def real(least: float, most: float = float("inf")) -> Callable[[str], float]:
+def real(least: float | int, most: float | int = float("inf")) -> Callable[[str], float]:
     """Reads a finite number in least..most."""
 
     def read(text: str) -> float:
