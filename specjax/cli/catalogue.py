@@ -14,6 +14,7 @@ MAKES = {  # a drafter's drafts, as one that a verifier is asked about: tree, si
     drafting.CHAIN: (chain(2), Siblings.WITH_REPLACEMENT, False),
     drafting.COPIES: (chain(2), Siblings.POINTS, False),
     drafting.TREE: (regular((2, 2)), Siblings.WITHOUT_REPLACEMENT, False),
+    drafting.POINTS: (regular((2, 2)), Siblings.POINTS, False),
     drafting.TREES: (regular((2, 2)), Siblings.POINTS, True),
 }
 GRAMMAR = """\

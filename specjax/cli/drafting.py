@@ -393,7 +393,8 @@ def _gamma(default: int) -> Key:
 
 INNER = Spec("model", {})  # of a cascade where nothing else is said
 CHAIN, COPIES = "a chain drawn from laws", "a chain of copies"
-TREE, TREES = "a tree drawn without replacement", "trees of point masses"
+TREE, POINTS = "a tree drawn without replacement", "a tree of point masses"
+TREES = "a tree of point masses for each row"
 LONGEST, SHORTEST = Key("longest match", whole(1), 16), Key("shortest match", whole(1), 1)
 MATCHING = {
     "longest": LONGEST,
@@ -467,7 +468,7 @@ DRAFTERS: dict[str, Kind] = {
             "ngram": Key("N, tokens of an n-gram", whole(2), 5),
             "guesses": Key("G, n-grams tried in a round", whole(1), 7),
         },
-        makes=TREES,
+        makes=POINTS,
     ),
     "table": Kind(
         "a unigram, bigram or n-gram table, fitted to text or to the target's own samples",
