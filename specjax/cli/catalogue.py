@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from specjax import verify
-from specjax.cli import drafting, policing
+from specjax.cli import drafting, nested, policing
 from specjax.cli.grammar import Kind, Table
 from specjax.cli.options import Drafting
 from specjax.trees import chain, regular
@@ -40,8 +40,8 @@ def listing(table: Table, what: str) -> Iterator[str]:
             yield f"    verifiers: {', '.join(verifiers(kind))}"
         yield ""
     if what == "drafter":
-        for key, nested in (("cache", drafting.SELECTIONS), ("shape", drafting.SHAPES)):
-            yield from listing({f"{key}={name}": kind for name, kind in nested.items()}, key)
+        for key, inside in (("cache", nested.SELECTIONS), ("shape", nested.SHAPES)):
+            yield from listing({f"{key}={name}": kind for name, kind in inside.items()}, key)
         yield "The first verifier named is the default. Of a tree with siblings=with or points, others serve:"
         for told, siblings in (("with", Siblings.WITH_REPLACEMENT), ("points", Siblings.POINTS)):
             yield f"    siblings={told}: {', '.join(serving(regular((2, 2)), siblings, False))}"

@@ -4,21 +4,28 @@
 Nothing here imports jax before a drafter is made.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import grammar, policing
 from specjax.cli.grammar import Key, Kind, Spec, one_of, real, whole
+from specjax.cli.nested import (
+    LARGEST_TREE,
+    SIZE,
+    read_cache,
+    read_shape,
+    selection,
+    shape_tree,
+    write_cache,
+    write_shape,
+)
 
 if TYPE_CHECKING:
     from specjax.drafters import Guide
     from specjax.model import Model
-    from specjax.trees import Tree
 
 Settings = dict[str, Any]
-LARGEST_TREE = 1024  # nodes that a shape may have
 SHAPE = "3x2"  # of a tree where nothing else is said
 ORDER = 2  # of a table that is fitted to a text
 
@@ -109,134 +116,6 @@ def _files(spec: Spec, table: grammar.Table) -> Iterator[tuple[str, str]]:
                 yield from _files(value, inside)
         elif table[spec.name].keys[key].names_file:
             yield key, value
-
-
-# --- values of their own ---------------------------------------------------------------------------------------------
-
-
-def _selection(name: str) -> Callable[..., Any]:
-    def make(**settings: Any) -> Any:
-        from specjax import drafters
-
-        return getattr(drafters, name)(**settings)
-
-    return make
-
-
-WINDOW = Key("latest tokens, always there", whole(1), 32)
-EVERY = Key("committed tokens between two choices", whole(1), 64)
-SELECTIONS: dict[str, Kind] = {
-    "sinks": Kind("the first tokens (StreamingLLM)", _selection("Sinks"), {"count": Key("how many", whole(0), 4)}),
-    "snapkv": Kind(
-        "what the last queries look at",
-        _selection("SnapKV"),
-        {
-            "window": WINDOW,
-            "observed": Key("tokens that vote", whole(1), 32),
-            "pool": Key("slots that a vote is averaged over", whole(1), 5),
-            "every": EVERY,
-        },
-    ),
-    "retrieval": Kind(
-        "chunks that the last query meets best (TriForce)",
-        _selection("Retrieval"),
-        {
-            "window": WINDOW._replace(default=64),
-            "chunk": Key("tokens of a chunk", whole(1), 8),
-            "observed": Key("queries that are summed", whole(1), 1),
-            "every": EVERY._replace(default=32),
-        },
-    ),
-}
-
-
-def _tree_of(make: str, **settings: Any) -> "Tree":
-    from specjax import trees
-
-    return getattr(trees, make)(**settings)
-
-
-ACCEPT = Key("how often the child of each rank is the accepted one", grammar.reals(), None, grammar.write_reals)
-SIZE = Key("nodes, the root included", whole(2, LARGEST_TREE), 16)
-SHAPES: dict[str, Kind] = {
-    "chain": Kind(
-        "one node a level",
-        lambda gamma: _tree_of("chain", gamma=gamma),
-        {"gamma": Key("levels", whole(1, LARGEST_TREE - 1))},
-        bare="gamma",
-    ),
-    "sequoia": Kind(
-        "the best tree for measured acceptance by rank",
-        lambda accept, size=16, depth=None: _tree_of("sequoia", acceptance=list(accept), size=size, depth=depth),
-        {"accept": ACCEPT, "size": SIZE, "depth": Key("the most levels", whole(1), "no limit")},
-    ),
-}
-
-
-def _read_shape(text: str) -> str | Spec:
-    """A shape as text, or a Spec of SHAPES; one that makes no tree is refused here."""
-    plain = text.replace(" ", "")
-    if re.fullmatch(r"\d+(x\d+)*|\d+(-\d+)+", plain):
-        _ = shape_tree(plain)
-        return plain
-    if text.partition(":")[0].strip() not in SHAPES:
-        names = ", ".join(SHAPES)
-        raise ValueError(
-            f"must be children by level such as 3x2x1, parents of the nodes such as 0-0-1, or one of {names}; got "
-            f"{text!r}"
-        )
-    found = grammar.parse(text, SHAPES, "shape")
-    _ = shape_tree(found)
-    return found
-
-
-def shape_tree(shape: str | Spec) -> "Tree":
-    """The tree of a shape.
-
-    Raises:
-      ValueError: it is none, or has more than LARGEST_TREE nodes.
-    """
-    from specjax import trees
-
-    if isinstance(shape, Spec):
-        kind = SHAPES[shape.name]
-        missing = [key for key, setting in kind.keys.items() if setting.default is None and key not in shape.settings]
-        if missing:
-            raise ValueError(f"the shape {shape.name!r} needs {missing[0]}")
-        return kind.make(**shape.settings)
-    if "-" in shape:
-        return trees.Tree((trees.ROOT, *map(int, shape.split("-"))))
-    factors = tuple(map(int, shape.split("x")))
-    if any(factor < 1 for factor in factors):
-        raise ValueError(f"must have at least one child a level, got {shape!r}")
-    nodes = level = 1
-    for factor in factors:
-        level *= factor
-        nodes += level
-        if nodes > LARGEST_TREE:
-            raise ValueError(f"must have at most {LARGEST_TREE} nodes, and {shape!r} has more")
-    return trees.regular(factors)
-
-
-def _nested(table: Callable[[], grammar.Table], what: str) -> tuple[Callable[[str], Spec], Callable[[Spec], str]]:
-    """How a value that has settings of its own is read and written."""
-    return lambda text: grammar.parse(text, table(), what), lambda spec: grammar.label(spec, table())
-
-
-_read_inner, _write_inner = _nested(lambda: DRAFTERS, "drafter")
-_read_cache, _write_cache = _nested(lambda: SELECTIONS, "cache")
-_write_spec_of_shape = _nested(lambda: SHAPES, "shape")[1]
-
-
-def _write_shape(shape: str | Spec) -> str:
-    return _write_spec_of_shape(shape) if isinstance(shape, Spec) else shape
-
-
-def _read_verifier(text: str) -> str:
-    from specjax import verify
-
-    verify.get(text).require_lossless()
-    return text
 
 
 # --- how each is made ------------------------------------------------------------------------------------------------
@@ -332,7 +211,7 @@ def _cascade(target: Any, drafts: Any, *, inner: Spec | None = None, **settings:
 
 
 def _small_kv(target: Any, drafts: Any, *, cache: Spec | None = None, **settings: Any) -> Any:
-    chosen = {} if cache is None else {"selection": SELECTIONS[cache.name].make(**cache.settings)}
+    chosen = {} if cache is None else {"selection": selection(cache)}
     return _of_target("small_kv")(target, drafts, **settings, **chosen)
 
 
@@ -387,6 +266,13 @@ def _check_cascade(settings: Settings) -> None:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
+def _read_verifier(text: str) -> str:
+    from specjax import verify
+
+    verify.get(text).require_lossless()
+    return text
+
+
 def _gamma(default: int) -> Key:
     return Key("draft tokens a round", whole(1), default)
 
@@ -426,7 +312,7 @@ DRAFTERS: dict[str, Kind] = {
         {
             "shape": Key(
                 "children by level (3x2), parents of the nodes (0-0-1), chain:N, (sequoia:accept=0.6/0.2,size=16)",
-                _read_shape, SHAPE, _write_shape,
+                read_shape, SHAPE, write_shape,
             ),
             "siblings": Key("how they come about: without or with replacement, points", one_of(*SIBLINGS), "without"),
         },
@@ -486,7 +372,7 @@ DRAFTERS: dict[str, Kind] = {
         _cascade,
         {
             "gamma": _gamma(6),
-            "inner": Key("the drafter of the middle model", _read_inner, "model", _write_inner),
+            "inner": Key("the drafter of the middle model", parse, "model", label),
             "verifier": Key("of the inner rounds", _read_verifier, "the one that suits"),
         },
         check=_check_cascade, models=lambda settings: 1 + needs(settings.get("inner", INNER)), makes=CHAIN,
@@ -498,8 +384,8 @@ DRAFTERS: dict[str, Kind] = {
             "gamma": _gamma(4),
             "budget": Key("slots that a draft step reads", whole(1), 256),
             "cache": Key(
-                "what is kept: sinks, snapkv, retrieval, or (snapkv:window=32,every=64)", _read_cache, "sinks",
-                _write_cache,
+                "what is kept: sinks, snapkv, retrieval, or (snapkv:window=32,every=64)", read_cache, "sinks",
+                write_cache,
             ),
         },
         makes=CHAIN,

@@ -7,7 +7,7 @@ import pytest
 
 import specjax as sj
 from specjax import decoding, drafters, policies
-from specjax.cli import catalogue, drafting, policing
+from specjax.cli import catalogue, drafting, nested, policing
 from specjax.cli.drafting import label, make, needs, parse
 from specjax.cli.grammar import Spec
 from tests.cli import toys
@@ -76,7 +76,7 @@ def test_defaults_are_those_of_the_constructors():
     }  # fmt: skip
     kinds = [(drafting.DRAFTERS[name], function) for name, function in named.items()]
     kinds += [(kind, getattr(policies, name)) for name, kind in policing.POLICIES.items()]
-    others = zip(drafting.SELECTIONS.values(), (drafters.Sinks, drafters.SnapKV, drafters.Retrieval), strict=True)
+    others = zip(nested.SELECTIONS.values(), (drafters.Sinks, drafters.SnapKV, drafters.Retrieval), strict=True)
     compared = 0
     for kind, function in [*kinds, *others]:
         for name, parameter in inspect.signature(function).parameters.items():
