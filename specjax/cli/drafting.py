@@ -160,9 +160,19 @@ def _of_both(name: str) -> Callable[..., Any]:
     return make
 
 
-def _model(target: Any, drafts: Any, *, policy: Spec | None = None, **settings: Any) -> Any:
+def _model(target: Any, drafts: Any, *, policy: Spec | None = None, budget: int | None = None,
+           cache: Spec | None = None, **settings: Any) -> Any:  # fmt: skip
     rule = {} if policy is None else {"policy": policing.make(policy)}
-    return _of_drafts("model")(target, drafts, **settings, **rule)
+    return _of_drafts("model")(target, [_bounded(drafts[0], budget, cache)], **settings, **rule)
+
+
+def _bounded(model: Any, budget: int | None, cache: Spec | None) -> Any:
+    """The model over a cache that never grows, where a budget says so."""
+    from specjax import drafters
+
+    if budget is None:
+        return model
+    return drafters.bounded(model, budget=budget, **({} if cache is None else {"selection": selection(cache)}))
 
 
 def _tree(target: Any, drafts: Any, *, shape: str | Spec = SHAPE, siblings: str = "without") -> Any:
@@ -203,11 +213,13 @@ def _table(target: Any, drafts: Any, *, text: str | None = None, file: str | Non
     return drafters.table(fitted, **settings)
 
 
-def _cascade(target: Any, drafts: Any, *, inner: Spec | None = None, **settings: Any) -> Any:
+def _cascade(target: Any, drafts: Any, *, inner: Spec | None = None, middle: str = "draft", budget: int | None = None,
+             cache: Spec | None = None, **settings: Any) -> Any:  # fmt: skip
     from specjax import drafters
 
-    middle, *rest = drafts
-    return drafters.cascade(middle, make(inner or INNER, middle, rest), **settings)
+    whole_model, *rest = [target, *drafts] if middle == "target" else drafts
+    writer = _bounded(whole_model, budget, cache)
+    return drafters.cascade(writer, make(inner or INNER, writer, rest), **settings)
 
 
 def _small_kv(target: Any, drafts: Any, *, cache: Spec | None = None, **settings: Any) -> Any:
@@ -240,8 +252,14 @@ def read_lines(file: str) -> list[str]:
 
 
 def _check_model(settings: Settings) -> None:
+    _check_budget("model", settings)
     if "gamma" in settings and "policy" in settings:
         raise ValueError("the drafter 'model' is told gamma and a policy, which says how long to draft: leave one out")
+
+
+def _check_budget(name: str, settings: Settings) -> None:
+    if "cache" in settings and "budget" not in settings:
+        raise ValueError(f"the drafter {name!r}: cache is of a budget, such as budget=256")
 
 
 def _check_table(settings: Settings) -> None:
@@ -255,6 +273,9 @@ def _check_table(settings: Settings) -> None:
 
 
 def _check_cascade(settings: Settings) -> None:
+    _check_budget("cascade", settings)
+    if settings.get("middle") == "target" and "budget" not in settings:
+        raise ValueError("the drafter 'cascade': middle=target drafts on a small cache, such as budget=256")
     inner = settings.get("inner", INNER).name
     if inner in ("bridge", "reencode"):
         raise ValueError(
@@ -290,11 +311,25 @@ MATCHING = {
         "past outputs: a saved corpus, or text, a document a line", grammar.path, "the request alone", names_file=True
     ),
 }
+BOUNDED = {
+    "budget": Key("slots, where its cache must not grow", whole(1), "it grows"),
+    "cache": Key("what such a cache keeps, as for small-kv", read_cache, "sinks", write_cache),
+}
 SPELLING = {
     "width": Key("tokens in which one of the other vocabulary is told", whole(1), 4),
     "stretch": Key("draft tokens for each of the target's", whole(1), 2),
 }
-one, none = lambda settings: 1, lambda settings: 0
+
+
+def one(settings: Settings) -> int:
+    """Draft models of a drafter that needs one."""
+    del settings
+    return 1
+
+
+def _models_of_cascade(settings: Settings) -> int:
+    return (settings.get("middle") != "target") + needs(settings.get("inner", INNER))
+
 
 DRAFTERS: dict[str, Kind] = {
     "model": Kind(
@@ -303,6 +338,7 @@ DRAFTERS: dict[str, Kind] = {
         {
             "gamma": _gamma(5),
             "policy": Key("how long to draft, by row; see --policy help", policing.parse, None, policing.label),
+            **BOUNDED,
         },
         check=_check_model, models=one, makes=CHAIN,
     ),
@@ -374,8 +410,10 @@ DRAFTERS: dict[str, Kind] = {
             "gamma": _gamma(6),
             "inner": Key("the drafter of the middle model", parse, "model", label),
             "verifier": Key("of the inner rounds", _read_verifier, "the one that suits"),
+            "middle": Key("what drafts: a draft model, or the target on a budget", one_of("draft", "target"), "draft"),
+            **BOUNDED,
         },
-        check=_check_cascade, models=lambda settings: 1 + needs(settings.get("inner", INNER)), makes=CHAIN,
+        check=_check_cascade, models=_models_of_cascade, makes=CHAIN,
     ),
     "small-kv": Kind(
         "the target itself over few of its keys and values: long texts, large batches",

@@ -22,6 +22,7 @@ TEXTS = [
     "ngram:gamma=4,longest=2,shortest=2", "suffix:gamma=2,confidence=0.25", "suffix:corpus=(a,b.txt)",
     "suffix-tree:size=9", "lookahead:window=5,ngram=4,guesses=5", "table:file=t.safetensors", "table:text=t,order=3",
     "cascade:gamma=6,inner=(model:gamma=3),verifier=block", "cascade:inner=(cascade:gamma=4,inner=(ngram:gamma=2))",
+    "model:budget=64,cache=(sinks:count=2)", "cascade:inner=(model:budget=16),middle=target,budget=64,cache=retrieval",
     "small-kv:budget=64,cache=(snapkv:window=16,every=8)", "small-kv:cache=retrieval", "layer-skip:layers=0-2+5",
     "quantised:gamma=2", "bridge:gamma=3,width=2", "reencode:stretch=3", "plain",
 ]  # fmt: skip
@@ -60,7 +61,7 @@ def test_other_ways_to_say_it(text, canonical):
 @pytest.mark.parametrize(
     ("text", "count"),
     [("model", 1), ("tree", 1), ("bridge", 1), ("ngram", 0), ("small-kv", 0), ("plain", 0), ("cascade", 2),
-     ("cascade:inner=ngram", 1), ("cascade:inner=cascade", 3)],
+     ("cascade:inner=ngram", 1), ("cascade:inner=cascade", 3), ("cascade:middle=target,budget=64", 1)],
 )  # fmt: skip
 def test_how_many_draft_models(text, count):
     assert needs(parse(text)) == count
@@ -137,6 +138,8 @@ BAD = {
     "layer-skip:layers=5-2": "must be ascending",
     "layer-skip:layers=1+1": "must be ascending",
     "layer-skip:layers=first": "numbers and ranges such as 0-2",
+    "model:cache=sinks": "cache is of a budget",
+    "cascade:middle=target": "drafts on a small cache",
     "cascade:inner=bridge": "cannot serve in a cascade",
     "cascade:inner=modle": "did you mean 'model'",
     "cascade:verifier=blok": "did you mean 'block'",
@@ -193,6 +196,8 @@ HEAVY = {
     "small-kv:gamma=2,budget=8": "token", "bridge:gamma=2": "token", "reencode:gamma=2": "token",
 }  # fmt: skip
 MORE = [
+    "model:gamma=2,budget=8", "cascade:gamma=3,inner=(model:gamma=2,budget=8),middle=target,budget=12,"
+    "cache=(retrieval:window=6,chunk=2)",
     "model:policy=(heuristic:gamma_max=3)", "model:policy=(threshold:theta=0.1,gamma_max=3)", "model:policy=fixed:2",
     "model:policy=(goodput:target=0/2e-4/0.03,gamma_max=3)", "model:policy=(best:alpha=0.9,c=0.1,gamma_max=3)",
     "model:policy=fixed:0", "tree:shape=2x2,siblings=with", "tree:shape=0-0-1,siblings=points", "tree:shape=chain:3",
