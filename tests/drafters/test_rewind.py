@@ -34,7 +34,10 @@ def inner(kind: str, middle, small) -> tuple[Guide, str]:
         "int8": lambda: (drafters.quantised(middle, gamma=2), "token"),
         "sinks": lambda: (drafters.small_kv(middle, gamma=2, budget=6, selection=Sinks(2)), "token"),
         "snapkv": lambda: (drafters.small_kv(middle, gamma=2, budget=7, selection=SNAP), "token"),
-        "bounded": lambda: (drafters.model(drafters.bounded(small, budget=8, selection=Sinks(2), slack=8), gamma=2), "token"),
+        "bounded": lambda: (
+            drafters.model(drafters.bounded(small, budget=8, selection=Sinks(2), slack=8), gamma=2),
+            "token",
+        ),
         "exact tree": lambda: (drafters.tree(middle, regular, siblings=Siblings.POINTS), "deterministic"),
         "exact dynamic tree": lambda: (drafters.dynamic_tree(middle, size=5, depth=2, width=2), "deterministic"),
         "exact policy": lambda: (drafters.model(middle, policy=policies.threshold(0.6, gamma_max=4)), "token"),
