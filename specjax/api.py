@@ -99,7 +99,9 @@ def generate(target: Model, prompts: Prompts, **options: Any) -> Generation:
       target: a model from `specjax.load`.
       prompts: a string, strings, or lists of token ids.
       drafter: from `specjax.drafters`; None decodes plainly, by the same loop.
-      verifier: a name of `specjax.verify.TABLE`, or a `Verifier`.
+      verifier: a name of `specjax.verify.TABLE`, or a `Verifier`; None: the one that suits the drafter
+        (`verify.default`), "token" for chains.
+      lossless: refuse a lossy verifier.
       max_new_tokens: one number, or one for each row.
       temperature, top_k, top_p, min_p, repetition_penalty: one number, or one for each row. Temperature 0 is greedy, 1
         the model's own law; the default is 0.8, here and on the command line. The other stages are off by default.
@@ -205,7 +207,8 @@ def prepare(
     prompts: Prompts,
     *,
     drafter: Guide | None = None,
-    verifier: str | Verifier = "token",
+    verifier: str | Verifier | None = None,
+    lossless: bool = False,
     max_new_tokens: int | Sequence[int] = defaults.MAX_NEW_TOKENS,
     temperature: PerRow = defaults.TEMPERATURE,
     top_k: int | Sequence[int] = 0,
@@ -224,6 +227,8 @@ def prepare(
     traces = loop.trace_count()
     guide = drafters.plain() if drafter is None else drafter
     chosen = check_parts(target, guide, verifier)
+    if lossless:
+        chosen.require_lossless()
     tokens, length = tokenize(target, prompts)
     batch = len(length)
     budget = checks.whole_rows("max_new_tokens", max_new_tokens, batch, least=1)
@@ -263,8 +268,8 @@ def prepare(
     return Job(target, guide, chosen, stages, decode, state, stops, traces, seconds)
 
 
-def check_parts(target: Model, guide: Guide, verifier: str | Verifier) -> Verifier:
-    """The verifier, of parts that fit together.
+def check_parts(target: Model, guide: Guide, verifier: str | Verifier | None) -> Verifier:
+    """The verifier, of parts that fit together; where none is named, the one that suits the drafter.
 
     Raises:
       ValueError: something that is no model, drafter or verifier, or a drafter that cannot serve the target.
@@ -276,13 +281,26 @@ def check_parts(target: Model, guide: Guide, verifier: str | Verifier) -> Verifi
             f"drafter must be one from specjax.drafters, got {type(guide).__name__}: for a draft model write "
             "drafter=specjax.drafters.model(draft)"
         )
-    chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
-    if not isinstance(chosen, Verifier):
-        raise ValueError(f"verifier must be a name or a specjax.verify.Verifier, got {type(chosen).__name__}")
+    chosen = named_verifier(guide, verifier)
     guide.check(target)
     part = guide.drafter
     chosen.check(part.tree, part.siblings, f"drafter {guide.name!r}", dynamic=part.dynamic)
     check_mesh(target, guide)
+    return chosen
+
+
+def named_verifier(guide: Guide, verifier: str | Verifier | None) -> Verifier:
+    """The verifier of that name, or for None the one that suits the drafter.
+
+    Raises:
+      ValueError: no such name, or something that is no verifier.
+    """
+    part = guide.drafter
+    if verifier is None:
+        return verify.default(part.tree, part.siblings, part.dynamic)
+    chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
+    if not isinstance(chosen, Verifier):
+        raise ValueError(f"verifier must be a name or a specjax.verify.Verifier, got {type(chosen).__name__}")
     return chosen
 
 

@@ -10,7 +10,9 @@ import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import api, defaults, drafters, verify
+from specjax import api, defaults, verify
+from specjax.cli import drafting
+from specjax.cli.grammar import Spec
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
@@ -21,16 +23,18 @@ class RunConfig:
     """What to decode with; see `api.generate` for the sampling options.
 
     Attributes:
-      target, draft: names for `specjax.load`; draft None where the drafter needs no model.
-      drafter: "model", "ngram" or "plain". gamma: draft tokens a round; None: the drafter's own default.
-      verifier: a name of `verify.TABLE`.
+      target, draft: names for `specjax.load`; draft None where the drafter needs no model, several for a cascade.
+      drafter: as for `specjax generate --drafter`: "model", "tree:shape=3x2", "small-kv:budget=256,cache=snapkv".
+      gamma: draft tokens a round, short for gamma=N of the drafter; None: its own default.
+      verifier: a name of `verify.TABLE`; None: the one that suits the drafter. lossless: refuse a lossy one.
     """
 
     target: str
-    draft: str | None = None
+    draft: str | tuple[str, ...] | None = None
     drafter: str = "model"
     gamma: int | None = None
-    verifier: str = "token"
+    verifier: str | None = None
+    lossless: bool = False
     dtype: str = "float32"
     max_new_tokens: int = defaults.MAX_NEW_TOKENS
     temperature: float = defaults.TEMPERATURE
@@ -44,24 +48,38 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, kinds in KINDS.items():
             value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
+            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
                 wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise ValueError(f"{name} of a preset must be {wanted}, got {value!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"no dtype is named {self.dtype!r}; there are: {', '.join(DTYPES)}")
-        if self.drafter not in DRAFTERS:
-            raise ValueError(f"no drafter is named {self.drafter!r}; there are: {', '.join(DRAFTERS)}")
-        if (self.drafter == "model") != (self.draft is not None):
-            raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: only 'model' takes a draft model")
-        verify.get(self.verifier)
+        needed = drafting.needs(self.spec)
+        if len(self.drafts) != needed:
+            raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")
+        if self.verifier is not None:
+            chosen = verify.get(self.verifier)
+            if self.lossless:
+                chosen.require_lossless()
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the draft models."""
+        if self.draft is None:
+            return ()
+        return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
+
+    @property
+    def spec(self) -> Spec:
+        """The drafter with its draft length."""
+        found = drafting.parse(self.drafter)
+        return found if self.gamma is None else drafting.with_gamma(found, self.gamma)
 
 
-DRAFTERS = ("model", "ngram", "plain")
-NEEDS_DRAFT = "model"
 DTYPES = ("float32", "bfloat16", "float16")
 KINDS: dict[str, tuple[type, ...]] = {
-    "target": (str,), "draft": (str, type(None)), "drafter": (str,), "gamma": (int, type(None)), "verifier": (str,),
-    "dtype": (str,), "max_new_tokens": (int,), "temperature": (float, int), "top_k": (int,), "top_p": (float, int),
+    "target": (str,), "draft": (str, tuple, list, type(None)), "drafter": (str,), "gamma": (int, type(None)),
+    "verifier": (str, type(None)), "lossless": (bool,), "dtype": (str,), "max_new_tokens": (int,),
+    "temperature": (float, int), "top_k": (int,), "top_p": (float, int),
     "min_p": (float, int), "repetition_penalty": (float, int), "seed": (int,), "stop": (tuple, list),
 }  # fmt: skip
 
@@ -75,22 +93,19 @@ class Run(NamedTuple):
 
     def generate(self, prompts: api.Prompts, **changes: Any) -> api.Generation:
         """`specjax.generate` with the preset's options, `changes` over them."""
-        own = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
-        options = {name: getattr(self.config, name) for name in own} | {"verifier": self.config.verifier} | changes
+        own = (
+            "verifier", "lossless", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+            "seed", "stop",
+        )  # fmt: skip
+        options = {name: getattr(self.config, name) for name in own} | changes
         return api.generate(self.target, prompts, drafter=self.guide, **options)
 
 
 def build(config: RunConfig) -> Run:
     """Loads the models of a preset and joins them with its drafter."""
     target = load(config.target, dtype=config.dtype)
-    options = {} if config.gamma is None else {"gamma": config.gamma}
-    if config.drafter == "plain":
-        guide = drafters.plain()
-    elif config.drafter == "ngram":
-        guide = drafters.ngram(**options)
-    else:
-        guide = drafters.model(load(str(config.draft), dtype=config.dtype), **options)
-    return Run(config, target, guide)
+    drafts = [load(name, dtype=config.dtype) for name in config.drafts]
+    return Run(config, target, drafting.make(config.spec, target, drafts))
 
 
 def read(file: Path | str) -> RunConfig:

@@ -183,7 +183,7 @@ def propose(
         draft, draft_state = drafter.propose(params, key, state.draft, state.pending, warp)
         cache = state.cache
     if drafter.tree.scratch.any():  # whatever the drafter says: nothing scratch is ever accepted
-        draft = draft._replace(valid=draft.valid & ~drafter.tree.scratch)
+        draft = draft._replace(valid=draft.valid & ~drafter.tree.scratch[None])
     return draft, draft_state, cache
 
 

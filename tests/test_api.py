@@ -238,6 +238,7 @@ BAD = {
     "top_p": ({"prompts": [[1]], "top_p": 0.0}, "top_p must be above 0"),
     "lengths": ({"prompts": [[1]], "temperature": [0.0, 1.0]}, "temperature has shape"),
     "verifier": ({"prompts": [[1]], "verifier": "tokne"}, "no verifier is named 'tokne'"),
+    "lossy": ({"prompts": [[1]], "verifier": "lossy-typical", "lossless": True}, "'lossy-typical' is lossy"),
     "no tokens": ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens must be at least 1"),
     "rows": ({"prompts": [[1]], "rows": [0, 1]}, "1 prompts need 1 numbers"),
     "new tokens of rows": ({"prompts": [[1]], "max_new_tokens": [3, 4]}, "max_new_tokens has 2 numbers for 1 prompts"),
@@ -291,7 +292,7 @@ WRONG_KINDS = {
     "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be a whole number"),
     "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
     "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
-    "verifier None": ({"prompts": [[1]], "verifier": None}, "verifier must be a name"),
+    "verifier a number": ({"prompts": [[1]], "verifier": 3}, "verifier must be a name"),
     "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
 }
 

@@ -26,14 +26,25 @@ def test_every_preset_builds_and_generates(file):
     ("changes", "message"),
     [
         ({"drafter": "modle"}, "no drafter is named 'modle'"),
-        ({"drafter": "model"}, "only 'model' takes a draft model"),
-        ({"drafter": "plain", "draft": "x"}, "only 'model' takes a draft model"),
+        ({"drafter": "model"}, "'model' with draft=None: it takes 1 draft"),
+        ({"drafter": "plain", "draft": "x"}, "'plain' with draft='x': it takes 0 draft"),
+        ({"drafter": "cascade", "draft": "x"}, "'cascade' with draft='x': it takes 2 draft"),
+        ({"drafter": "tree:shape=3by2", "draft": "x"}, "shape must be children by level"),
+        ({"drafter": "tree", "draft": "x", "gamma": 3}, "gamma has no meaning for the drafter 'tree'"),
         ({"drafter": "plain", "verifier": "blok"}, "no verifier is named 'blok'"),
+        ({"drafter": "plain", "verifier": "lossy-typical", "lossless": True}, "'lossy-typical' is lossy"),
     ],
 )
 def test_bad_presets(changes, message):
     with pytest.raises(ValueError, match=message):
         RunConfig(target="bundled/opt-target", **changes)
+
+
+def test_a_preset_names_any_drafter():
+    names = ("bundled/opt-draft", "bundled/opt-tiny")
+    config_ = RunConfig("bundled/opt-target", names, "cascade:inner=(model:gamma=2)", gamma=4)
+    assert config_.drafts == names and config_.spec.settings["gamma"] == 4
+    assert RunConfig("t", "d", "model:policy=heuristic", lossless=True).drafts == ("d",)
 
 
 def test_a_file_that_is_no_preset(tmp_path):

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, drafters, verify
+from specjax import api, verify
 from specjax import decoding as loop
 from specjax.base import Drafter, LanguageModel, VerifyFn
 from specjax.bench.decode import Row
 from specjax.bench.pair import read_prompts
+from specjax.cli import drafting
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
@@ -54,31 +55,34 @@ def committed(
         names = [name for name, found in verify.TABLE.items() if found.lossless and serving(name)]
     chosen = [verify.get(name) for name in names]
     counts: dict[int, np.ndarray] = {}  # of each prompt: [rounds, sums of tokens by verifier]
+    tokens, length = api.tokenize(target, prompts)
+    room = api.cache_room(target, guide, tokens, length, new, None)  # one shape, and so one program, for all turns
     judged, turn = 0, 0
     while judged < rounds:
         start = turn * batch % len(prompts)
         group = [(start + i) % len(prompts) for i in range(batch)]
         given = [prompts[i] for i in group]
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": temperature, "seed": seed + turn}
-        job = api.prepare(target, given, drafter=guide, verifier=chosen[0], **settings)
-        for active, tokens in _judged(job, chosen, jax.random.key(seed + turn)):
+        job = api.prepare(target, given, drafter=guide, verifier=chosen[0], cache_len=room, **settings)
+        for active, committed_here in _judged(job, chosen, jax.random.key(seed + turn)):
             for row in np.flatnonzero(active):
                 known = counts.setdefault(group[row], np.zeros(1 + len(chosen)))
-                known += np.concatenate([[1.0], tokens[:, row]])
+                known += np.concatenate([[1.0], committed_here[:, row]])
             judged += int(active.sum())
         turn += 1
     yield from _rows(guide, list(names), np.stack(list(counts.values())), temperature)
 
 
 def of_pair(
-    target: str, draft: str, dtype: str, prompts: str, gamma: int, temperature: float, rounds: int, new: int
+    target: str, draft: str, dtype: str, prompts: str, drafter: str, temperature: float, rounds: int, new: int
 ) -> Iterator[Row]:
-    """`committed` of a draft model's chains, by names, on a file of prompts."""
+    """`committed` of models by name, on a file of prompts; `drafter` as for `specjax generate --drafter`."""
     given, _ = read_prompts(prompts)
-    big, small = load(target, dtype=dtype), load(draft, dtype=dtype)
-    guide = drafters.model(small, gamma=gamma)
+    spec = drafting.parse(drafter)
+    big = load(target, dtype=dtype)
+    guide = drafting.make(spec, big, [load(draft, dtype=dtype)] if drafting.needs(spec) else [])
     for row in committed(big, guide, given, rounds=rounds, temperature=temperature, new=new):
-        yield {"bench": "committed", "target": target, "dtype": dtype} | row
+        yield {"target": target, "dtype": dtype} | row
 
 
 def _judged(job: api.Job, chosen: Sequence[verify.Verifier], root) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -16,12 +16,17 @@ from specjax.metrics import Stats
 from specjax.model import Model
 from specjax.verify import Verifier
 
+SUITS = "suits"  # in the place of a verifier's name: the one that suits the drafter
+COPYING = ("ngram", "suffix")  # what transformers' prompt lookup is the like of
+
 
 class Cell(NamedTuple):
     """One way of decoding.
 
     Attributes:
+      drafter: its name and settings, gamma apart.
       gamma: draft tokens a round as asked for; None where the drafter has no such choice.
+      verifier: a name, or `SUITS`: the lossless one that suits the drafter.
     """
 
     drafter: str
@@ -38,13 +43,16 @@ def cells(
     *,
     without_gamma: Sequence[str] = ("plain",),
 ) -> list[Cell]:
-    """Every combination, temperatures outermost; what drafts nothing needs neither a gamma nor a second verifier."""
+    """Every combination, temperatures outermost; plain decoding needs no second verifier.
+
+    Args:
+      without_gamma: drafters that have no such choice, or bring their own.
+    """
     found = []
     for temperature in temperatures:
         for drafter in drafters:
-            alone = drafter in without_gamma
-            for gamma in (None,) if alone else gammas:
-                for verifier in verifiers[:1] if alone else verifiers:
+            for gamma in (None,) if drafter in without_gamma else gammas:
+                for verifier in verifiers[:1] if drafter == "plain" else verifiers:
                     found.append(Cell(drafter, gamma, verifier, temperature))
     return found
 
@@ -73,8 +81,8 @@ def measure(work: Work, cell: Cell, guide: Guide, verifier: Verifier) -> Row:
     settings = work.settings | {"temperature": cell.temperature}
     drafted = settings | {"drafter": guide, "verifier": verifier}
     row: Row = {
-        "bench": "tasks", **cell._asdict(), "lossless": verifier.lossless, "guide": guide.name,
-        "prompts": len(work.prompts),
+        "bench": "tasks", **cell._asdict(), "verifier": verifier.name, "lossless": verifier.lossless,
+        "guide": guide.name, "prompts": len(work.prompts),
     }  # fmt: skip
     return row | acceptance(work, drafted) | speed(work, cell, drafted, settings)
 
@@ -128,14 +136,14 @@ def speed(work: Work, cell: Cell, drafted: dict[str, Any], plain: dict[str, Any]
 
 
 def theirs(work: Work, cell: Cell) -> Iterator[tuple[str, Decode]]:
-    """How transformers decodes the same: a draft model against assisted generation, what needs no model against prompt
-    lookup, both with this gamma; and plainly."""
+    """How transformers decodes the same: a draft model against assisted generation, what copies against prompt lookup,
+    both with this gamma; and plainly."""
     if work.peer is None:
         return
     common = {"new": work.settings["max_new_tokens"], "temperature": cell.temperature}
     if cell.gamma is not None and cell.drafter == "model" and work.peer.draft is not None:
         yield "transformers assisted", work.peer.assisted(gamma=cell.gamma, **common)
-    elif cell.gamma is not None:
+    elif cell.gamma is not None and cell.drafter.partition(":")[0] in COPYING:
         yield "transformers lookup", work.peer.lookup(gamma=cell.gamma, **common)
     yield "transformers plain", work.peer.plain(**common)
 

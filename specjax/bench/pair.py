@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import api, drafters
+from specjax import api
 from specjax.bench.decode import Row, interleave
+from specjax.cli import drafting
 from specjax.load import load
 
 BATCH = 8  # prompts decoded together where acceptance is counted
@@ -21,22 +22,28 @@ def measure(
     temperature: Sequence[float],
     new: int,
     repeats: int,
+    drafter: str = "model",
 ) -> Iterator[Row]:
     """One row for each temperature and gamma.
+
+    Args:
+      drafter: as for `specjax generate --drafter`; gamma is its own where it has no such choice.
 
     Acceptance is counted over all prompts in batches; the speed-up is that of the first prompts decoded alone,
     interleaved with plain decoding. With references (after a tab) the plain output is scored by sacrebleu.
     """
     given, references = read_prompts(prompts)
     big, small = load(target, dtype=dtype), load(draft, dtype=dtype)
+    spec = drafting.parse(drafter)
+    ways = {n: drafting.with_gamma(spec, n) for n in gamma} if drafting.takes_gamma(spec) else {None: spec}
     for warmth in temperature:
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": warmth}
         scored = quality(big, given, references, settings) if references else {}
-        for count in gamma:
-            guide = drafters.model(small, gamma=count)
+        for count, way in ways.items():
+            guide = drafting.make(way, big, [small])
             row: Row = {
-                "bench": "pair", "target": target, "draft": draft, "dtype": dtype, "temperature": warmth,
-                "gamma": count, "prompts": len(given),
+                "bench": "pair", "target": target, "draft": draft, "dtype": dtype, "drafter": drafting.label(spec),
+                "temperature": warmth, "gamma": count, "prompts": len(given),
             }  # fmt: skip
             yield row | acceptance(big, given, guide, settings) | speed(big, given, guide, settings, repeats) | scored
 

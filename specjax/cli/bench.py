@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from specjax.cli import drafting
 from specjax.cli.arguments import parse
 
 Row = dict[str, Any]
@@ -55,6 +56,8 @@ class Bench:
     """pair, committed and long-context: the model that decides."""
     draft: str = "bundled/opt-draft"
     """pair and committed: the model that drafts."""
+    drafter: str = "model"
+    """pair and committed: as for specjax generate --drafter, of at most one draft model."""
     prompts: Path | None = None
     """pair and committed: one prompt a line; with a tab, a reference follows, and pair reports BLEU and chrF (needs
     sacrebleu). long-context: a text to cut prompts from."""
@@ -121,6 +124,13 @@ def check(options: Bench) -> None:
             raise ValueError(f"bench {options.name} needs --prompts FILE: {holds}")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"{options.prompts}: no such prompts file")
+    if options.name in ("pair", "committed"):
+        spec = drafting.parse(options.drafter)
+        drafting.check_files(spec)
+        if drafting.needs(spec) > 1:
+            raise ValueError(f"bench {options.name} has one draft model, and the drafter {options.drafter!r} needs more")
+    elif options.drafter != "model":
+        raise ValueError(f"--drafter has no meaning for bench {options.name}: leave it out")
 
 
 def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[Row]]]]:
@@ -144,7 +154,10 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
     elif name == "pair":
         given = {"gamma": options.gamma or (5,), "temperature": options.temperature, "new": options.max_new_tokens}
         for dtype in options.dtype:
-            named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
+            named = {
+                "target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts),
+                "drafter": drafting.label(drafting.parse(options.drafter)),
+            }  # fmt: skip
             yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
     elif name == "long-context":
         ways = itertools.product(options.dtype, options.rows, options.gamma or (4,), options.temperature)
@@ -160,9 +173,12 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
             given |= {"new": options.max_new_tokens}
             yield key | given, partial(long_context.measure, **given)
     elif name == "committed":
-        for dtype, gamma, warmth in itertools.product(options.dtype, options.gamma or (5,), options.temperature):
+        spec = drafting.parse(options.drafter)
+        gammas = options.gamma or (5,)
+        every = [drafting.with_gamma(spec, n) for n in gammas] if drafting.takes_gamma(spec) else [spec]
+        for dtype, one, warmth in itertools.product(options.dtype, every, options.temperature):
             named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
-            given = named | {"gamma": gamma, "temperature": warmth}
+            given = named | {"drafter": drafting.label(one), "temperature": warmth}
             given |= {"rounds": options.rounds, "new": options.max_new_tokens}
             yield key | given, partial(committed.of_pair, **given)
     else:

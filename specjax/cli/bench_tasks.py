@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from specjax.cli.arguments import lookup, parse
-from specjax.cli.options import DRAFT, TARGET, Flag, arg
+from specjax.cli.grammar import Spec
+from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
 
 PROG = "specjax bench tasks"
 Row = dict[str, Any]
@@ -45,16 +46,25 @@ class Ways:
     """The ways of decoding: every combination is a row. Plain decoding is timed beside each."""
 
     target: Annotated[str, arg(metavar="MODEL")] = TARGET
-    draft: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFT} for {TARGET})")] = None
+    draft: Annotated[
+        Several, arg(metavar="MODEL", help=DRAFT_HELP, help_behavior_hint=f"(default: {DRAFT} for {TARGET})")
+    ] = ()
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     drafters: Annotated[
-        tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: model with a draft, ngram)")
-    ] = ()
-    """As for specjax generate --drafter."""
+        tuple[str, ...],
+        arg(
+            metavar="NAME[:KEY=VALUE,...] ...", help=DRAFTER_HELP,
+            help_behavior_hint="(default: model with a draft, ngram)",
+        ),
+    ] = ()  # fmt: skip
     gamma: Annotated[tuple[int, ...], arg(metavar="N ...")] = (5,)
-    """Draft tokens a round."""
-    verifiers: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("token",)
+    """Draft tokens a round, of the drafters that have such a choice and do not bring their own."""
+    verifiers: Annotated[
+        tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: the one that suits each drafter)")
+    ] = ()
     """Those that do not serve a drafter are left out, and that is said."""
+    lossless: Flag = False
+    """Refuse lossy verifiers."""
     temperature: Annotated[tuple[float, ...], arg(metavar="T ...")] = (0.0, 1.0)
     max_new_tokens: Annotated[int, arg(metavar="N")] = 64
     ignore_eos: Flag = False
@@ -86,6 +96,8 @@ class TaskBench:
 
     specjax bench tasks --tasks story chat --gamma 3 5 --verifiers token block --json rows.jsonl
 
+    specjax bench tasks --drafters model tree:shape=3x2 small-kv:cache=snapkv cascade:gamma=6
+
     specjax bench tasks --file HumanEval.jsonl.gz --drafters ngram --count 16 --peer transformers
 
     specjax bench tasks --tasks translation --target bundled/t5-target --draft bundled/t5-draft
@@ -112,8 +124,8 @@ def main(args: Sequence[str]) -> int:
     """
     options = parse(TaskBench, args, prog=PROG)
     check(options)
-    items, draft = read_items(options.what), draft_name(options.ways)
-    cases = list_cases(options, items, draft)
+    items, drafts = read_items(options.what), draft_names(options.ways)
+    cases = list_cases(options, items, drafts)
     from rich.console import Console
 
     from specjax.bench import machine, record
@@ -125,7 +137,7 @@ def main(args: Sequence[str]) -> int:
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
     shown: list[Row] = []
     with Progress(errors, show=True) as progress:
-        bench = Bench(options, items, draft, progress.tell)
+        bench = Bench(options, items, drafts, progress.tell)
         try:
             for number, case in enumerate(cases, start=1):
                 known = kept.rows(case.key)
@@ -151,25 +163,28 @@ def check(options: TaskBench) -> None:
     """Raises ValueError for what cannot work, before any work."""
     from specjax import verify
     from specjax.bench import assisted, tasks
-    from specjax.cli import setup
+    from specjax.cli import drafting
 
     what, ways, measuring = options.what, options.ways, options.measuring
     for name in what.tasks:
         lookup(name, tasks.TASKS, "task")
     for name in ways.drafters:
-        lookup(name, setup.DRAFTERS, "drafter")
+        drafting.check_files(drafting.parse(name))
     for name in ways.verifiers:
-        lookup(name, verify.TABLE, "verifier")
+        verifier = verify.get(name)
+        if ways.lossless:
+            verifier.require_lossless()
     lookup(what.style, dict.fromkeys(tasks.STYLES), "style of prompts")
     listed = {
-        "tasks": what.tasks, "drafters": ways.drafters, "gamma": ways.gamma, "verifiers": ways.verifiers,
+        "tasks": what.tasks, "drafters": tuple(map(canonical, ways.drafters)), "gamma": ways.gamma,
+        "verifiers": ways.verifiers,
         "temperature": ways.temperature,
     }  # fmt: skip
     for name, values in listed.items():
         twice = [value for value in values if values.count(value) > 1]
         if twice:
             raise ValueError(f"--{name} names {twice[0]} twice")
-    for name in ("gamma", "verifiers", "temperature"):
+    for name in ("gamma", "temperature"):
         if not listed[name]:
             raise ValueError(f"--{name} needs at least one value")
     for name, value, least in (
@@ -187,18 +202,25 @@ def check(options: TaskBench) -> None:
         assisted.require()
 
 
-def draft_name(ways: Ways) -> str | None:
-    """The draft model; that of the bundled target where none is named and none of the drafters forbids it."""
-    from specjax.cli import setup
+def canonical(drafter: str) -> str:
+    """The drafter's name and settings, always in the same words."""
+    from specjax.cli import drafting
 
-    needed = [name for name in ways.drafters if setup.DRAFTERS[name].needs_model]
-    if ways.draft is None and ways.target == TARGET and (needed or not ways.drafters):
-        return DRAFT
-    if needed and ways.draft is None:
-        raise ValueError(f"the drafter {needed[0]!r} needs --draft, a smaller model with {ways.target}'s tokenizer")
-    if ways.draft is not None and ways.drafters and not needed:
-        raise ValueError(f"--draft {ways.draft} is not used by {', '.join(ways.drafters)}: leave one of them out")
-    return ways.draft
+    return drafting.label(drafting.parse(drafter))
+
+
+def draft_names(ways: Ways) -> tuple[str, ...]:
+    """The draft models, as many as the neediest drafter uses; of the bundled target where none is named.
+
+    Raises:
+      ValueError: more or fewer than are used.
+    """
+    from specjax.cli import drafting, setup
+
+    if not ways.drafters and not ways.draft:
+        return (DRAFT,) if ways.target == TARGET else ()
+    neediest = max(map(drafting.parse, ways.drafters or ("model",)), key=drafting.needs)
+    return setup.given_drafts(neediest, ways.target, ways.draft)
 
 
 def read_items(what: What) -> dict[str, list[Any]]:
@@ -223,12 +245,12 @@ def read_items(what: What) -> dict[str, list[Any]]:
     return {name: tasks.pick(tasks.TASKS[name].samples, what.count, what.category) for name in names}
 
 
-def list_cases(options: TaskBench, items: dict[str, list[Any]], draft: str | None) -> list[Case]:
+def list_cases(options: TaskBench, items: dict[str, list[Any]], drafts: Sequence[str]) -> list[Case]:
     """Every task in every way. A key says all that a row depends on, the prompts' own words included."""
-    from specjax.bench import grid, tasks
+    from specjax.bench import tasks
+    from specjax.cli import drafting
 
     ways, measuring = options.ways, options.measuring
-    names = ways.drafters or (("model", "ngram") if draft is not None else ("ngram",))
     common = {
         "bench": "tasks", "target": ways.target, "dtype": ways.dtype, "style": options.what.style,
         "new": ways.max_new_tokens, "ignore_eos": ways.ignore_eos, "seed": ways.seed, "batch": measuring.batch,
@@ -238,22 +260,48 @@ def list_cases(options: TaskBench, items: dict[str, list[Any]], draft: str | Non
     found = []
     for name, given in items.items():
         prompts = {"task": name, "prompts": tasks.digest(given)}
-        for cell in grid.cells(names, ways.gamma, ways.verifiers, ways.temperature):
-            own = {"draft": draft if needs_draft(cell.drafter) else None}
+        for cell in cells(ways, drafts):
+            used = drafts[: drafting.needs(drafting.parse(cell.drafter))]
+            own = {"draft": ", ".join(used) or None}
             found.append(Case(common | prompts | own | cell._asdict(), name, cell))
     return found
 
 
-def needs_draft(drafter: str) -> bool:
-    from specjax.cli import setup
+def cells(ways: Ways, drafts: Sequence[str]) -> list[Any]:
+    """Every way of decoding, once. A drafter's own gamma stands in its cell like one of --gamma."""
+    from specjax.bench import grid
+    from specjax.cli import drafting
 
-    return setup.DRAFTERS[drafter].needs_model
+    named: list[tuple[str, tuple[int, ...]]] = []
+    for text in ways.drafters or (("model", "ngram") if drafts else ("ngram",)):
+        spec = drafting.parse(text)
+        own = {key: value for key, value in spec.settings.items() if key != "gamma"}
+        gammas = (spec.settings["gamma"],) if "gamma" in spec.settings else ways.gamma
+        named.append((drafting.label(spec._replace(settings=own)), gammas if drafting.takes_gamma(spec) else ()))
+    without = [name for name, gammas in named if not gammas]
+    verifiers = ways.verifiers or (grid.SUITS,)
+    every = [
+        cell
+        for temperature in ways.temperature
+        for name, gammas in named
+        for cell in grid.cells([name], gammas, verifiers, [temperature], without_gamma=without)
+    ]
+    return list(dict.fromkeys(every))
+
+
+def spec_of(cell: Any) -> Spec:
+    """The cell's drafter with its gamma."""
+    from specjax.cli import drafting
+
+    spec = drafting.parse(cell.drafter)
+    return spec if cell.gamma is None else drafting.with_gamma(spec, cell.gamma)
 
 
 def told(cell: Any) -> str:
     """A way of decoding in words."""
     gamma = f" \u03b3={cell.gamma}" if cell.gamma is not None else ""
-    return f"{cell.drafter}{gamma}, {cell.verifier}, T={cell.temperature:g}"
+    verifier = "" if cell.verifier == "suits" else f" {cell.verifier},"
+    return f"{cell.drafter}{gamma},{verifier} T={cell.temperature:g}"
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -266,23 +314,26 @@ class Bench:
       left_out: combinations that no verifier serves, in words.
     """
 
-    def __init__(self, options: TaskBench, items: dict[str, list[Any]], draft: str | None, tell: Callable[[str], None]):
-        self._options, self._items, self._draft_name, self._tell = options, items, draft, tell
-        self._models: tuple[Any, Any] | None = None
+    def __init__(
+        self, options: TaskBench, items: dict[str, list[Any]], drafts: Sequence[str], tell: Callable[[str], None]
+    ):
+        self._options, self._items, self._draft_names, self._tell = options, items, drafts, tell
+        self._models: tuple[Any, list[Any]] | None = None
         self._peer: Any = None
         self._works: dict[str, Any] = {}
         self.left_out: list[str] = []
 
     def rows(self, case: Case) -> list[Row]:
         """The case's row; none where its verifier does not serve its drafter."""
-        from specjax import verify
+        from specjax import api
         from specjax.bench import grid
-        from specjax.cli import setup
+        from specjax.cli import drafting
 
-        _, draft = self._loaded()
-        kind, cell = setup.DRAFTERS[case.cell.drafter], case.cell
-        guide = kind.make(draft if kind.needs_model else None, cell.gamma)
-        verifier, part = verify.TABLE[cell.verifier], guide.drafter
+        target, drafts = self._loaded()
+        cell = case.cell
+        guide = drafting.make(spec_of(cell), target, drafts)
+        verifier = api.named_verifier(guide, None if cell.verifier == grid.SUITS else cell.verifier)
+        part = guide.drafter
         try:
             verifier.check(part.tree, part.siblings, f"drafter {guide.name!r}", dynamic=part.dynamic)
         except ValueError as error:
@@ -292,7 +343,7 @@ class Bench:
         return [{"task": case.task, "target": self._options.ways.target, "draft": case.key["draft"],
                  "dtype": self._options.ways.dtype} | row]  # fmt: skip
 
-    def _loaded(self) -> tuple[Any, Any]:
+    def _loaded(self) -> tuple[Any, list[Any]]:
         if self._models is None:
             import specjax  # `load` is looked up when it is called
             from specjax.bench import assisted
@@ -300,11 +351,11 @@ class Bench:
             ways = self._options.ways
             self._tell(f"loading {ways.target}")
             target = specjax.load(ways.target, dtype=ways.dtype)
-            draft = None if self._draft_name is None else specjax.load(self._draft_name, dtype=ways.dtype)
+            drafts = [specjax.load(name, dtype=ways.dtype) for name in self._draft_names]
             if self._options.measuring.peer is not None:
                 self._tell("loading the same weights into transformers")
-                self._peer = assisted.peer(target, draft, ignore_eos=ways.ignore_eos)
-            self._models = target, draft
+                self._peer = assisted.peer(target, drafts[0] if drafts else None, ignore_eos=ways.ignore_eos)
+            self._models = target, drafts
         return self._models
 
     def _work(self, task: str) -> Any:

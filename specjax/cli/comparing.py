@@ -82,7 +82,9 @@ def compare(
     tokens, length = api.tokenize(target, prompts)
     room = api.cache_room(target, guide, tokens, length, int(np.max(options["max_new_tokens"])), None)
     guides = {"plain": drafters.plain(), "fast": guide}
-    decode = lambda name: api.generate(target, prompts, drafter=guides[name], **{**options, "cache_len": room})
+    asked = {**options, "cache_len": room}
+    settings = {"plain": asked | {"verifier": None}, "fast": asked}  # a lossy one would not leave plain decoding plain
+    decode = lambda name: api.generate(target, prompts, drafter=guides[name], **settings[name])
     every = len(guides) * (repeats + 1)
     done = 0
     first: dict[str, Generation] = {}

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 
 from specjax.cli.arguments import parse
-from specjax.cli.options import Options
+from specjax.cli.options import Drafting, Options
 from specjax.cli.prompts import read_prompts
 from specjax.streaming import interrupts_wait
 
@@ -19,6 +19,8 @@ def main(args: Sequence[str]) -> int:
     """
     prog = "specjax generate"
     options = parse(Options, args, prog=prog)
+    if told_help(options.drafting):
+        return DONE
     if options.config is not None:
         with interrupts_wait(lambda: True):
             from specjax.cli import preset
@@ -29,11 +31,22 @@ def main(args: Sequence[str]) -> int:
     return run(options, prompts)
 
 
+def told_help(chosen: Drafting) -> bool:
+    """Prints all drafters or policies where `help` stands in the place of a name, and says whether it did."""
+    if "help" not in (chosen.drafter, chosen.policy):
+        return False
+    with interrupts_wait(lambda: True):
+        from specjax.cli import catalogue
+    catalogue.show(chosen)
+    return True
+
+
 def run(options: Options, prompts: Sequence[str]) -> int:
     """Checks, loads, decodes and reports; jax is imported here, after the arguments have been read."""
     with interrupts_wait(lambda: True):  # an import of jax that Ctrl-C cuts short takes the process down with it
         from rich.console import Console
 
+        from specjax import api
         from specjax.cli import live, record, report, session, setup
         from specjax.cli.progress import Progress
 
@@ -45,6 +58,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
     with Progress(errors, show=not printing.quiet) as progress:
         with interrupts_wait(lambda: False):
             target, guide = setup.load_models(options, chosen, progress.tell)
+        verifier = api.named_verifier(guide, chosen.verifier).name
         work = session.Work(target, prompts, guide, setup.decode_options(options, chosen))
         heads = [""] * len(prompts) if quiet or target.encoder_decoder else prompts
 
@@ -56,7 +70,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
 
         out, interrupted = session.decode(work, open_sink, progress, marks=printing.show_draft, split=not quiet)
         if not quiet:
-            report.show(console, report.closing_table(out, target, guide, chosen.verifier.name))
+            report.show(console, report.closing_table(out, target, guide, verifier))
         for line in report.warnings(out):
             errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, markup=False)
         compared = None
@@ -65,7 +79,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
             interrupted = compared is None
             if compared is not None and not quiet:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
-    content = record.to_json(record.record(out, work, chosen.verifier.name, record.settings(options), compared))
+    content = record.to_json(record.record(out, work, verifier, record.settings(options), compared))
     if printing.output is not None:
         record.write_whole(printing.output, content)
     if printing.json:

@@ -7,16 +7,43 @@ from typing import Annotated, Literal
 import tyro
 
 from specjax import defaults
+from specjax.cli import drafting, policing
 
 TARGET = "bundled/opt-target"  # what runs when no model is named
-DRAFT = "bundled/opt-draft"
+SMALLER = ("bundled/opt-draft", "bundled/opt-tiny")  # its draft models where none is named, as many as are needed
+DRAFT = SMALLER[0]
 GAMMA = 3  # drafts a round of this pair: faster than 5 at the default temperature (specjax/bundled/README.md)
-DRAFTERS = ("model", "ngram", "plain")
 REPEATS = 5
 
 arg = tyro.conf.arg
 Flag = Annotated[bool, arg(help_behavior_hint="")]
 Several = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+def _overview(lines: dict[str, str], last: str) -> str:
+    """One line a name, as tyro prints it."""
+    return "\n".join([*(f"{name}: {about}." for name, about in lines.items()), last])
+
+
+DRAFTER_HELP = _overview(
+    {name: kind.about for name, kind in drafting.DRAFTERS.items()},
+    '"help" prints all of them with their settings, such as small-kv:budget=256,cache=snapkv.',
+)
+POLICY_HELP = _overview(
+    {name: kind.about for name, kind in policing.POLICIES.items()},
+    'How long the drafter "model" drafts, by row; "help" prints all with their settings.',
+)
+
+
+DRAFT_HELP = (
+    "A smaller model with the same tokenizer; for bridge and reencode, with another. Twice for a cascade: the middle "
+    "model, then the smaller one."
+)
+VERIFIER_HELP = (
+    "How draft tokens are accepted. Of chains: token, block. Of trees: multiround, multiround-without, traversal, "
+    "traversal-without, kseq, deterministic. A baseline: non-iterative. These keep the text's law; lossy-typical, "
+    "lossy-lenient, lossy-lenient-greedy, lossy-threshold do not."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +52,9 @@ class Models:
 
     target: Annotated[str, arg(metavar="MODEL")] = TARGET
     """The model whose text you want."""
-    draft: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFT} for {TARGET})")] = None
-    """A smaller model with the same tokenizer, for the drafter "model"."""
+    draft: Annotated[
+        Several, arg(metavar="MODEL", help=DRAFT_HELP, help_behavior_hint=f"(default: {DRAFT} for {TARGET})")
+    ] = ()
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the weights. Greedy text is token for token that of plain decoding in float32."""
     mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
@@ -38,15 +66,25 @@ class Drafting:
     """How tokens are guessed before the target confirms them. A lossless verifier keeps the text's law."""
 
     drafter: Annotated[
-        str | None, arg(metavar="{model,ngram,plain}", help_behavior_hint="(default: model with a draft, else ngram)")
+        str | None,
+        arg(
+            metavar="NAME[:KEY=VALUE,...]", help=DRAFTER_HELP,
+            help_behavior_hint="(default: model with a draft, cascade with two, else ngram)",
+        ),
+    ] = None  # fmt: skip
+    gamma: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: the drafter's own, for the bundled pair 3)")
     ] = None
-    """model: a smaller model writes ahead. ngram: copies what followed the same words before. plain: no draft."""
-    gamma: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: 5, ngram 8, the bundled pair 3)")] = (
-        None
-    )
-    """Draft tokens a round."""
-    verifier: Annotated[str, arg(metavar="NAME")] = "token"
-    """How draft tokens are accepted. token: rejection token by token, lossless."""
+    """Draft tokens a round: short for gamma=N of the drafter."""
+    policy: Annotated[
+        str | None, arg(metavar="NAME[:KEY=VALUE,...]", help=POLICY_HELP, help_behavior_hint="(default: gamma)")
+    ] = None
+    verifier: Annotated[
+        str | None,
+        arg(metavar="NAME", help=VERIFIER_HELP, help_behavior_hint="(default: the one that suits the drafter)"),
+    ] = None
+    lossless: Flag = False
+    """Refuse a lossy verifier."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +148,8 @@ class Options:
     specjax generate "Once upon a time" --show-draft --compare
 
     specjax generate --target facebook/opt-1.3b --draft facebook/opt-125m --temperature 0 "Once upon a time"
+
+    specjax generate --drafter tree:shape=3x2 "Once upon a time"
 
     specjax generate --prompts questions.jsonl --drafter ngram --json > answers.json
     """

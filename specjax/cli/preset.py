@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from specjax.cli.options import Options
-from specjax.config import NEEDS_DRAFT, RunConfig
+from specjax.cli import drafting
+from specjax.cli.options import Drafting, Options
+from specjax.config import RunConfig
 from specjax.config import read as read
 
 T = TypeVar("T")
-LISTS = ("stop",)  # repeatable options, which a parser would append to those of the preset
+LISTS = ("stop", "draft")  # repeatable options, which a parser would append to those of the preset
 
 
 def as_options(config: RunConfig) -> Options:
@@ -31,17 +32,30 @@ def settle(options: Options, config: RunConfig) -> Options:
     A list on the command line replaces that of the preset. A drafter or a draft model on the command line puts away the
     preset's own draft, drafter and gamma where they do not go with it.
     """
-    models, drafting, stopping = options.models, options.drafting, options.stopping
+    models, stopping = options.models, options.stopping
     if not stopping.stop:
-        stopping = dataclasses.replace(stopping, stop=config.stop)
-    if drafting.drafter != config.drafter:
-        if drafting.drafter != NEEDS_DRAFT and models.draft == config.draft:
-            models = dataclasses.replace(models, draft=None)
-        if drafting.gamma == config.gamma:
-            drafting = dataclasses.replace(drafting, gamma=None)
-    elif models.draft != config.draft:
-        drafting = dataclasses.replace(drafting, drafter=NEEDS_DRAFT)
-    return dataclasses.replace(options, models=models, drafting=drafting, stopping=stopping)
+        stopping = dataclasses.replace(stopping, stop=tuple(config.stop))
+    chosen = _settled_drafting(options.drafting, models.draft, config)
+    if not models.draft:
+        needed = len(config.drafts) if chosen.drafter is None else drafting.needs(drafting.parse(chosen.drafter))
+        models = dataclasses.replace(models, draft=config.drafts[:needed])
+    return dataclasses.replace(options, models=models, drafting=chosen, stopping=stopping)
+
+
+def _settled_drafting(chosen: Drafting, drafts: tuple[str, ...], config: RunConfig) -> Drafting:
+    """What is said of the drafter: by the command line, else by the preset where it goes with that."""
+    own = drafting.parse(config.drafter)
+    if chosen.drafter != config.drafter:
+        return dataclasses.replace(chosen, gamma=None) if chosen.gamma == config.gamma else chosen
+    if drafts and len(drafts) != drafting.needs(own):
+        chosen = dataclasses.replace(chosen, drafter=None)
+    if chosen.policy is not None:  # it says what the preset's gamma would
+        own = own._replace(settings={key: own.settings[key] for key in own.settings if key not in ("gamma", "policy")})
+        gamma = None if chosen.gamma == config.gamma else chosen.gamma
+        return dataclasses.replace(chosen, drafter=chosen.drafter and drafting.label(own), gamma=gamma)
+    if chosen.gamma is not None and "gamma" in own.settings and chosen.drafter is not None:
+        return dataclasses.replace(chosen, drafter=drafting.label(drafting.with_gamma(own, chosen.gamma)), gamma=None)
+    return chosen
 
 
 def _take(group: T, values: Mapping[str, Any]) -> T:

@@ -5,39 +5,21 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax import drafters, sampling, verify
-from specjax.cli.arguments import lookup
-from specjax.cli.options import DRAFT, GAMMA, TARGET, Options
+from specjax import sampling, verify
+from specjax.cli import drafting
+from specjax.cli.grammar import Spec
+from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
 from specjax.drafters import Guide
 from specjax.model import Model
 from specjax.verify import Verifier
 
 
-class Kind(NamedTuple):
-    """A drafter that can be named: how it is made from (draft model, gamma or None), and whether it runs a model."""
-
-    make: Callable[..., Guide]
-    needs_model: bool = False
-
-
-def _with_gamma(make: Callable[..., Guide], *args: Any, gamma: int | None) -> Guide:
-    return make(*args) if gamma is None else make(*args, gamma=gamma)
-
-
-DRAFTERS = {
-    "model": Kind(lambda draft, gamma: _with_gamma(drafters.model, draft, gamma=gamma), needs_model=True),
-    "ngram": Kind(lambda draft, gamma: _with_gamma(drafters.ngram, gamma=gamma)),
-    "plain": Kind(lambda draft, gamma: drafters.plain()),
-}
-
-
 class Plan(NamedTuple):
     """Choices that were checked without reading a model."""
 
-    drafter: str
-    draft: str | None  # name of the draft model, where the drafter runs one
-    gamma: int | None
-    verifier: Verifier
+    drafter: Spec
+    drafts: tuple[str, ...]  # names of the draft models
+    verifier: Verifier | None  # None: the one that suits the drafter
     logit_bias: dict[int, float] | None
     mesh: tuple[int, int] | None
 
@@ -48,20 +30,8 @@ def plan(options: Options) -> Plan:
     Raises:
       ValueError: a name that does not exist, a number out of its range, options that contradict each other.
     """
-    models, chosen = options.models, options.drafting
-    draft, gamma = models.draft, chosen.gamma
-    if draft is None and models.target == TARGET and chosen.drafter in (None, "model"):
-        draft, gamma = DRAFT, GAMMA if gamma is None else gamma
-    name = chosen.drafter or ("model" if draft else "ngram")
-    kind = lookup(name, DRAFTERS, "drafter")
-    if kind.needs_model and draft is None:
-        raise ValueError(f"the drafter {name!r} needs --draft, a smaller model with {models.target}'s tokenizer")
-    if draft is not None and not kind.needs_model:
-        raise ValueError(f"--draft {draft} is not used by the drafter {name!r}: leave one of them out")
-    if chosen.gamma is not None and name == "plain":
-        raise ValueError("--gamma has no meaning for the drafter 'plain': leave it out")
-    if chosen.gamma is not None and chosen.gamma < 1:
-        raise ValueError(f"--gamma must be at least 1, got {chosen.gamma}; for plain decoding use --drafter plain")
+    drafter, drafts = choose(options.models.target, options.models.draft, options.drafting)
+    drafting.check_files(drafter)
     if options.stopping.max_new_tokens < 1:
         raise ValueError(f"--max-new-tokens must be at least 1, got {options.stopping.max_new_tokens}")
     if options.printing.repeats < 1:
@@ -71,8 +41,73 @@ def plan(options: Options) -> Plan:
     if not 0 <= options.sampling.seed < 2**32:
         raise ValueError(f"--seed must lie in 0..{2**32 - 1}, got {options.sampling.seed}")
     sampling.sampling_params(1, 1, **_laws(options))
-    verifier = lookup(chosen.verifier, verify.TABLE, "verifier")
-    return Plan(name, draft, gamma, verifier, _bias(options.sampling.logit_bias), _mesh_shape(models.mesh))
+    return Plan(
+        drafter, drafts, choose_verifier(options.drafting), _bias(options.sampling.logit_bias),
+        _mesh_shape(options.models.mesh),
+    )  # fmt: skip
+
+
+def choose(target: str, drafts: tuple[str, ...], chosen: Drafting) -> tuple[Spec, tuple[str, ...]]:
+    """The drafter that was asked for, or the one that goes with the models; and the names of its draft models.
+
+    Raises:
+      ValueError: a drafter, setting or policy that there is not, or draft models that it does not go with.
+    """
+    names = {0: "model" if target == TARGET else "ngram", 1: "model", 2: "cascade"}
+    if chosen.drafter is None and len(drafts) not in names:
+        raise ValueError(f"{len(drafts)} draft models are named: say which --drafter uses them")
+    spec = drafting.parse(chosen.drafter or names[len(drafts)])
+    if chosen.policy is not None:
+        spec = drafting.with_policy(spec, chosen.policy)
+    bundled = target == TARGET and not drafts
+    found = given_drafts(spec, target, drafts)
+    if chosen.gamma is not None:
+        if spec.settings.get("gamma", chosen.gamma) != chosen.gamma:
+            raise ValueError(f"--gamma {chosen.gamma} beside --drafter {chosen.drafter}: say gamma once")
+        if chosen.gamma < 1:
+            raise ValueError(f"--gamma must be at least 1, got {chosen.gamma}; for plain decoding use --drafter plain")
+        try:
+            spec = drafting.with_gamma(spec, chosen.gamma)
+        except ValueError as error:
+            raise ValueError(f"--gamma {chosen.gamma}: {error}") from None
+    elif bundled and spec == drafting.parse("model"):
+        spec = drafting.with_gamma(spec, GAMMA)
+    return spec, found
+
+
+def given_drafts(spec: Spec, target: str, drafts: tuple[str, ...]) -> tuple[str, ...]:
+    """The draft models that a drafter uses: those that were named, or those of the bundled target.
+
+    Raises:
+      ValueError: more or fewer than it needs.
+    """
+    wanted = drafting.needs(spec)
+    if not drafts and target == TARGET and wanted <= len(SMALLER):
+        return SMALLER[:wanted]
+    if len(drafts) < wanted:
+        each = "a smaller model with" if wanted == 1 else f"{wanted} times, ever smaller models with"
+        other = "another tokenizer" if spec.name in ("bridge", "reencode") else f"{target}'s tokenizer"
+        got = f" (got {len(drafts)})" if drafts else ""
+        raise ValueError(f"the drafter {spec.name!r} needs --draft, {each} {other}{got}")
+    if len(drafts) > wanted:
+        raise ValueError(
+            f"--draft {drafts[wanted]} is not used by the drafter {drafting.label(spec)!r}: leave one of them out"
+        )
+    return drafts
+
+
+def choose_verifier(chosen: Drafting) -> Verifier | None:
+    """The verifier that was named; None where none was.
+
+    Raises:
+      ValueError: no such name, or a lossy one under --lossless.
+    """
+    if chosen.verifier is None:
+        return None
+    verifier = verify.get(chosen.verifier)
+    if chosen.lossless:
+        verifier.require_lossless()
+    return verifier
 
 
 def _laws(options: Options) -> dict[str, Any]:
@@ -120,6 +155,12 @@ def make_mesh(shape: tuple[int, int] | None) -> Any:
 
 def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> tuple[Model, Guide]:
     """The target, and the drafter with its weights. `tell` hears what is being loaded."""
+    target, drafts = load_parts(options, chosen, tell)
+    return target, drafting.make(chosen.drafter, target, drafts)
+
+
+def load_parts(options: Options, chosen: Plan, tell: Callable[[str], None]) -> tuple[Model, list[Model]]:
+    """The target and the draft models."""
     import specjax  # `load` is looked up when it is called
 
     mesh = make_mesh(chosen.mesh)
@@ -130,15 +171,15 @@ def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> 
         return specjax.load(name, dtype=options.models.dtype, mesh=mesh, replicate=replicate, progress=progress)
 
     target = load(options.models.target)
-    draft = None if chosen.draft is None else load(chosen.draft, replicate=mesh is not None)
-    return target, DRAFTERS[chosen.drafter].make(draft, chosen.gamma)
+    return target, [load(name, replicate=mesh is not None) for name in chosen.drafts]
 
 
 def decode_options(options: Options, chosen: Plan) -> dict[str, Any]:
     """The keyword arguments of `specjax.generate` and `specjax.stream` but for the drafter."""
     ends = options.stopping
     return {
-        **_laws(options), "verifier": chosen.verifier, "logit_bias": chosen.logit_bias, "seed": options.sampling.seed,
+        **_laws(options), "verifier": chosen.verifier, "lossless": options.drafting.lossless,
+        "logit_bias": chosen.logit_bias, "seed": options.sampling.seed,
         "max_new_tokens": ends.max_new_tokens, "stop": ends.stop, "stop_tokens": ends.stop_token,
         "ignore_eos": ends.ignore_eos,
     }  # fmt: skip

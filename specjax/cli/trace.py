@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import tyro
 
 from specjax.cli.arguments import parse
+from specjax.cli.generate import told_help
+from specjax.cli.grammar import Spec
 from specjax.cli.options import Drafting, Flag, Models, Options, Sampling, Stopping, arg
 from specjax.cli.prompts import read_prompts
 from specjax.streaming import interrupts_wait
@@ -81,6 +83,8 @@ def main(args: Sequence[str]) -> int:
       ValueError, OSError: bad input; nothing has been decoded then.
     """
     options = parse(TraceOptions, args, prog=PROG)
+    if told_help(options.drafting):
+        return DONE
     request = options.request()
     if options.config is not None:
         with interrupts_wait(lambda: True):
@@ -103,7 +107,8 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     with interrupts_wait(lambda: True):  # an import of jax that Ctrl-C cuts short takes the process down with it
         from rich.console import Console
 
-        from specjax.cli import record, report, setup
+        from specjax import api
+        from specjax.cli import drafting, record, report, setup
         from specjax.cli.progress import Progress, deferred_interrupt
         from specjax.trace import rounds, strip
     chosen = setup.plan(request)
@@ -112,7 +117,9 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     with Progress(errors, show=True) as progress:
         with interrupts_wait(lambda: False):
-            target, guide = setup.load_models(request, chosen, progress.tell)
+            target, drafts = setup.load_parts(request, chosen, progress.tell)
+            guide = drafting.make(chosen.drafter, target, drafts)
+        verifier = api.named_verifier(guide, chosen.verifier)
         work = Work(target, prompts, setup.decode_options(request, chosen), tracing.repeats, progress.tell)
         progress.tell("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
@@ -122,17 +129,19 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
             interrupted = asked()
         lanes = []
         if drawn and not interrupted:
-            make = lambda gamma: setup.DRAFTERS[chosen.drafter].make(guide.source, gamma)
-            lanes = measure_lanes(work, trace, make, tracing.gammas)
-    about = header(request, target, guide, prompts, trace, chosen.verifier)
+            make = lambda gamma: drafting.make(drafting.with_gamma(chosen.drafter, gamma), target, drafts)
+            own = trace.guide.drafter.tree.width - 1
+            gammas = lane_gammas(own, tracing.gammas) if drafting.takes_gamma(chosen.drafter) else []
+            lanes = measure_lanes(work, trace, make, gammas)
+    about = header(request, target, guide, prompts, trace, verifier)
     content = [about, *rounds.records(trace, strip.speller(target.text)), closing(trace)]
     written = "\n".join(map(json_line, content))
     if tracing.json:
         print(written, flush=True)
-    shown = Shown(trace, target, lanes, tracing.rounds, "" if chosen.verifier.lossless else ", LOSSY")
+    shown = Shown(trace, target, lanes, tracing.rounds, "" if verifier.lossless else ", LOSSY")
     if not tracing.json:
         in_terminal(console, shown)
-        report.show(console, report.closing_table(trace.out, target, guide, chosen.verifier.name))
+        report.show(console, report.closing_table(trace.out, target, guide, verifier.name))
     for line in report.warnings(trace.out):
         errors.print(f"{PROG}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
     if tracing.output is not None:
@@ -146,16 +155,18 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     return BROKEN_MODEL if "nan" in trace.out.stop_reasons else DONE
 
 
-def check(tracing: Tracing, drafter: str) -> None:
+def check(tracing: Tracing, drafter: Spec) -> None:
     """Raises ValueError for what cannot work, before any work."""
+    from specjax.cli import drafting
+
     if any(gamma < 1 for gamma in tracing.gammas):
         raise ValueError(
             f"--gammas must be at least 1, got {min(tracing.gammas)}; a lane of plain decoding is always there"
         )
     if len(set(tracing.gammas)) < len(tracing.gammas):
         raise ValueError(f"--gammas names a draft length twice: {' '.join(map(str, tracing.gammas))}")
-    if tracing.gammas and drafter == "plain":
-        raise ValueError("--gammas has no meaning for the drafter 'plain': leave it out")
+    if tracing.gammas and not drafting.takes_gamma(drafter):
+        raise ValueError(f"--gammas has no meaning for the drafter {drafting.label(drafter)!r}: leave it out")
     for name, value in (("rounds", tracing.rounds), ("repeats", tracing.repeats)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
@@ -194,23 +205,28 @@ def lane_gammas(run: int, asked: Sequence[int]) -> list[int]:
     return [run, OTHER if run == USUAL else USUAL]
 
 
-def measure_lanes(work: Work, trace: Any, make: Callable[[int], Any], asked: Sequence[int]) -> list[Any]:
-    """The walltime of each draft length and of plain decoding, one lane each; the run's own is there already."""
+def measure_lanes(work: Work, trace: Any, make: Callable[[int], Any], gammas: Sequence[int]) -> list[Any]:
+    """The walltime of each draft length and of plain decoding, one lane each; the run's own is there already.
+
+    Args:
+      make: the drafter of a draft length.
+      gammas: none where the drafter has no such choice; then its lane is called "drafted".
+    """
     from specjax import drafters
     from specjax.trace import lanes, rounds
 
+    def record(name: str, guide: Any, options: dict[str, Any]) -> Any:
+        work.tell(f"decoding with {name} for the walltime diagram")
+        return lanes.lane(name, rounds.record(work.target, work.prompts, guide, options, repeats=work.repeats))
+
     own = trace.guide.drafter.tree.width - 1
-    found = []
-    for gamma in [*lane_gammas(own, asked), 0]:
-        name = f"\u03b3 = {gamma}" if gamma else "plain"
-        if gamma != own:
-            work.tell(f"decoding with {name} for the walltime diagram")
-            guide = make(gamma) if gamma else drafters.plain()
-            other = rounds.record(work.target, work.prompts, guide, work.options, repeats=work.repeats)
-            found.append(lanes.lane(name, other))
-        else:
-            found.append(lanes.lane(name, trace))
-    return found
+    found = [] if gammas or own == 0 else [lanes.lane("drafted", trace)]
+    for gamma in gammas:
+        name = f"\u03b3 = {gamma}"
+        found.append(lanes.lane(name, trace) if gamma == own else record(name, make(gamma), work.options))
+    if own == 0:
+        return [*found, lanes.lane("plain", trace)]
+    return [*found, record("plain", drafters.plain(), work.options | {"verifier": None})]
 
 
 # --- telling ---------------------------------------------------------------------------------------------------------

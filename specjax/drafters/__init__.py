@@ -48,9 +48,7 @@ def plain() -> Guide:
     return Guide("plain", _plain.plain())
 
 
-def model(
-    draft: Any, *, gamma: int | None = None, policy: Rule | None = None, buckets: tuple[int, ...] | None = None
-) -> Guide:
+def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: tuple[int, ...] | None = None) -> Guide:
     """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023), or as many as a policy says.
 
     Args:
@@ -202,7 +200,7 @@ def table(fitted: Any, *, gamma: int = 5) -> Guide:
     return Guide(f"{kind} x{gamma}", made, jax.tree.map(jnp.asarray, fitted))
 
 
-def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify.Verifier = "token") -> Guide:
+def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify.Verifier | None = None) -> Guide:
     """A smaller model writes a chain of gamma tokens, itself sped up by a drafter: speculation of three levels or more.
 
     `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
@@ -212,7 +210,8 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
       draft: a model from `specjax.load` that shares the target's tokenizer.
       drafter: a `Guide` that drafts for it.
       gamma: draft tokens a round of the target, at least 1: more than a round of the inner levels yields.
-      verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one.
+      verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one. None: the one
+        that suits the drafter.
 
     Raises:
       ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
@@ -223,10 +222,13 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
             f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
             "write specjax.drafters.model(draft)"
         )
-    chosen = _verify.get(verifier) if isinstance(verifier, str) else verifier
+    part = drafter.drafter
+    if verifier is None:
+        chosen = _verify.default(part.tree, part.siblings, part.dynamic)
+    else:
+        chosen = _verify.get(verifier) if isinstance(verifier, str) else verifier
     chosen.require_lossless()
     drafter.check(draft)
-    part = drafter.drafter
     chosen.check(part.tree, part.siblings, f"inner drafter {drafter.name!r}", dynamic=part.dynamic)
     if part.rewind is None:
         raise ValueError(

@@ -71,7 +71,7 @@ def bound(model: Model, *, budget: int, selection: Selection, slack: int = 32, b
     return BoundedModel(**fields, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
 
 
-def check_slack(model: Model, back: int, doing: str) -> None:
+def check_slack(model: Model | None, back: int, doing: str) -> None:
     """Raises ValueError where drafting takes back more tokens than a bounded model can."""
     if isinstance(model, BoundedModel) and back > model.slack:
         raise ValueError(

@@ -109,6 +109,22 @@ def _lossless(tree: Tree = BARE, siblings: Siblings = Siblings.POINTS, dynamic: 
     return ", ".join(n for n, found in TABLE.items() if found.lossless and found.serves.takes(tree, siblings, dynamic))
 
 
+def default(tree: Tree, siblings: Siblings, dynamic: bool = False) -> Verifier:
+    """The lossless verifier that serves such drafts where none is named.
+
+    Chains: token. Trees of point masses, dynamic ones among them: deterministic. Trees of draws: multiround-without
+    where siblings were drawn without replacement, else multiround.
+    """
+    if tree.is_chain and not dynamic:
+        return TABLE["token"]
+    names = {
+        Siblings.POINTS: "deterministic",
+        Siblings.WITHOUT_REPLACEMENT: "multiround-without",
+        Siblings.WITH_REPLACEMENT: "multiround",
+    }
+    return TABLE[names[siblings]]
+
+
 def get(name: str) -> Verifier:
     """The verifier of that name.
 

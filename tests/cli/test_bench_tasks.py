@@ -6,7 +6,7 @@ import pytest
 
 import specjax as sj
 from specjax.bench import grid
-from specjax.cli import bench_tasks
+from specjax.cli import bench_tasks, drafting
 
 
 @pytest.fixture
@@ -75,6 +75,9 @@ BAD = {
     "two sources": (["--file", "x.txt", "--dataset", "y"], "leave one of them out"),
     "draft": (["--target", "x", "--drafters", "model"], "needs --draft"),
     "draft unused": (["--draft", "x", "--drafters", "ngram"], "--draft x is not used"),
+    "setting": (["--drafters", "model:gama=3"], "did you mean 'gamma'"),
+    "drafter twice": (["--drafters", "tree:3x2", "tree:shape=3x2"], "--drafters names tree:shape=3x2 twice"),
+    "lossy": (["--verifiers", "token", "lossy-typical", "--lossless"], "'lossy-typical' is lossy"),
     "peer": (["--peer", "vllm"], "--peer"),
     "category": (["--category", "rag"], "no item is of category 'rag'"),
 }
@@ -89,6 +92,29 @@ def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
     args, said = BAD[case]
     ran = specjax_program("bench", "tasks", *args)
     assert ran.code == 2 and said in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_every_way_once_and_a_drafter_brings_its_own_gamma():
+    named = ("model:gamma=2", "model", "tree:3x2", "model:policy=heuristic", "plain")
+    ways = bench_tasks.Ways(drafters=named, gamma=(3, 2), temperature=(0.0,))
+    found = [(cell.drafter, cell.gamma, cell.verifier) for cell in bench_tasks.cells(ways, ("d",))]
+    assert found == [
+        ("model", 2, "suits"), ("model", 3, "suits"), ("tree:shape=3x2", None, "suits"),
+        ("model:policy=heuristic", None, "suits"), ("plain", None, "suits"),
+    ]  # fmt: skip
+    cells = bench_tasks.cells(ways, ("d",))
+    assert [drafting.label(bench_tasks.spec_of(cell)) for cell in cells[:3]] == [
+        "model:gamma=2", "model:gamma=3", "tree:shape=3x2",
+    ]  # fmt: skip
+
+
+def test_as_many_draft_models_as_the_neediest_drafter_uses():
+    names = lambda *drafters, **more: bench_tasks.draft_names(bench_tasks.Ways(drafters=drafters, **more))
+    assert names() == names("model", "ngram") == ("bundled/opt-draft",) and names("ngram") == ()
+    assert names("model", "cascade") == ("bundled/opt-draft", "bundled/opt-tiny")
+    assert names("cascade", target="t", draft=("a", "b")) == ("a", "b")
+    with pytest.raises(ValueError, match="needs --draft, 2 times"):
+        names("cascade", "model", target="t", draft=("a",))
 
 
 def test_a_file_brings_its_task(tmp_path):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specjax.cli import preset, setup
+from specjax.cli import drafting, preset, setup
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options
 from specjax.config import RunConfig
@@ -20,7 +20,7 @@ def settled(*args: str, config: RunConfig = CONFIG) -> Options:
 
 def test_the_preset_holds_where_nothing_is_said():
     options = settled("prompt")
-    assert options.prompt == ("prompt",) and options.models.target == "t" and options.models.draft == "d"
+    assert options.prompt == ("prompt",) and options.models.target == "t" and options.models.draft == ("d",)
     assert (options.drafting.drafter, options.drafting.gamma) == ("model", 2)
     assert (options.sampling.temperature, options.sampling.top_k, options.sampling.seed) == (1.5, 7, 3)
     assert options.stopping.max_new_tokens == 9 and options.stopping.stop == ("a", "b")
@@ -34,19 +34,36 @@ def test_the_command_line_has_the_last_word():
 
 
 @pytest.mark.parametrize(
-    ("args", "config", "drafter", "draft", "gamma"),
+    ("args", "config", "drafter", "drafts"),
     [
-        (["--drafter", "ngram"], CONFIG, "ngram", None, None),
-        (["--drafter", "plain"], CONFIG, "plain", None, None),
-        (["--drafter", "ngram", "--gamma", "3"], CONFIG, "ngram", None, 3),
-        (["--draft", "e"], CONFIG, "model", "e", 2),
-        (["--draft", "e"], RunConfig("t", drafter="ngram", gamma=4), "model", "e", 4),
-        ([], RunConfig("t", drafter="plain"), "plain", None, None),
+        ([], CONFIG, "model:gamma=2", ["d"]),
+        (["--drafter", "ngram"], CONFIG, "ngram", []),
+        (["--drafter", "plain"], CONFIG, "plain", []),
+        (["--drafter", "ngram", "--gamma", "3"], CONFIG, "ngram:gamma=3", []),
+        (["--drafter", "tree:3x2"], CONFIG, "tree:shape=3x2", ["d"]),
+        (["--draft", "e"], CONFIG, "model:gamma=2", ["e"]),
+        (["--draft", "e", "--draft", "f"], CONFIG, "cascade:gamma=2", ["e", "f"]),
+        (["--draft", "e"], RunConfig("t", drafter="ngram", gamma=4), "model:gamma=4", ["e"]),
+        (["--policy", "heuristic"], CONFIG, "model:policy=heuristic", ["d"]),
+        (["--policy", "heuristic"], RunConfig("t", "d", "model:gamma=4"), "model:policy=heuristic", ["d"]),
+        (["--gamma", "3"], RunConfig("t", drafter="ngram:gamma=4,longest=2"), "ngram:gamma=3,longest=2", []),
+        ([], RunConfig("t", ("d", "e"), "cascade:gamma=4"), "cascade:gamma=4", ["d", "e"]),
+        (["--drafter", "model"], RunConfig("t", ("d", "e"), "cascade:gamma=4"), "model", ["d"]),
+        ([], RunConfig("t", drafter="plain"), "plain", []),
     ],
 )
-def test_what_hangs_together_gives_way(args, config, drafter, draft, gamma):
+def test_what_hangs_together_gives_way(args, config, drafter, drafts):
     plan = setup.plan(settled("x", *args, config=config))
-    assert (plan.drafter, plan.draft, plan.gamma) == (drafter, draft, gamma)
+    assert (drafting.label(plan.drafter), list(plan.drafts)) == (drafter, drafts)
+
+
+def test_the_verifier_of_a_preset_and_lossless():
+    config = RunConfig("t", drafter="ngram", verifier="lossy-typical")
+    lossy = setup.plan(settled("x", config=config)).verifier
+    assert lossy is not None and lossy.name == "lossy-typical"
+    assert setup.plan(settled("x", config=CONFIG)).verifier is None
+    with pytest.raises(ValueError, match="'lossy-typical' is lossy"):
+        setup.plan(settled("x", "--lossless", config=config))
 
 
 def test_it_runs(specjax_program, models, tmp_path):

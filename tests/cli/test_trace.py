@@ -73,6 +73,14 @@ def test_drafters_without_a_model_and_without_a_draft(specjax_program, models, t
     assert alone.code == 0 and "Acceptance by depth" not in alone.out and "\u03b3" not in alone.out
 
 
+@pytest.mark.slow
+def test_a_tree_has_one_lane_and_its_own_verifier(specjax_program, base):
+    ran = specjax_program(*base, "Once", "--drafter", "tree:shape=2x1", "--temperature", "0")
+    lines = [line.strip() for line in ran.out.splitlines()]
+    assert ran.code == 0 and "verifier multiround-without" in ran.out and "\u03b3" not in ran.out
+    assert any(line.startswith("drafted  ") for line in lines) and any(line.startswith("plain  ") for line in lines)
+
+
 def test_a_preset_stands_below_the_command_line(specjax_program, models, tmp_path):
     preset = tmp_path / "preset.py"
     preset.write_text(
@@ -107,6 +115,7 @@ BAD = {
     "empty prompt": ([""], "prompt 1 is empty"),
     "gammas 0": (["x", "--gammas", "0"], "--gammas must be at least 1, got 0"),
     "gammas twice": (["x", "--gammas", "3", "3"], "--gammas names a draft length twice"),
+    "gammas for a tree": (["x", "--drafter", "tree", "--draft", "d", "--gammas", "3"], "--gammas has no meaning"),
     "gammas for plain": (["x", "--drafter", "plain", "--gammas", "3"], "--gammas has no meaning"),
     "repeats": (["x", "--repeats", "0"], "--repeats must be at least 1, got 0"),
     "rounds": (["x", "--rounds", "0"], "--rounds must be at least 1, got 0"),

@@ -38,17 +38,19 @@ def params(seed: int, config: opt.OPTConfig, *, noise: float = 0.0):
     return jax.tree.unflatten(form, stirred)
 
 
-def write_model(folder: Path, *, seed: int = 0, noise: float = 0.0, vocab: int = 257, broken: bool = False) -> Path:
-    """An OPT of one layer. `noise` stirs the weights, as a draft's; `broken`: NaN in them."""
+def write_model(
+    folder: Path, *, seed: int = 0, noise: float = 0.0, vocab: int = 257, broken: bool = False, layers: int = 1
+) -> Path:
+    """An OPT of one layer or more. `noise` stirs the weights, as a draft's; `broken`: NaN in them."""
     config = opt.OPTConfig(
-        vocab_size=vocab, width=16, embed_width=16, layers=1, heads=2, mlp_width=32, max_positions=POSITIONS
+        vocab_size=vocab, width=16, embed_width=16, layers=layers, heads=2, mlp_width=32, max_positions=POSITIONS
     )
     tree = params(seed, config, noise=noise)
     if broken:
         tree["final_norm"]["scale"] = jnp.full_like(tree["final_norm"]["scale"], jnp.nan)
     record = {
         "model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": vocab, "hidden_size": 16,
-        "word_embed_proj_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 32,
+        "word_embed_proj_dim": 16, "num_hidden_layers": layers, "num_attention_heads": 2, "ffn_dim": 32,
         "max_position_embeddings": POSITIONS, "do_layer_norm_before": True, "activation_function": "relu",
         "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "torch_dtype": "float32",
     }  # fmt: skip

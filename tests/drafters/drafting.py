@@ -69,9 +69,9 @@ def rows_are_alone(family: str, guide: Guide, name: str) -> None:
     cut = run(family, guide, SAMPLED, verify=fn, budget=budget)
     assert texts(cut) == [row[:n] for row, n in zip(whole, budget, strict=True)]
     assert (np.asarray(cut.totals.rounds) <= budget).all()
-    eos = plain(family)[3][5]
-    ended = run(family, guide, verify=fn, setting=Setting(eos=(eos,)))
-    assert texts(ended) == [row[: row.index(eos) + 1] if eos in row else row for row in plain(family)]
+    eos = whole[3][5]
+    ended = run(family, guide, SAMPLED, verify=fn, setting=Setting(eos=(eos,)))
+    assert texts(ended) == [row[: row.index(eos) + 1] if eos in row else row for row in whole]
     assert loop.trace_count() == traces
 
 

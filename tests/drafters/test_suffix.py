@@ -168,7 +168,7 @@ def counted(lines) -> collections.Counter:
 
 
 def test_the_chain_follows_the_most_frequent_branch():
-    texts = made()
+    texts = made(200)
     tokens, counts = jax.device_get(jax.jit(most_frequent)(texts))
     lengths = set()
     for row in range(len(tokens)):

@@ -38,6 +38,26 @@ def test_unknown_names_get_a_suggestion():
     assert verify.get("kseq") is TABLE["kseq"]
 
 
+def test_the_default_serves_and_is_lossless():
+    names = {(CHAIN, WITH): "token", (CHAIN, POINTS): "token", (TREE, WITH): "multiround",
+             (TREE, WITHOUT): "multiround-without", (TREE, POINTS): "deterministic"}  # fmt: skip
+    for (tree, kind), name in names.items():
+        found = verify.default(tree, kind)
+        assert found.name == name and found.lossless
+        found.check(tree, kind)
+    assert verify.default(trees.chain(0), POINTS).name == "token"  # plain decoding
+    found = verify.default(CHAIN, POINTS, dynamic=True)
+    assert found.name == "deterministic"
+    found.check(CHAIN, POINTS, dynamic=True)
+
+
+def test_a_request_without_a_verifier_has_the_one_that_suits():
+    guide = battery.guide("model-2", "opt")
+    tree = specjax.drafters.tree(battery.draft("opt"), TREE)
+    named = lambda drafter: specjax.api.named_verifier(drafter, None).name
+    assert (named(guide), named(tree)) == ("token", "multiround-without")
+
+
 TAKES = {  # chain of laws, chain of points, tree: with, without, points
     "token": (1, 1, 0, 0, 0), "block": (1, 1, 0, 0, 0), "multiround": (1, 1, 1, 0, 1),
     "multiround-without": (1, 1, 1, 1, 1), "kseq": (1, 0, 1, 0, 0), "traversal": (1, 1, 1, 0, 1),
