@@ -14,7 +14,7 @@ from specjax.advise.ways import PLAIN, Way
 from specjax.bench import machine
 from specjax.model import Model
 
-AGAIN = 2  # ways that are tried after the others, where theory was seen to be off
+AGAIN = 3  # ways that are tried after the others, where theory was seen to be off
 DRAFTS = 2  # models that may draft: a cascade has no more levels here
 
 
@@ -152,7 +152,7 @@ def advise(
       temperature, max_new_tokens, ignore_eos, seed: as for `specjax.generate`.
       batch: prompts decoded together.
       kinds: drafters that are weighed: model, tree, ngram, suffix, lookahead, cascade.
-      verify: how many ways are tried, and up to two more where these show theory to be off; 0: none, and the answer is
+      verify: how many ways are tried, and up to three more that these make look better; 0: none, and the answer is
         theory's alone.
       turns: timed runs of every way; medians count.
       tell: hears what is going on.
@@ -224,9 +224,12 @@ def count_prompts(prompts: api.Prompts) -> int:
 def try_out(work: Work, notes: Notes, candidates: Sequence[Candidate], count: int) -> list[Trial]:
     """The best candidates, and after them those that look better than they did; the fastest first."""
     trials = try_beside_plain(work, notes, rank.shortlist(candidates, count))
-    if trials:
-        seen = [(one.way, one.speedup) for one in trials]
-        trials += try_beside_plain(work, notes, rank.second_look(candidates, seen, AGAIN))
+    for _ in range(AGAIN if trials else 0):
+        one = rank.next_look(candidates, [(trial.way, trial.speedup) for trial in trials])
+        more = [] if one is None else try_beside_plain(work, notes, [one])
+        if not more:
+            break
+        trials += more
     return sorted(trials, key=lambda one: -one.speedup)
 
 

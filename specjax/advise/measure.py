@@ -33,7 +33,7 @@ LOOKAHEADS = (
     (4, 3, 4),
     (7, 5, 7),
 )  # window, n-gram, guesses: a narrow one and the usual one
-ENOUGH = 1.0  # seconds of plain decoding that a way is timed for, where single runs are short
+ENOUGH = 2.0  # seconds of plain decoding that a way is timed for, where single runs are short
 MORE = 5  # times as many turns as were asked for, at the most
 PAD = 32  # texts to be ranked are padded to multiples of this
 KINDS = ("model", "tree", "ngram", "suffix", "lookahead", "cascade")
@@ -354,11 +354,22 @@ def gather(notes: Notes, *, sampled: bool) -> Measured | None:
 
 
 def curve_of(turns: dict[Way, list[Run]]) -> Curve:
-    """The verify-cost curve of the turns so far."""
+    """The verify-cost curve of the turns so far; beyond one token, more tokens take no less time than fewer."""
     timed_ways = [way for way in turns if way.kind in ("plain", "verify")]
     widths = tuple(1 if way == PLAIN else way["width"] for way in timed_ways)
     found = [round_seconds(turns, way) for way in timed_ways]
-    return Curve(widths, tuple(one for one, _ in found), tuple(spread for _, spread in found))
+    seconds = [found[0][0], *rising([took for took, _ in found[1:]])]
+    return Curve(widths, tuple(seconds), tuple(spread for _, spread in found))
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The rising values of least squared distance: what falls is noise, and pooled with what is before it."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
+            pools[-2] += pools.pop()
+    return [statistics.fmean(pool) for pool in pools for _ in pool]
 
 
 def round_seconds(turns: dict[Way, list[Run]], way: Way) -> tuple[float, float]:

@@ -362,34 +362,32 @@ def shortlist(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     return chosen
 
 
-def second_look(
-    candidates: Sequence[Candidate], tried: Sequence[tuple[Way, float]], count: int, *, gain: float = 0.02
-) -> list[Candidate]:
-    """Ways of the kinds that were tried which should be faster than all that were, now that theory was seen to be off.
+def next_look(candidates: Sequence[Candidate], tried: Sequence[tuple[Way, float]], *, gain: float = 0.02):
+    """What to try after the first trials, a Candidate or None: where theory was off, something else may be the fastest.
 
-    By how much it was off at the lengths tried is taken to be straight in between and a little beyond.
+    Of the fastest kind so far another length, where only one was tried; else the way that should be faster than all of
+    them. By how much theory was off at the lengths tried is taken to be straight in between and a little beyond.
 
     Args:
-      tried: ways and the speed-ups that were measured.
-      gain: how much faster than the best they must be expected to be.
+      tried: ways and the speed-ups that were measured, at least one.
+      gain: how much faster than the best a way must be expected to be.
     """
-    predicted = {one.way: one.speedup for one in candidates}
-    best = max(found for _, found in tried)
-    expected: list[tuple[float, Candidate]] = []
-    for one in candidates:
-        if one.way in dict(tried):
-            continue
-        alike = sorted(
-            (ways.levels(way), found / predicted[way])
-            for way, found in tried
-            if (way.kind, way.drafts) == (one.way.kind, one.way.drafts)
-        )
-        if not alike:
-            continue
-        off = _straight(ways.levels(one.way), *zip(*alike, strict=True))
-        if off * one.speedup > best * (1 + gain):
-            expected.append((off * one.speedup, one))
-    return shortlist([one for _, one in sorted(expected, key=lambda pair: -pair[0])], count)
+    predicted, seen = {one.way: one for one in candidates}, dict(tried)
+    left = [one for one in candidates if one.way not in seen]
+    kin = lambda way: (way.kind, way.drafts)
+    leader, best = max(tried, key=lambda pair: pair[1])
+    family = [predicted[way] for way in seen if kin(way) == kin(leader)]
+    others = [one for one in left if kin(one.way) == kin(leader) and not any(_alike(one, old) for old in family)]
+    if len(family) == 1 and others:
+        return others[0]
+    found: list[tuple[float, Candidate]] = []
+    for one in left:
+        known = sorted((ways.levels(w), got / predicted[w].speedup) for w, got in tried if kin(w) == kin(one.way))
+        if known:
+            off = _straight(ways.levels(one.way), *zip(*known, strict=True))
+            found.append((off * one.speedup, one))
+    expected, one = max(found, key=lambda pair: pair[0], default=(0.0, None))
+    return one if expected > best * (1 + gain) else None
 
 
 BEYOND = 0.1  # by how much more than anything measured a correction may be

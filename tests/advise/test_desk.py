@@ -85,7 +85,7 @@ def test_a_cheap_draft_that_is_mostly_right_is_used_at_length(ask):
     wanted = theory.best_gamma(0.9, 0.02, gamma_max=rank.GAMMA_MAX)
     assert advice.helps and advice.way == ways.chain("model", int(wanted.gamma), 0)
     assert advice.speedup == pytest.approx(wanted.factor, rel=0.02)
-    assert len(advice.trials) == 3 and not advice.interrupted
+    assert len(advice.trials) >= 3 and not advice.interrupted
     for trial in advice.trials:  # theory holds on a machine that is made of it
         assert trial.candidate.speedup == pytest.approx(trial.speedup, rel=0.02)
     assert advice.drafter == f"model:gamma={wanted.gamma}" and "hub/small" in advice.python

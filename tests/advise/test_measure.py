@@ -74,9 +74,15 @@ def test_rounds_are_timed_beside_plain_decoding_of_the_same_turn():
     assert curve.spread[0] == pytest.approx(0.5 / np.sqrt(3))
 
 
+def test_what_falls_is_pooled():
+    assert measure.rising([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
+    assert measure.rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+    assert measure.rising([]) == []
+
+
 def test_short_runs_get_more_turns(work):
     notes = measure.fresh()
-    for seconds, wanted in ((10.0, 3), (0.25, 4), (0.001, 15)):
+    for seconds, wanted in ((10.0, 3), (0.5, 4), (0.001, 15)):
         notes.passes[PLAIN] = [run(seconds, calls=1)]
         assert measure.turns_of(work, notes) == wanted
 

@@ -55,7 +55,7 @@ def test_a_pair_is_measured_and_the_answer_can_be_run(specjax_program, models, t
     ran = specjax_program(*args, "--output", str(output), "--picture", str(picture))
     assert ran.code == 0 and "predicted" in ran.out and "specjax generate --target" in ran.out
     found = json.loads(output.read_text())
-    assert len(found["trials"]) == 2 and found["candidates"] and not found["interrupted"]
+    assert len(found["trials"]) >= 2 and found["candidates"] and not found["interrupted"]
     best = found["trials"][0]
     assert found["helps"] == (best["measured_speedup"] - best["measured_error"] > 1)
     for row in found["candidates"]:
