@@ -27,7 +27,7 @@ def write(path: Path, advice: "Advice") -> None:
 def draw(new_figure: Any, advice: "Advice") -> Any:
     """Left: predicted and measured speed-up by the levels of a draft. Right: a call of the target by its tokens."""
     assert advice.measured is not None
-    figure = new_figure(figsize=(10.5, 4.4), layout="constrained")
+    figure = new_figure(figsize=(10.5, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
     figure.suptitle(say.verdict(advice), fontsize=11, x=0.01, ha="left", parse_math=False)
     _speeds(left, advice)
@@ -46,7 +46,8 @@ def _speeds(axes: Any, advice: "Advice") -> None:
     for place, (name, line) in enumerate(lines.items()):
         places = sorted(line)
         axes.plot(
-            places, [line[at] for at in places], color=COLOURS[place % len(COLOURS)], marker=".", ms=4, lw=1.4,
+            places, [line[at] for at in places], color=COLOURS[place % len(COLOURS)], ms=4, lw=1.4,
+            marker=MARKERS[place % len(MARKERS)],
             label=f"{name}, predicted",
         )  # fmt: skip
     series = list(lines)
@@ -65,7 +66,8 @@ def _speeds(axes: Any, advice: "Advice") -> None:
     axes.set_xlabel("tokens drafted one after the other: \u03b3, or levels of a tree")
     axes.set_ylabel("speed over plain decoding")
     axes.set_title("Predicted and measured", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
 
 
 def _curve(axes: Any, advice: "Advice") -> None:
@@ -77,6 +79,7 @@ def _curve(axes: Any, advice: "Advice") -> None:
         marker="o", ms=4, lw=1.4,
     )  # fmt: skip
     axes.set_ylim(bottom=0)
+    axes.set_xticks(curve.widths)
     axes.set_xlabel("tokens checked in one call")
     axes.set_ylabel("time, in steps of plain decoding")
     axes.set_title("Cost of verifying here", fontsize=10, loc="left")
