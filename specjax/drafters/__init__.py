@@ -48,9 +48,7 @@ def plain() -> Guide:
     return Guide("plain", _plain.plain())
 
 
-def model(
-    draft: Any, *, gamma: int | None = None, policy: Rule | None = None, buckets: tuple[int, ...] | None = None
-) -> Guide:
+def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: tuple[int, ...] | None = None) -> Guide:
     """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023), or as many as a policy says.
 
     Args:

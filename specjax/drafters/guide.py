@@ -61,7 +61,7 @@ class Guide(NamedTuple):
         if bounded or (self.source.config, self.source.fmt) != (target.config, target.fmt):
             raise ValueError(
                 f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
-                f"{target.name} has another shape, format or cache: make the drafter of the target itself"
+                f"target {target.name} has another shape, format or cache: make the drafter of the target itself"
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Int8
 
 from specjax.models.format import INT8, Format
 from specjax.types import Params, PyTree
@@ -64,7 +64,7 @@ _product.defvjp(_forward, _backward)
 
 def scaled_dot(
     x: Float[Array, "*B D"],
-    kernel: Num[Array, "_ _"],
+    kernel: Float[Array, "_ _"] | Int8[Array, "_ _"],
     scale: Float[Array, "F"] | None,
     *,
     out_in: bool,

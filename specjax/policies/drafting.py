@@ -13,7 +13,7 @@ from specjax.types import Params
 TOP = 10  # probabilities of the draft's law that DISCO's classifier reads
 
 
-def threshold(theta: float = 0.4, *, gamma_max: int = 16) -> Rule:
+def threshold(theta: float | int = 0.4, *, gamma_max: int = 16) -> Rule:
     """Drafts until a token whose probability under the draft model is below theta, which is the last and is kept.
 
     The confidence is the model's own, before temperature and other warps. The rule of transformers' assisted generation

@@ -82,7 +82,7 @@ def check_gamma(gamma_max: int, *, least: int = 1) -> int:
     return gamma_max
 
 
-def check_between(name: str, value: float, least: float, most: float) -> float:
+def check_between(name: str, value: float | int, least: float | int, most: float | int) -> float | int:
     """Raises ValueError where it does not lie in least..most."""
     if not least <= value <= most:
         raise ValueError(f"{name} must lie between {least:g} and {most:g}, got {value:g}")

@@ -35,7 +35,7 @@ def _fixed(gamma: int) -> Policy:
 
 
 def best(
-    alpha: float, c: float, *, gamma_max: int = 16, verify_cost: theory.arguments.Numbers | None = None,
+    alpha: float | int, c: float | int, *, gamma_max: int = 16, verify_cost: theory.arguments.Numbers | None = None,
     overhead: float = 0.0,
 ) -> Rule:  # fmt: skip
     """The best fixed length by `theory.best_gamma`, from measured numbers: 0, plain decoding, where nothing pays.
@@ -101,9 +101,9 @@ def goodput(
     *,
     draft: StepTime | None = None,
     gamma_max: int = 8,
-    prior: float = 0.7,
-    weight: float = 2.0,
-    decay: float = 0.9,
+    prior: float | int = 0.7,
+    weight: float | int = 2.0,
+    decay: float | int = 0.9,
 ) -> Rule:
     """The common length of greatest `theory.goodput`: tokens a second of the whole batch, from each row's own alpha.
 

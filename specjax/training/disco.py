@@ -134,7 +134,7 @@ def tune(
     params: Disco,
     traces: Traces,
     *,
-    c: float,
+    c: float | int,
     verify_cost: Sequence[float] | np.ndarray | None = None,
     overhead: float = 0.0,
 ) -> Tuned:

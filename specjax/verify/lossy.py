@@ -63,6 +63,7 @@ def lossy_lenient(lenience: float = 0.8) -> VerifyFn:
     walk = lenient_walk(lenience)
 
     def verify(key, tree, draft, log_p):
+        """Lossy: lenience on a chain; see `lossy_lenient`."""
         return verdict_of(walk, key, tree, draft, log_p)
 
     return verify
@@ -83,6 +84,7 @@ def lossy_lenient_greedy(lenience: float = 0.8) -> VerifyFn:
     criterion = Criterion(lambda log_p: lenience * jnp.exp(jnp.max(log_p, axis=-1)), strict=False)
 
     def verify(key, tree, draft, log_p):
+        """Lossy: lenience for greedy decoding; see `lossy_lenient_greedy`."""
         del key
         node = longest(criterion, tree, draft, log_p)
         return verdict_at(layout_of(tree, draft.parents, node.shape[0]), node, argmax(law_after(log_p, node)))
@@ -114,6 +116,7 @@ def _drawing(criterion: Criterion) -> VerifyFn:
     """Accepts the longest path that meets a criterion, and draws the token after it from p."""
 
     def verify(key, tree, draft, log_p):
+        """Lossy: the longest path that meets a criterion, and a draw from p; see the constructors."""
         node = longest(criterion, tree, draft, log_p)
         token = draw(uniforms(key, (2,), log_p.dtype), jnp.exp(law_after(log_p, node)))
         return verdict_at(layout_of(tree, draft.parents, node.shape[0]), node, token)

@@ -34,7 +34,10 @@ def inner(kind: str, middle, small) -> tuple[Guide, str]:
         "int8": lambda: (drafters.quantised(middle, gamma=2), "token"),
         "sinks": lambda: (drafters.small_kv(middle, gamma=2, budget=6, selection=Sinks(2)), "token"),
         "snapkv": lambda: (drafters.small_kv(middle, gamma=2, budget=7, selection=SNAP), "token"),
-        "bounded": lambda: (drafters.model(drafters.bounded(small, budget=8, selection=Sinks(2)), gamma=2), "token"),
+        "bounded": lambda: (
+            drafters.model(drafters.bounded(small, budget=8, selection=Sinks(2), slack=8), gamma=2),
+            "token",
+        ),
         "exact tree": lambda: (drafters.tree(middle, regular, siblings=Siblings.POINTS), "deterministic"),
         "exact dynamic tree": lambda: (drafters.dynamic_tree(middle, size=5, depth=2, width=2), "deterministic"),
         "exact policy": lambda: (drafters.model(middle, policy=policies.threshold(0.6, gamma_max=4)), "token"),
@@ -106,8 +109,8 @@ def test_greedy_equals_plain_on_other_families(family, kind):
 @pytest.mark.parametrize(("budget", "selection"), [(64, Sinks(2)), (9, Sinks(2)), (10, Retrieval(4, 2, 1, 1))])
 def test_a_hierarchy_of_bounded_caches(budget, selection):
     """TriForce: the target over few slots in the middle, a small model over fewer below it; and its taking back."""
-    small = drafters.bounded(battery.draft("opt", 0.3), budget=8, selection=Sinks(2))
-    middle = drafters.bounded(battery.target("opt"), budget=budget, selection=selection)
+    small = drafters.bounded(battery.draft("opt", 0.3), budget=8, selection=Sinks(2), slack=8)
+    middle = drafters.bounded(battery.target("opt"), budget=budget, selection=selection, slack=8)
     state = run("opt", drafters.cascade(middle, drafters.model(small, gamma=2), gamma=4))
     assert texts(state) == plain("opt")
     outer, tally = jax.device_get((state.totals, state.draft.tally))
