@@ -2,17 +2,20 @@
 
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import theory
+from specjax import theory, trees
 from specjax.advise import measure, rank, say, ways
 from specjax.advise.measure import Run
 from specjax.advise.rank import MISS
 from specjax.advise.ways import PLAIN
-from specjax.cli import record
+from specjax.cli import drafting, record, setup
+from specjax.cli.arguments import parse
+from specjax.cli.options import Options
 from specjax.model import Model
 from specjax.models import opt
 from tests.cli import toys
@@ -172,6 +175,21 @@ def test_everything_is_on_record(ask):
     assert found["measured"]["chains"][0]["c"] == pytest.approx(0.05, rel=0.05)
     assert math.isclose(found["trials"][0]["measured_speedup"], advice.speedup)
     assert {"drafter", "speedup", "error", "tokens"} <= set(found["candidates"][0])
+
+
+def test_the_command_is_understood_whatever_is_used(ask):
+    advice = ask(Machine(), temperature=0.7)
+    kinds = {one.way.kind: one for one in advice.candidates}
+    assert {"model", "tree", "ngram", "suffix"} <= set(kinds)
+    for one in kinds.values():
+        used = advice._replace(trials=[advice.trials[0]._replace(candidate=one)])
+        words = shlex.split(say.command_line(used, dtype="bfloat16"))
+        options = parse(Options, words[2:], prog="specjax generate")
+        plan = setup.plan(options)
+        assert words[:2] == ["specjax", "generate"] and plan.drafter == drafting.parse(ways.spec(one.way))
+        assert plan.drafts == ("hub/small",) * len(one.way.drafts)
+        assert (plan.verifier or sj.verify.default(trees.chain(1), sj.verify.Siblings.POINTS)).name == one.way.verifier
+        assert (options.models.dtype, options.sampling.temperature) == ("bfloat16", 0.7)
 
 
 def test_the_picture_shows_both(ask, tmp_path):
