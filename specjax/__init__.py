@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from specjax import policies as policies
     from specjax import trees as trees
     from specjax import verify as verify
+    from specjax.advise import Advice as Advice
+    from specjax.advise import advise as advise
     from specjax.api import Event as Event
     from specjax.api import Generation as Generation
     from specjax.api import Stream as Stream
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Event", "Generation", "Model", "Stop", "Stream", "__version__", "drafters", "generate", "load", "policies",
-    "stream", "trees", "verify",
+    "Advice", "Event", "Generation", "Model", "Stop", "Stream", "__version__", "advise", "drafters", "generate", "load",
+    "policies", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _HOMES = {
+    "Advice": "advise", "advise": "advise",
     "Event": "api", "Generation": "api", "Stream": "api", "generate": "api", "stream": "api",
     "load": "load", "Model": "model", "Stop": "stopping",
 }  # fmt: skip

@@ -30,6 +30,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
     "trace": Command("specjax.cli.trace", "show each round: what was drafted, accepted, refused, and its time"),
+    "advise": Command("specjax.cli.advise", "say which drafter, length or tree pays here, or that none does"),
     "bench": Command("specjax.cli.bench", "measure speed on this machine, beside transformers"),
     "bench tasks": Command("specjax.cli.bench_tasks", "measure drafters and verifiers on tasks, beside transformers"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),

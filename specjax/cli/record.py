@@ -25,7 +25,7 @@ def record(
     described_models = {"target": _model_record(work.target)}
     if work.guide.source is not None:
         described_models["draft"] = _model_record(work.guide.source)
-    return _finite({
+    return finite({
         "texts": out.texts, "tokens": out.tokens, "stop_reasons": out.stop_reasons, "prompts": list(work.prompts),
         "lossless": out.lossless, "verifier": verifier, "drafter": work.guide.name, "stats": out.stats.as_dict(),
         "compare": None if compared is None else compared.as_dict(), "settings": dict(settings),
@@ -66,14 +66,14 @@ def _model_record(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same with nan and infinities as None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(one) for key, one in value.items()}
+        return {str(key): finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -1,0 +1,268 @@
+"""`advise`: measure, rank by theory, try the best ways beside plain decoding, and say which to use."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax import api, checks, drafters
+from specjax.advise import measure, rank, ways
+from specjax.advise.measure import KINDS, Notes, Run, Work
+from specjax.advise.rank import Candidate, Measured
+from specjax.advise.ways import PLAIN, Way
+from specjax.bench import machine
+from specjax.model import Model
+
+AGAIN = 3  # ways that are tried after the others, where theory was seen to be off
+DRAFTS = 2  # models that may draft: a cascade has no more levels here
+
+
+class Trial(NamedTuple):
+    """A candidate, really decoded in turns with plain decoding.
+
+    Attributes:
+      speedup: of whole requests, prompts included, against plain decoding of the same turn; the median over the turns.
+      least, most: over the turns. error: how far the median may be off.
+      factor: while decoding, the same median.
+      tokens: that a round committed by count.
+    """
+
+    candidate: Candidate
+    speedup: float
+    least: float
+    most: float
+    error: float
+    factor: float
+    tokens: float
+
+    @property
+    def way(self) -> Way:
+        return self.candidate.way
+
+
+class Advice(NamedTuple):
+    """What was measured, and what follows.
+
+    Attributes:
+      measured: None where measuring was interrupted before anything was timed.
+      candidates: every way that was weighed, the fastest by theory first.
+      trials: of the first of them that differ enough, the fastest first; none with verify=0.
+      interrupted: whether something that was planned is missing.
+      load: the largest share of the processors that other programs used while times were taken.
+      settings: what was asked for.
+    """
+
+    target: str
+    drafts: list[str]
+    measured: Measured | None
+    candidates: list[Candidate]
+    trials: list[Trial]
+    left_out: list[str]
+    interrupted: bool
+    load: float
+    settings: dict[str, Any]
+    notes: Notes
+
+    def __repr__(self) -> str:
+        """The verdict: all that is in here would fill many screens."""
+        from specjax.advise import say
+
+        return f"<Advice: {say.verdict(self)}>"
+
+    @property
+    def helps(self) -> bool:
+        """Whether the best way is faster than plain decoding by more than the uncertainty."""
+        if self.trials:
+            return self.trials[0].speedup - self.trials[0].error > 1
+        return bool(self.candidates) and self.candidates[0].speedup - self.candidates[0].error > 1
+
+    @property
+    def way(self) -> Way:
+        """What to use; plain decoding where nothing helps."""
+        if not self.helps:
+            return PLAIN
+        return self.trials[0].way if self.trials else self.candidates[0].way
+
+    @property
+    def speedup(self) -> float:
+        """Of the way to use: measured where it was tried, else expected; 1 of plain decoding."""
+        if not self.helps:
+            return 1.0
+        return self.trials[0].speedup if self.trials else self.candidates[0].speedup
+
+    @property
+    def error(self) -> float:
+        """Half of the interval that `speedup` stands in the middle of."""
+        if not self.helps:
+            return 0.0
+        return self.trials[0].error if self.trials else self.candidates[0].error
+
+    @property
+    def drafter(self) -> str:
+        """As `specjax generate --drafter` takes it."""
+        return ways.spec(self.way)
+
+    @property
+    def python(self) -> str:
+        """A line that decodes so."""
+        from specjax.advise import say
+
+        return say.python_line(self)
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        from specjax.advise import say
+
+        return " ".join(say.reasons(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything that was measured, weighed, tried and concluded."""
+        from specjax.advise import say
+
+        return say.record(self)
+
+
+def advise(
+    target: Model,
+    drafts: Model | Sequence[Model] = (),
+    prompts: api.Prompts = (),
+    *,
+    temperature: float | int = 0.0,
+    batch: int = 1,
+    max_new_tokens: int = 64,
+    ignore_eos: bool = False,
+    seed: int = 0,
+    kinds: Sequence[str] = KINDS,
+    verify: int = 3,
+    turns: int = 3,
+    tell: Callable[[str], None] = lambda line: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Advice:
+    """Says which drafter, draft length or tree decodes these prompts fastest on this machine, if any does.
+
+    Measures what verifying costs here, what each drafter accepts and costs, ranks all ways by theory, decodes the best
+    of them in turns with plain decoding, and answers with the fastest of those that were tried.
+
+    Args:
+      target: a model from `specjax.load`.
+      drafts: up to two models that share its tokenizer, the larger first; none: what needs no model is weighed.
+      prompts: as for `specjax.generate`, of the kind that will be decoded.
+      temperature, max_new_tokens, ignore_eos, seed: as for `specjax.generate`.
+      batch: prompts decoded together.
+      kinds: drafters that are weighed: model, tree, ngram, suffix, lookahead, cascade.
+      verify: how many ways are tried, and up to three more that these make look better; 0: none, and the answer is
+        theory's alone.
+      turns: timed runs of every way; medians count.
+      tell: hears what is going on.
+      stop: asked between runs; once it says True, what has been measured is all there is.
+
+    Raises:
+      ValueError: bad input, in one line, before anything is run. RuntimeError: the logits hold NaN.
+    """
+    work = make_work(target, drafts, prompts, batch=batch, kinds=kinds, turns=turns, tell=tell, stop=stop, options={
+        "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
+    })  # fmt: skip
+    checks.whole("verify", verify, least=0)
+    notes = measure.fresh()
+    measure.survey(work, notes)
+    measured = measure.gather(notes, sampled=work.sampled)
+    candidates = [] if measured is None else [one for one in rank.rank(measured) if one.way.kind in work.kinds]
+    trials = try_out(work, notes, candidates, verify)
+    settings = {
+        "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
+        "batch": batch, "kinds": list(work.kinds), "verify": verify, "turns": turns, "prompts": count_prompts(prompts),
+    }  # fmt: skip
+    return Advice(
+        target.name, work.names, measured, candidates, trials, notes.left_out, stop(), max(notes.load, default=0.0),
+        settings, notes,
+    )  # fmt: skip
+
+
+def make_work(
+    target: Model,
+    drafts: Model | Sequence[Model],
+    prompts: api.Prompts,
+    *,
+    batch: int,
+    kinds: Sequence[str],
+    turns: int,
+    options: dict[str, Any],
+    tell: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> Work:
+    """What is to be measured, all of it checked.
+
+    Raises:
+      ValueError: see `advise`.
+    """
+    given = (drafts,) if isinstance(drafts, Model) else tuple(drafts)
+    for model in (target, *given):
+        if not isinstance(model, Model):
+            raise ValueError(f"target and drafts must be models from specjax.load, got {type(model).__name__}")
+    if len(given) > DRAFTS:
+        raise ValueError(f"at most {DRAFTS} drafts are weighed, got {len(given)}: leave the least likely ones out")
+    for name, value in (("batch", batch), ("turns", turns), ("max_new_tokens", options["max_new_tokens"])):
+        checks.whole(name, value, least=1)
+    if not (np.isfinite(options["temperature"]) and options["temperature"] >= 0):
+        raise ValueError(f"temperature must be at least 0 and finite, got {options['temperature']}")
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise ValueError(f"kinds of drafters are {', '.join(KINDS)}; got {unknown[0] if unknown else 'none'}")
+    for draft in given:
+        drafters.model(draft, gamma=measure.LONG).check(target)
+    tokens, length = api.tokenize(target, prompts)
+    ids = [tokens[row, :count].tolist() for row, count in enumerate(length)]
+    return Work(target, given, measure.make_batches(ids, batch), options, tuple(kinds), turns, tell, stop)
+
+
+def count_prompts(prompts: api.Prompts) -> int:
+    return 1 if isinstance(prompts, str) else len(prompts)
+
+
+def try_out(work: Work, notes: Notes, candidates: Sequence[Candidate], count: int) -> list[Trial]:
+    """The best candidates, and after them those that look better than they did; the fastest first."""
+    trials = try_beside_plain(work, notes, rank.shortlist(candidates, count))
+    for _ in range(AGAIN if trials else 0):
+        one = rank.next_look(candidates, [(trial.way, trial.speedup) for trial in trials])
+        more = [] if one is None else try_beside_plain(work, notes, [one])
+        if not more:
+            break
+        trials += more
+    return sorted(trials, key=lambda one: -one.speedup)
+
+
+def try_beside_plain(work: Work, notes: Notes, short: Sequence[Candidate]) -> list[Trial]:
+    """The candidates and plain decoding, every batch in turns. None where no turn was finished."""
+    if not short:
+        return []
+    every = [PLAIN, *(one.way for one in short)]
+    for place, way in enumerate(every, start=1):
+        if work.stop():
+            return []
+        work.tell(f"trying {place} of {len(every)}: compiling {ways.label(way, work.names)}")
+        measure.decode(work, way, 0)
+    runs: dict[Way, list[Run]] = {}
+    notes.load.append(measure.take_turns(work, every, runs, work.turns, range(len(work.batches))))
+    if PLAIN not in runs:
+        return []
+    return [trial(one, runs[one.way], runs[PLAIN]) for one in short]
+
+
+def trial(candidate: Candidate, runs: Sequence[Run], plain: Sequence[Run]) -> Trial:
+    """The runs of a way beside those of plain decoding in the same turns."""
+    whole = [own.speed / base.speed for own, base in zip(runs, plain, strict=True)]
+    rate = lambda run: run.committed / run.decode
+    decoding = [rate(own) / rate(base) for own, base in zip(runs, plain, strict=True)]
+    return Trial(
+        candidate, statistics.median(whole), min(whole), max(whole), measure.spread_of(whole),
+        statistics.median(decoding), measure.accepted_and_one(runs[0]),
+    )  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Of the program and what it runs on."""
+    from specjax import __version__
+
+    return {"specjax": __version__, **machine.versions()}

@@ -1,0 +1,442 @@
+"""What this machine, this pair and these prompts are like: every way is run, in the loop that users run, and counted.
+
+First all prompts are decoded in every way, which counts what is accepted; then the first batch is decoded in turns,
+which times rounds; the target's own texts are read by the draft models, which ranks them. All times are warm.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax import api
+from specjax import decoding as loop
+from specjax.advise import rank, ways
+from specjax.advise.rank import MISS, RANKS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks, Whole
+from specjax.advise.ways import PLAIN, Way
+from specjax.bench import machine
+from specjax.clock import timed
+from specjax.model import Model
+from specjax.stopping import Stop
+from specjax.trees import from_paths, regular
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tokens of a call of the target, for its curve
+SHORT, LONG = 2, 8  # draft lengths that a draft model is run with: two tell its step from what else a round takes
+COPIED = 8  # of the drafters that look tokens up
+# Two trees tell what a level of a tree takes, and what else a round with one: a wide one, and a deep one whose first
+# levels have a second guess.
+SHAPES = (regular((2, 2)), from_paths([*((0,) * depth for depth in range(1, 9)), (1,), (0, 1), (0, 0, 1)]))
+LOOKAHEADS = (
+    (4, 3, 4),
+    (7, 5, 7),
+)  # window, n-gram, guesses: a narrow one and the usual one
+ENOUGH = 2.0  # seconds of plain decoding that a way is timed for, where single runs are short
+MORE = 5  # times as many turns as were asked for, at the most
+PAD = 32  # texts to be ranked are padded to multiples of this
+KINDS = ("model", "tree", "ngram", "suffix", "lookahead", "cascade")
+
+
+class Work(NamedTuple):
+    """What is decoded.
+
+    Attributes:
+      batches: prompts as token ids, each batch full.
+      options: keyword arguments of `specjax.generate`, drafter and verifier apart.
+      kinds: of drafters that are weighed, out of `KINDS`.
+      turns: timed runs of every way; medians count.
+      tell: hears what is going on. stop: asked between runs; True ends measuring there.
+    """
+
+    target: Model
+    drafts: tuple[Model, ...]
+    batches: tuple[tuple[list[int], ...], ...]
+    options: dict[str, Any]
+    kinds: tuple[str, ...] = KINDS
+    turns: int = 3
+    tell: Callable[[str], None] = lambda line: None
+    stop: Callable[[], bool] = lambda: False
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn, and not always the most probable ones."""
+        return self.options["temperature"] > 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of the draft models."""
+        return [draft.name for draft in self.drafts]
+
+
+class Run(NamedTuple):
+    """One batch, decoded one way.
+
+    Attributes:
+      prefill, decode: seconds, compiling apart.
+      calls: of the target until all rows had ended.
+      reached: rounds that accepted at least 0, 1, ... drafted tokens, over all rows.
+    """
+
+    prefill: float
+    decode: float
+    calls: int
+    reached: tuple[int, ...]
+    tokens: list[list[int]]
+
+    @property
+    def committed(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def seconds(self) -> float:
+        """Of a round."""
+        return self.decode / max(self.calls, 1)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, prompts included."""
+        return self.committed / (self.prefill + self.decode)
+
+
+class Notes(NamedTuple):
+    """Everything that was run so far, in the order of running; what Ctrl-C leaves.
+
+    Attributes:
+      passes: every batch, once. turns: the first batch, again and again. ranks: of each draft, the target's texts.
+      load: share of the processors that other programs used during the turns.
+    """
+
+    passes: dict[Way, list[Run]]
+    turns: dict[Way, list[Run]]
+    ranks: dict[int, tuple[tuple[int, ...], ...]]
+    inners: list[Inner]
+    left_out: list[str]
+    load: list[float]
+
+
+def fresh() -> Notes:
+    return Notes({}, {}, {}, [], [], [])
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def make_batches(prompts: Sequence[list[int]], batch: int) -> tuple[tuple[list[int], ...], ...]:
+    """The prompts in batches of `batch`; the last one is filled up with prompts from the first on."""
+    count = -(-len(prompts) // batch)
+    filled = [prompts[number % len(prompts)] for number in range(count * batch)]
+    return tuple(tuple(filled[start : start + batch]) for start in range(0, len(filled), batch))
+
+
+def decode(work: Work, way: Way, number: int) -> Run:
+    """Decodes one batch. What compiles meanwhile is no part of its seconds.
+
+    Raises:
+      RuntimeError: the logits hold NaN.
+    """
+    guide, batch = ways.guide(way, work.drafts), work.batches[number]
+    everything = [prompt for one in work.batches for prompt in one]
+    tokens, length = api.tokenize(work.target, everything)
+    room = api.cache_room(work.target, guide, tokens, length, work.options["max_new_tokens"], None)
+    rows = range(number * len(batch), (number + 1) * len(batch))
+    job = api.prepare(
+        work.target, list(batch), drafter=guide, verifier=way.verifier, rows=rows, cache_len=room, **work.options
+    )  # fmt: skip
+    state, run, _ = timed(lambda: loop.generate(job.params, job.state, **job.static))
+    written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
+    if np.any(stop == int(Stop.NAN)):
+        raise RuntimeError(f"the logits of {work.target.name} hold NaN: its weights (or the dtype) are broken")
+    rounds = int(np.sum(totals.rounds))
+    reached = (rounds, *np.sum(totals.depth_accepted, 0)[:-1].astype(int).tolist())
+    texts = [written[row, : count[row]].tolist() for row in range(len(batch))]
+    return Run(job.seconds["prefill"], run, int(np.max(totals.rounds)), reached, texts)
+
+
+def take_turns(
+    work: Work, every: Iterable[Way], into: dict[Way, list[Run]], turns: int, batches: Sequence[int]
+) -> float:
+    """Decodes the batches in every way, in turns, and appends a run a way and turn; returns the load of the machine.
+
+    A turn that is stopped is left out whole, so that all ways have as many.
+    """
+    every = list(every)
+    before = machine.ticks()
+    for turn in range(turns):
+        found: dict[Way, list[Run]] = {}
+        for way in every:
+            if work.stop():
+                return machine.others(before, machine.ticks())
+            work.tell(f"turn {turn + 1} of {turns}: {ways.label(way, work.names)}")
+            found[way] = [decode(work, way, number) for number in batches]
+        for way, runs in found.items():
+            into.setdefault(way, []).append(joined(runs))
+    return machine.others(before, machine.ticks())
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """Batches one after the other, as one run."""
+    deepest = max(len(run.reached) for run in runs)
+    columns = [[*run.reached, *[0] * (deepest - len(run.reached))] for run in runs]
+    return Run(
+        sum(run.prefill for run in runs), sum(run.decode for run in runs), sum(run.calls for run in runs),
+        tuple(np.sum(columns, 0).tolist()), [row for run in runs for row in run.tokens],
+    )  # fmt: skip
+
+
+# --- what is run -----------------------------------------------------------------------------------------------------
+
+
+def probes(work: Work) -> list[Way]:
+    """The ways that tell what each drafter accepts and costs."""
+    found = []
+    for number in range(len(work.drafts)):
+        if {"model", "cascade"} & set(work.kinds):
+            found += [ways.chain("model", SHORT, number), ways.chain("model", LONG, number)]
+        if "tree" in work.kinds:
+            found += [ways.tree(shape, number) for shape in SHAPES]
+    return found + [ways.chain(kind, COPIED) for kind in ("ngram", "suffix") if kind in work.kinds]
+
+
+def survey(work: Work, notes: Notes) -> None:
+    """Runs all that theory needs, and writes it down in `notes` as it comes."""
+    drafting = probes(work)
+    timed_alone = [way for way in drafting if way.kind == "model" and way["gamma"] == SHORT]
+    timed_alone += [way for way in drafting if way.kind == "tree" and ways.shape_of(way) == SHAPES[0]]
+    counted = [PLAIN, *(way for way in drafting if way not in timed_alone)]
+    for place, way in enumerate(counted, start=1):
+        _pass(work, notes, way, f"{place} of {len(counted)}: acceptance of {ways.label(way, work.names)}")
+    if PLAIN not in notes.passes:
+        return
+    if "tree" in work.kinds:
+        _rank_texts(work, notes)
+    if "cascade" in work.kinds and len(work.drafts) > 1:
+        _survey_inner(work, notes)
+    curve = [ways.verify(width) for width in WIDTHS[1:]]
+    for place, way in enumerate([*curve, *timed_alone], start=1):
+        if work.stop():
+            return
+        work.tell(f"{place} of {len(curve) + len(timed_alone)}: compiling {ways.label(way, work.names)}")
+        decode(work, way, 0)
+    ran = [way for way in drafting if way in notes.passes or way in timed_alone]
+    notes.load.append(take_turns(work, [PLAIN, *curve, *ran], notes.turns, turns_of(work, notes), [0]))
+    if PLAIN in notes.turns and "lookahead" in work.kinds:
+        _survey_lookahead(work, notes)
+
+
+def turns_of(work: Work, notes: Notes) -> int:
+    """Turns that time rounds: more than were asked for where a run is so short that it tells little."""
+    first = notes.passes[PLAIN][0]
+    return min(max(work.turns, math.ceil(ENOUGH / max(first.prefill + first.decode, 1e-3))), MORE * work.turns)
+
+
+def _pass(work: Work, notes: Notes, way: Way, line: str) -> None:
+    """Every batch once; the first twice, since its first run starts the program."""
+    if work.stop():
+        return
+    work.tell(line)
+    decode(work, way, 0)
+    runs = []
+    for number in range(len(work.batches)):
+        if work.stop():
+            return
+        runs.append(decode(work, way, number))
+    notes.passes[way] = runs
+
+
+def _survey_lookahead(work: Work, notes: Notes) -> None:
+    """Lookahead as it is run; a window whose call takes longer than its tokens could gain is left out, and said."""
+    curve = curve_of(notes.turns)
+    for window, ngram, guesses in LOOKAHEADS:
+        way = ways.lookahead(window, ngram, guesses)
+        nodes = (window + guesses) * (ngram - 1)
+        if curve.relative(nodes) >= ngram:
+            notes.left_out.append(
+                f"{ways.label(way)}: a call of its {nodes} nodes would take {curve.relative(nodes):.1f} steps of plain "
+                f"decoding, and commits at most {ngram} tokens"
+            )
+            continue
+        _pass(work, notes, way, f"acceptance of {ways.label(way)}")
+        if way in notes.passes:
+            beside: dict[Way, list[Run]] = {}
+            take_turns(work, [PLAIN, way], beside, turns_of(work, notes), [0])
+            if way in beside:
+                notes.turns[way] = _as_of(beside[way], beside[PLAIN], notes.turns[PLAIN])
+
+
+def _as_of(runs: Sequence[Run], plain: Sequence[Run], usual: Sequence[Run]) -> list[Run]:
+    """Runs of later turns as they would have been beside `usual` runs of plain decoding: by their ratios to `plain`."""
+    step = statistics.median(run.seconds for run in usual)
+    return [
+        own._replace(decode=own.decode / base.seconds * step) for own, base in zip(runs, plain, strict=True)
+    ]  # fmt: skip
+
+
+def _survey_inner(work: Work, notes: Notes) -> None:
+    """How well the last draft model predicts the first: the middle model is the target of a run of its own."""
+    middle, small = 0, len(work.drafts) - 1
+    if work.stop():
+        return
+    work.tell(f"how well {ways.short(work.drafts[small].name)} drafts for {ways.short(work.drafts[middle].name)}")
+    pair = work._replace(target=work.drafts[middle])
+    run = decode(pair, ways.chain("model", SHORT, small), 0)
+    tried = sum(run.reached[:-1])
+    notes.inners.append(Inner(middle, small, sum(run.reached[1:]) / tried if tried else 0.0))
+
+
+def _rank_texts(work: Work, notes: Notes) -> None:
+    """Ranks the target's own texts by each draft model."""
+    texts = [row for run in notes.passes[PLAIN] for row in run.tokens]
+    prompts = [prompt for batch in work.batches for prompt in batch]
+    for number, draft in enumerate(work.drafts):
+        if work.stop():
+            return
+        work.tell(f"ranking the target's texts by {ways.short(draft.name)}")
+        notes.ranks[number] = ranks_of(draft, prompts, texts)
+
+
+def ranks_of(
+    draft: Model, prompts: Sequence[list[int]], texts: Sequence[list[int]], *, ranks: int = RANKS
+) -> tuple[tuple[int, ...], ...]:
+    """The rank of every token of the texts among the draft's most probable after the same words; MISS past `ranks`.
+
+    Of equal logits the smaller token comes first, as it does in a tree of most probable tokens.
+    """
+    limit = api.positions(draft) or 10**9
+    wide = max(len(prompt) for prompt in prompts)
+    long = max(len(text) + (0 if draft.encoder_decoder else wide) for text in texts)
+    long = min(-(-(long + 1) // PAD) * PAD, limit)
+    found = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        before = [draft.config.start_token] if draft.encoder_decoder else list(prompt)
+        whole = [*before, *text][:long]
+        padded = np.zeros((1, long), np.int32)
+        padded[0, : len(whole)] = whole
+        read = np.full((1, wide), draft.config.start_token if draft.encoder_decoder else 0, np.int32)
+        read[0, : len(prompt)] = prompt
+        logits = np.asarray(draft.score(*([read, padded] if draft.encoder_decoder else [padded])))[0]
+        said = np.asarray(whole[len(before) :], np.int64)
+        rows = logits[len(before) - 1 : len(before) - 1 + len(said)]
+        own = rows[np.arange(len(said)), said][:, None]
+        earlier = np.arange(rows.shape[1])[None] < said[:, None]
+        rank = ((rows > own) | ((rows == own) & earlier)).sum(1)
+        found.append(tuple(np.where(rank < ranks, rank, MISS).tolist()))
+    return tuple(found)
+
+
+# --- what it comes to ------------------------------------------------------------------------------------------------
+
+
+def gather(notes: Notes, *, sampled: bool) -> Measured | None:
+    """The notes as theory takes them; None where no turn was timed."""
+    if PLAIN not in notes.turns:
+        return None
+    curve = curve_of(notes.turns)
+    plain = Plain(
+        statistics.median(run.prefill for run in notes.turns[PLAIN]),
+        statistics.fmean(run.calls for run in notes.passes[PLAIN]),
+    )
+    timed_ways = [way for way in notes.passes if way in notes.turns]
+    chains = tuple(
+        _chain(notes, curve, kind, drafts)
+        for kind, drafts in dict.fromkeys((way.kind, way.drafts) for way in timed_ways)
+        if kind in ("model", "ngram", "suffix")
+    )
+    ranked = tuple(
+        Ranks(number, rows, _tree_cost(notes, curve, number))
+        for number, rows in notes.ranks.items()
+        if ways.tree(SHAPES[1], number) in timed_ways
+    )
+    wholes = tuple(_whole(notes, way) for way in timed_ways if way.kind == "lookahead")
+    verifier = "block" if sampled else "token"
+    return Measured(curve, plain, chains, ranked, wholes, tuple(notes.inners), verifier)
+
+
+def curve_of(turns: dict[Way, list[Run]]) -> Curve:
+    """The verify-cost curve of the turns so far; beyond one token, more tokens take no less time than fewer."""
+    timed_ways = [way for way in turns if way.kind in ("plain", "verify")]
+    widths = tuple(1 if way == PLAIN else way["width"] for way in timed_ways)
+    found = [round_seconds(turns, way) for way in timed_ways]
+    seconds = [found[0][0], *rising([took for took, _ in found[1:]])]
+    return Curve(widths, tuple(seconds), tuple(spread for _, spread in found))
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The rising values of least squared distance: what falls is noise, and pooled with what is before it."""
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
+            pools[-2] += pools.pop()
+    return [statistics.fmean(pool) for pool in pools for _ in pool]
+
+
+def round_seconds(turns: dict[Way, list[Run]], way: Way) -> tuple[float, float]:
+    """Seconds of a round, and their standard error.
+
+    Of plain decoding the median over the turns; of other ways that median times the median ratio to plain decoding in
+    the same turn, so that a machine that slows down for a while does so for both.
+    """
+    step = statistics.median(run.seconds for run in turns[PLAIN])
+    if way == PLAIN:
+        values = [run.seconds for run in turns[PLAIN]]
+    elif way.kind == "lookahead":  # timed later, in turns of its own
+        values = [run.seconds for run in turns[way]]
+    else:
+        values = [step * own.seconds / base.seconds for own, base in zip(turns[way], turns[PLAIN], strict=True)]
+    return statistics.median(values), spread_of(values)
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Half of the range, over the root of how many there are: how far the median may be off."""
+    return (max(values) - min(values)) / 2 / math.sqrt(len(values))
+
+
+def _chain(notes: Notes, curve: Curve, kind: str, drafts: tuple[int, ...]) -> Chain:
+    """The runs of one drafter at its draft lengths; acceptance is that of the longest."""
+    own = [way for way in notes.turns if (way.kind, way.drafts) == (kind, drafts)]
+    longest = max((way for way in own if way in notes.passes), key=lambda way: way["gamma"])
+    gammas = [way["gamma"] for way in own]
+    seconds = [_round(notes, way) for way in own]
+    step, overhead = rank.drafting_cost(gammas, [gamma + 1 for gamma in gammas], seconds, curve)
+    reached = joined(notes.passes[longest]).reached
+    return Chain(longest, reached, _cost(notes, longest, step, overhead))
+
+
+def _tree_cost(notes: Notes, curve: Curve, draft: int) -> Cost:
+    """What a level of a tree takes, and what else a round, from the two trees that were run."""
+    own = [ways.tree(shape, draft) for shape in SHAPES]
+    step, overhead = rank.drafting_cost(
+        [shape.width - 1 for shape in SHAPES], [shape.size for shape in SHAPES],
+        [_round(notes, way) for way in own], curve,
+    )  # fmt: skip
+    return _cost(notes, own[1], step, overhead)
+
+
+def _whole(notes: Notes, way: Way) -> Whole:
+    run = joined(notes.passes[way])
+    tokens = accepted_and_one(run)
+    # Of the texts' own means, so that words that repeat within a text do not count as evidence of their own.
+    each = [accepted_and_one(one) for one in notes.passes[way]]
+    error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    return Whole(way, tokens, error, _round(notes, way), _cost(notes, way, 0.0, 0.0))
+
+
+def accepted_and_one(run: Run) -> float:
+    """Tokens a round by count: the accepted ones and the target's own."""
+    return 1 + sum(run.reached[1:]) / max(run.reached[0], 1)
+
+
+def _round(notes: Notes, way: Way) -> float:
+    return round_seconds(notes.turns, way)[0]
+
+
+def _cost(notes: Notes, way: Way, step: float, overhead: float) -> Cost:
+    turns = notes.turns[way]
+    run, plain = joined(notes.passes[way]), joined(notes.passes[PLAIN])
+    kept = run.committed / max(run.calls, 1) / accepted_and_one(run)
+    usual = plain.committed / max(plain.calls, 1)
+    seconds, spread = round_seconds(notes.turns, way)
+    prefill = statistics.median(one.prefill for one in turns)
+    return Cost(step, overhead, prefill, kept / usual, spread / seconds)

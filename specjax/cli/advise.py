@@ -1,0 +1,314 @@
+"""`specjax advise`: which drafter, draft length or tree to use on this machine and for these prompts, if any."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from specjax.cli import INTERRUPTED
+from specjax.cli.arguments import lookup, parse
+from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
+
+PROG = "specjax advise"
+DONE = 0
+KINDS = ("model", "tree", "ngram", "suffix", "lookahead", "cascade")
+SHOWN = 12  # rows of the table
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """A model is a Hugging Face id, a folder, a GGUF file, or bundled/NAME."""
+
+    target: Annotated[str, arg(metavar="MODEL")] = TARGET
+    draft: Annotated[Several, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFT} for {TARGET})")] = ()
+    """A smaller model with the same tokenizer; twice, the larger first: each is weighed, and both as a cascade."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """The prompts, of the kind that will be decoded: acceptance depends on them."""
+
+    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """A text file, one prompt a line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    task: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: story; translation for T5)")] = None
+    """Instead of a file, prompts that come with the package: translation, summarisation, chat, code, maths, story."""
+    count: Annotated[int, arg(metavar="N")] = 8
+    """At most so many prompts, spread over all that there are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """How it will be used: the answer holds for this."""
+
+    temperature: Annotated[float, arg(metavar="T")] = 0.0
+    batch: Annotated[int, arg(metavar="N")] = 1
+    """Prompts decoded together."""
+    max_new_tokens: Annotated[int, arg(metavar="N")] = 64
+    ignore_eos: Flag = False
+    """Go on past the end of text, so that every text has --max-new-tokens."""
+    seed: Annotated[int, arg(metavar="N")] = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Measuring:
+    """How it is measured."""
+
+    drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: all)")] = ()
+    """Those that are weighed: model, tree, ngram, suffix, lookahead, cascade."""
+    verify: Annotated[int, arg(metavar="N")] = 3
+    """Ways that are really decoded, beside plain decoding; 0: the answer is theory's alone."""
+    repeats: Annotated[int, arg(metavar="N")] = 3
+    """Timed turns; medians count."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Showing:
+    """Where the answer goes. Progress and warnings go to stderr."""
+
+    json: Flag = False
+    """Print one JSON object instead: all that was measured, weighed, tried and concluded."""
+    output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """Write that JSON object to a file too; the file appears whole or not at all."""
+    picture: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """Draw speed-up against draft length and the verify-cost curve, as .svg or .png; needs 'specjax[plot]'."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """Say which drafter, draft length or tree decodes these prompts fastest on this machine, or that none does.
+
+    Measures what checking several tokens costs here and what each drafter costs and has accepted, ranks all ways by
+    theory, decodes the best of them in turns with plain decoding, and names the fastest.
+
+    specjax advise
+
+    specjax advise --target facebook/opt-1.3b --draft facebook/opt-125m --prompts questions.jsonl --temperature 0.8
+
+    specjax advise --batch 8 --output advice.json --picture advice.svg
+    """
+
+    models: Models = Models()
+    text: Text = Text()
+    use: Use = Use()
+    measuring: Measuring = Measuring()
+    showing: Showing = Showing()
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs the command and returns its exit code.
+
+    Raises:
+      ValueError, OSError: bad input; nothing has been measured then.
+    """
+    ask = parse(Ask, args, prog=PROG)
+    check(ask)
+    given = given_prompts(ask.text)
+    from rich.console import Console
+
+    from specjax.advise import desk, pictures, say
+    from specjax.cli import record
+    from specjax.cli.progress import Progress, deferred_interrupt
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    with Progress(errors, show=True) as progress:
+        target, drafts = load(ask.models, progress.tell)
+        prompts = given if given is not None else sample_prompts(ask.text, target)
+        told: list[str] = []
+
+        def tell(line: str) -> None:
+            told.append(line)
+            progress.tell(line)
+
+        with deferred_interrupt(once=lambda: len(told) > 1) as asked:  # from then on there is something to keep
+            advice = desk.advise(
+                target, drafts, prompts, temperature=ask.use.temperature, batch=ask.use.batch,
+                max_new_tokens=ask.use.max_new_tokens, ignore_eos=ask.use.ignore_eos, seed=ask.use.seed,
+                kinds=ask.measuring.drafters or KINDS, verify=ask.measuring.verify, turns=ask.measuring.repeats,
+                tell=tell, stop=asked,
+            )  # fmt: skip
+    command = say.command_line(advice, dtype=ask.models.dtype, prompts=ask.text.prompts)
+    asked_for = {"dtype": ask.models.dtype, "prompts_file": ask.text.prompts, "texts": list(prompts)}
+    content = record.to_json(record.finite(advice.as_dict() | {"command": command} | asked_for))
+    if ask.showing.output is not None:
+        record.write_whole(ask.showing.output, content)
+    if ask.showing.picture is not None and advice.measured is not None:
+        pictures.write(ask.showing.picture, advice)
+    if ask.showing.json:
+        print(content, flush=True)
+    else:
+        show(console, advice, command)
+    if advice.interrupted:
+        errors.print(f"{PROG}: interrupted: what had been measured by then is kept", style="yellow", soft_wrap=True)
+    return INTERRUPTED if advice.interrupted else DONE
+
+
+# --- input -----------------------------------------------------------------------------------------------------------
+
+
+def check(ask: Ask) -> None:
+    """Raises ValueError for what cannot work, before any work."""
+    for name in ask.measuring.drafters:
+        lookup(name, dict.fromkeys(KINDS), "drafter that is weighed")
+        if ask.measuring.drafters.count(name) > 1:
+            raise ValueError(f"--drafters names {name} twice")
+    for name, value, least in (
+        ("count", ask.text.count, 1), ("batch", ask.use.batch, 1), ("max-new-tokens", ask.use.max_new_tokens, 1),
+        ("verify", ask.measuring.verify, 0), ("repeats", ask.measuring.repeats, 1), ("seed", ask.use.seed, 0),
+        ("temperature", ask.use.temperature, 0),
+    ):  # fmt: skip
+        if not least <= value < float("inf"):
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    needing = [name for name in ask.measuring.drafters if name in ("model", "tree", "cascade")]
+    names = draft_names(ask.models)
+    if needing and not names:
+        raise ValueError(
+            f"the drafter {needing[0]!r} needs --draft, a smaller model with {ask.models.target}'s tokenizer"
+        )
+    if "cascade" in needing and len(names) < 2:
+        raise ValueError("the drafter 'cascade' needs --draft twice: the middle model, then the smaller one")
+    if len(names) > 2:
+        raise ValueError(
+            f"--draft is given {len(names)} times: at most two are weighed, leave the least likely ones out"
+        )
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"--draft names {twice[0]} twice")
+    if ask.text.prompts is not None and ask.text.task is not None:
+        raise ValueError("--prompts and --task both bring prompts: leave one of them out")
+    check_files(ask.showing)
+    from specjax.bench import tasks
+
+    if ask.text.task is not None:
+        lookup(ask.text.task, {name: task for name, task in tasks.TASKS.items() if task.samples}, "task")
+
+
+def check_files(showing: Showing) -> None:
+    """Raises ValueError where a file that is asked for could not be written."""
+    for name, file in (("output", showing.output), ("picture", showing.picture)):
+        if file is None:
+            continue
+        if file.is_dir():
+            raise ValueError(f"--{name} {file} is a folder: name a file")
+        if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
+            raise ValueError(f"--{name} {file}: cannot write into the folder {file.parent}")
+    if showing.picture is not None:
+        if showing.picture.suffix not in (".svg", ".png"):
+            raise ValueError(f"--picture {showing.picture}: a picture's name ends in .svg or .png")
+        from specjax.trace import pictures
+
+        pictures.require()
+
+
+def draft_names(models: Models) -> tuple[str, ...]:
+    """The draft models; that of the bundled target where none is named."""
+    return models.draft or ((DRAFT,) if models.target == TARGET else ())
+
+
+def given_prompts(text: Text) -> list[str] | None:
+    """The prompts of the file, `count` of them; None without a file."""
+    if text.prompts is None:
+        return None
+    from specjax.cli.prompts import read_prompts
+
+    return spread(read_prompts([], text.prompts), text.count)
+
+
+def sample_prompts(text: Text, target: Any) -> list[str]:
+    """Prompts of a task that come with the package."""
+    from specjax.bench import tasks
+
+    task = tasks.TASKS[text.task or ("translation" if target.encoder_decoder else "story")]
+    build = tasks.builder(task, tasks.AUTO, encoder_decoder=target.encoder_decoder, own=str)
+    return [build(item) for item in spread(task.samples, text.count)]
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """`count` of them, evenly over all; all where there are fewer."""
+    count = min(count, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
+
+
+def load(models: Models, tell: Any) -> tuple[Any, list[Any]]:
+    """Target and drafts."""
+    import specjax  # `load` is looked up when it is called
+    from specjax.streaming import interrupts_wait
+
+    loaded = []
+    with interrupts_wait(lambda: False):
+        for name in (models.target, *draft_names(models)):
+            tell(f"loading {name}")
+            loaded.append(specjax.load(name, dtype=models.dtype))
+    return loaded[0], loaded[1:]
+
+
+# --- in the terminal -------------------------------------------------------------------------------------------------
+
+
+def show(console: Any, advice: Any, command: str) -> None:
+    """The verdict, the tables, the reasons, and the lines to be copied."""
+    from specjax.advise import say
+
+    first, *others = say.reasons(advice)
+    if advice.measured is not None:
+        console.print(curve_table(advice))
+        console.print(candidate_table(advice))
+    console.print(first, style="bold", soft_wrap=True, markup=False)
+    for line in others:
+        console.print(line, soft_wrap=True, markup=False)
+    if advice.measured is not None:
+        console.print(f"\n    {command}\n    {say.python_line(advice)}", soft_wrap=True, markup=False)
+
+
+def curve_table(advice: Any) -> Any:
+    """What a call of the target costs by its tokens."""
+    from rich import box
+    from rich.table import Table
+
+    curve = advice.measured.curve
+    table = Table(box=box.SIMPLE, title="checking several tokens in one call, in steps of plain decoding",
+                  title_justify="left", title_style="bold")  # fmt: skip
+    for width in curve.widths:
+        table.add_column(str(width), justify="right", no_wrap=True)
+    table.add_row(*(f"{took / curve.step:.2f}" for took in curve.seconds))
+    return table
+
+
+def candidate_table(advice: Any) -> Any:
+    """Those that were tried, and the best of the others of each kind."""
+    from rich import box
+    from rich.table import Table
+
+    from specjax.advise import ways
+
+    table = Table(box=box.SIMPLE, title="ways of decoding, whole requests against plain decoding", title_justify="left",
+                  title_style="bold")  # fmt: skip
+    table.add_column("drafter", no_wrap=True)
+    for name in ("tokens/round", "round in steps", "predicted", "measured", "turns"):
+        table.add_column(name, justify="right", no_wrap=True)
+    step = advice.measured.curve.step
+
+    def row(one: Any, *measured: str, style: str | None = None) -> None:
+        table.add_row(
+            ways.label(one.way, advice.drafts), f"{one.tokens:.2f}", f"{one.seconds / step:.2f}",
+            f"{one.speedup:.2f} \u00b1 {one.error:.2f}", *measured, style=style,
+        )  # fmt: skip
+
+    for one in advice.trials:
+        used = one.way == advice.way
+        row(one.candidate, f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}", style="bold" if used else None)
+    for one in others(advice):
+        row(one, "", "")
+    table.add_row("plain", "1.00", "1.00", "1.00", "1.00" if advice.trials else "", "")
+    return table
+
+
+def others(advice: Any) -> list[Any]:
+    """Candidates that were not tried: the best of each kind and model, then the next best of all."""
+    tried = [one.way for one in advice.trials]
+    left = [one for one in advice.candidates if one.way not in tried]
+    first = {(one.way.kind, one.way.drafts): one for one in reversed(left)}
+    room = max(SHOWN - len(tried) - len(first), 0)
+    chosen = [*first.values(), *[one for one in left if one not in first.values()][:room]]
+    return [one for one in left if one in chosen]

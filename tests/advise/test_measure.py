@@ -1,0 +1,110 @@
+"""What is run and counted, on a toy model; and how notes become numbers."""
+
+import numpy as np
+import pytest
+
+from specjax import api, drafters
+from specjax.advise import measure, ways
+from specjax.advise.measure import Run, Work
+from specjax.advise.rank import MISS
+from specjax.advise.ways import PLAIN
+from specjax.model import Model
+from specjax.models import opt
+from tests.cli import toys
+
+PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    config = opt.OPTConfig(vocab_size=257, width=16, embed_width=16, layers=1, heads=2, mlp_width=32, max_positions=128)
+    make = lambda name, noise: Model(name, opt, config, toys.FMT, toys.params(0, config, noise=noise))
+    return make("target", 0.0), make("draft", 0.05)
+
+
+@pytest.fixture(scope="module")
+def work(pair):
+    options = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True, "seed": 0}
+    return Work(pair[0], (pair[1],), measure.make_batches(PROMPTS, 2), options)
+
+
+def test_batches_are_full():
+    assert measure.make_batches(PROMPTS, 2) == ((PROMPTS[0], PROMPTS[1]), (PROMPTS[2], PROMPTS[0]))
+    assert measure.make_batches(PROMPTS[:1], 4) == ((PROMPTS[0],) * 4,)
+
+
+def test_a_run_is_what_generate_does(work, pair):
+    target, draft = pair
+    found = measure.decode(work, ways.chain("model", 3, 0), 1)
+    asked = api.generate(target, list(work.batches[1]), drafter=drafters.model(draft, gamma=3), rows=[2, 3],
+                         **work.options)  # fmt: skip
+    assert found.tokens == asked.tokens and found.committed == 24
+    assert found.reached[0] == asked.stats.rounds and sum(found.reached[1:]) == asked.stats.accepted
+    assert len(found.reached) == 4 and list(found.reached) == sorted(found.reached, reverse=True)
+    assert found.calls == max(asked.stats.rounds_by_row) and found.prefill > 0 and found.decode > 0
+    plain = measure.decode(work, PLAIN, 1)
+    assert plain.tokens == found.tokens and plain.calls == 12 and measure.accepted_and_one(plain) == 1
+
+
+def test_ranks_are_those_of_the_drafts_own_laws(work, pair):
+    target, draft = pair
+    texts = [row for number in range(2) for row in measure.decode(work, PLAIN, number).tokens]
+    prompts = [prompt for batch in work.batches for prompt in batch]
+    found = measure.ranks_of(draft, prompts, texts, ranks=3)
+    for prompt, text, ranks in zip(prompts, texts, found, strict=True):
+        logits = np.asarray(draft.score([*prompt, *text]))[0]
+        for place, token in enumerate(text):
+            order = np.argsort(-logits[len(prompt) - 1 + place], kind="stable").tolist()
+            wanted = order.index(token)
+            assert ranks[place] == (wanted if wanted < 3 else MISS)
+    own = measure.ranks_of(target, prompts, texts)
+    assert {rank for row in own for rank in row} == {0}  # greedy text is what the target itself thinks best
+    assert any(rank for row in found for rank in row)  # and the draft does not always
+
+
+def run(seconds: float, calls: int = 10, prefill: float = 0.0) -> Run:
+    return Run(prefill, seconds * calls, calls, (calls,), [[1] * calls])
+
+
+def test_rounds_are_timed_beside_plain_decoding_of_the_same_turn():
+    """The machine runs at half speed in the second turn: the ratio does not see it."""
+    turns = {PLAIN: [run(1.0), run(2.0), run(1.0)], ways.verify(2): [run(1.5), run(3.0), run(1.5)]}
+    curve = measure.curve_of(turns)
+    assert curve.widths == (1, 2) and curve.seconds == (1.0, 1.5) and curve.spread[1] == 0.0
+    assert curve.spread[0] == pytest.approx(0.5 / np.sqrt(3))
+
+
+def test_what_falls_is_pooled():
+    assert measure.rising([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
+    assert measure.rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+    assert measure.rising([]) == []
+
+
+def test_short_runs_get_more_turns(work):
+    notes = measure.fresh()
+    for seconds, wanted in ((10.0, 3), (0.5, 4), (0.001, 15)):
+        notes.passes[PLAIN] = [run(seconds, calls=1)]
+        assert measure.turns_of(work, notes) == wanted
+
+
+def test_a_turn_that_is_stopped_is_left_out_whole(work, monkeypatch):
+    ran = []
+
+    def decode(work, way, number):
+        ran.append(way)
+        return run(1.0)
+
+    monkeypatch.setattr(measure, "decode", decode)
+    into = {}
+    halted = work._replace(stop=lambda: len(ran) >= 3)
+    measure.take_turns(halted, [PLAIN, ways.verify(2)], into, 2, [0])
+    assert {way: len(runs) for way, runs in into.items()} == {PLAIN: 1, ways.verify(2): 1}
+
+
+def test_broken_weights_are_told_in_one_line(work):
+    config = work.target.config
+    params = toys.params(0, config)
+    params["final_norm"]["scale"] = params["final_norm"]["scale"] * np.float32("nan")
+    broken = work._replace(target=Model("broken", opt, config, toys.FMT, params))
+    with pytest.raises(RuntimeError, match="the logits of broken hold NaN"):
+        measure.decode(broken, PLAIN, 0)
