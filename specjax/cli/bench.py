@@ -128,7 +128,7 @@ def check(options: Bench) -> None:
         spec = drafting.parse(options.drafter)
         drafting.check_files(spec)
         if drafting.needs(spec) > 1:
-            raise ValueError(f"bench {options.name} has one draft model, and the drafter {options.drafter!r} needs more")
+            raise ValueError(f"bench {options.name} has one draft model, and {options.drafter!r} needs more")
     elif options.drafter != "model":
         raise ValueError(f"--drafter has no meaning for bench {options.name}: leave it out")
 
