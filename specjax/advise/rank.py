@@ -362,8 +362,10 @@ def shortlist(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     return chosen
 
 
-def next_look(candidates: Sequence[Candidate], tried: Sequence[tuple[Way, float]], *, gain: float = 0.02):
-    """What to try after the first trials, a Candidate or None: where theory was off, something else may be the fastest.
+def next_look(
+    candidates: Sequence[Candidate], tried: Sequence[tuple[Way, float]], *, gain: float = 0.02
+) -> Candidate | None:
+    """What to try after the first trials, if anything: where theory was off, something else may be the fastest.
 
     Of the fastest kind so far another length, where only one was tried; else the way that should be faster than all of
     them. By how much theory was off at the lengths tried is taken to be straight in between and a little beyond.

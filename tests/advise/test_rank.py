@@ -197,10 +197,10 @@ def test_theory_that_was_off_is_corrected_by_what_was_measured():
     best = candidates[0].way["gamma"]
     # Of the fastest kind one length alone was tried: another one is.
     found = rank.next_look(candidates, [told(best, 1.0), (ways.chain("suffix", 2), 0.5)])
-    assert found.way.kind == "model" and found.way["gamma"] != best
+    assert found is not None and found.way.kind == "model" and found.way["gamma"] != best
     # Long drafts are slower than they should be, short ones faster: the best lies below.
     found = rank.next_look(candidates, [told(12, 0.6), told(7, 0.9)])
-    assert found.way.kind == "model" and found.way["gamma"] < 7
+    assert found is not None and found.way.kind == "model" and found.way["gamma"] < 7
     # Theory is right: those that were tried are the best.
     assert rank.next_look(candidates, [told(best, 1.0), told(2, 1.0)]) is None
     assert rank.next_look(candidates[:1], [told(best, 1.0)]) is None

@@ -1,10 +1,14 @@
 """`specjax advise` from end to end on toy checkpoints, and what it refuses."""
 
 import json
+import os
+import signal
 
 import pytest
 
 import specjax as sj
+from specjax.advise import measure
+from specjax.advise.measure import Run
 from specjax.cli import drafting
 
 BAD = {
@@ -43,6 +47,26 @@ def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
 def test_models_that_do_not_go_together_are_refused(specjax_program, models):
     ran = specjax_program("advise", "--target", models["target"], "--draft", models["other"])
     assert ran.code == 2 and "vocabulary" in ran.err and len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("at, told", [(9, "No advice"), (60, "interrupted")], ids=["early", "late"])
+def test_ctrl_c_keeps_what_was_measured(at, told, specjax_program, models, tmp_path, monkeypatch):
+    ran = []
+
+    def decode(work, way, number):  # a machine on which nothing pays and nothing takes long
+        ran.append(way)
+        if len(ran) == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return Run(1.0, 4.0 if way.kind == "plain" else 8.0, 4, (4, 0), [[1] * 4] * len(work.batches[number]))
+
+    monkeypatch.setattr(measure, "decode", decode)
+    output = tmp_path / "advice.json"
+    args = ["--target", models["target"], "--drafters", "ngram", "suffix", "--count", "2", "--max-new-tokens", "4"]
+    stopped = specjax_program("advise", *args, "--output", str(output))
+    found = json.loads(output.read_text())
+    assert stopped.code == 130 and len(ran) == at and "what had been measured by then is kept" in stopped.err
+    assert told in stopped.out and found["interrupted"] and found["counted"] and not found["helps"]
+    assert (found["measured"] is None) == (told == "No advice") == (not found["candidates"])
 
 
 @pytest.mark.slow
