@@ -17,7 +17,7 @@ class Source(NamedTuple):
 REPORT = "Accelerating large model inference with speculative decoding (a project of the course MIT 6.s898)"
 PAPER = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)"
 
-# --- the report on OPT: gamma, temperature, prompts and the definition of its acceptance rate are not given --------------
+# --- the report on OPT: gamma, temperature, prompts and the definition of its acceptance rate are not given ----------
 
 
 class Cost(NamedTuple):
@@ -65,7 +65,7 @@ HIERARCHY = (
     Rate("opt-13b", ("opt-1.3b", "opt-125m"), 0.030, (0.17, 0.33)),
 )
 
-# --- the paper -----------------------------------------------------------------------------------------------------------
+# --- the paper -------------------------------------------------------------------------------------------------------
 
 
 class Trade(NamedTuple):
