@@ -1,13 +1,12 @@
-"""The figures, by matplotlib's Figure class. Colours are those of Okabe and Ito, lines differ in their marks too."""
+"""The figures, by matplotlib's Figure class. Colours are those of Okabe and Ito."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from specjax.bench.record import Row
-from specjax.trace.pictures import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION
 
-COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, INK)
-MARKS = ("o", "s", "^", "D", "v", "P")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#54278f")
+INK = "#222222"
 
 
 def best_gamma(new_figure: Any, rows: Sequence[Row]) -> Any:

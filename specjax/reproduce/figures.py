@@ -160,8 +160,8 @@ def trace_report(setup: Setup, rows: Sequence[Row]) -> Report:
     table: list[Row] = [
         {
             "lane": row["lane"], "tokens": row["tokens"], "calls of M_p": row["target_calls"],
-            "calls of M_q": count(row, "DRAFT"), "encoder calls": count(row, "TARGET_PROMPT") + count(row, "DRAFT_PROMPT"),
-            "ms": 1e3 * row["seconds"],
+            "calls of M_q": count(row, "DRAFT"),
+            "encoder calls": count(row, "TARGET_PROMPT") + count(row, "DRAFT_PROMPT"), "ms": 1e3 * row["seconds"],
         }
         for row in rows
     ]  # fmt: skip
@@ -195,8 +195,8 @@ def trace_checks(rows: Sequence[Row]) -> list[Check]:
             "each call of M_p is preceded by γ calls of M_q", before,
             "; ".join(f"{row['lane']}: {count(row, 'DRAFT')} for {row['target_calls']}" for row in drafted),
         ),
-        holds("the encoders of M_p and M_q are called once each, before", read, "M_q's in the speculative lanes alone"),
-        holds("M_p is called less with a longer draft", calls[0] <= calls[1] < calls[2], said.format(*calls) + " calls"),
+        holds("the encoders of M_p and M_q are called once each, before", read, "M_q's where there is one"),
+        holds("M_p is called less with a longer draft", calls[0] <= calls[1] < calls[2], said.format(*calls)),
         holds(
             "both speculative lanes are shorter than standard decoding", max(times[:2]) < times[2],
             said.format(*times) + " ms",

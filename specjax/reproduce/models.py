@@ -161,8 +161,8 @@ ORIGINAL = Family(
         CNNDM: Target(FLAN["xxl"], "summarisation", FLAN_DRAFTS | TABLES),
     },
     notes=(
-        "the paper fine-tuned T5 v1.1 on each task and published no weights: Flan-T5 of the same shapes, which has seen "
-        "both tasks, stands for them",
+        "the paper fine-tuned T5 v1.1 on each task and published no weights: Flan-T5 of the same shapes, which has "
+        "seen both tasks, stands for them",
     ),
     sizes={
         "facebook/opt-13b": 12.9e9, "facebook/opt-1.3b": 1.3e9, "facebook/opt-125m": 0.13e9,

@@ -199,7 +199,8 @@ def whys(row: dict[str, Row | None]) -> list[str]:
         steps = gamma * spent["c"] + spent["verify_cost"]
         lines.append(
             f"{name}: a round takes {gamma} draft steps of c = {spent['c']:.2f} and a verification of "
-            f"{spent['verify_cost']:.2f}, {steps:.2f} target steps in all, and yields {found['tokens_per_call']:.2f} tokens"
+            f"{spent['verify_cost']:.2f}, {steps:.2f} steps of the target in all, and yields "
+            f"{found['tokens_per_call']:.2f} tokens"
         )
     return lines
 
@@ -241,7 +242,7 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
 
 
 def untouched(three: Row, two: Row) -> Check:
-    """The inner level is lossless: what the target is shown has the middle model's law, with a third level or without."""
+    """The inner level is lossless: what the target is shown has the middle model's law, with a third or without."""
     a, b = alpha(three), alpha(two)
     assert a.value is not None and b.value is not None
     same = abs(a.value - b.value) <= SIGMAS * math.hypot(a.error, b.error)

@@ -1,4 +1,4 @@
-"""Tables 1, 2 and 3 of Leviathan et al. 2023: theory, speed and acceptance on two tasks, acceptance of trivial drafts."""
+"""Tables 1, 2 and 3 of Leviathan et al. 2023: theory, speed on two tasks, acceptance of trivial drafts."""
 
 from collections.abc import Sequence
 
@@ -63,8 +63,8 @@ def theory_report(setup: Setup, rows: Sequence[Row]) -> Report:
             continue
         name = f"α {one.alpha}, γ {one.gamma}"
         table.append({
-            "α": one.alpha, "γ": one.gamma, "operations published": one.operations, "operations here": row["operations"],
-            "speed published": one.speed, "speed here": row["speed"],
+            "α": one.alpha, "γ": one.gamma, "operations published": one.operations,
+            "operations here": row["operations"], "speed published": one.speed, "speed here": row["speed"],
         })  # fmt: skip
         operations.append((name, one.operations, row["operations"]))
         speeds.append((name, one.speed, row["speed"]))
@@ -124,7 +124,8 @@ def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
         })  # fmt: skip
     notes = [*family(setup).notes, *stand_ins(setup), *speed_notes(row)]
     return Report(
-        "Table 2: translation and summarisation, three drafts", published.TABLE_2_SOURCE, table, speed_checks(row), notes
+        "Table 2: translation and summarisation, three drafts", published.TABLE_2_SOURCE, table, speed_checks(row),
+        notes,
     )  # fmt: skip
 
 
