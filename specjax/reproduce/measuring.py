@@ -18,7 +18,7 @@ def work(shelf: Shelf, setup: Setup, target: str, task: str, texts: Texts) -> An
 
     model = shelf.model(target)
     prompts = spelled(task, texts, encoder_decoder=model.encoder_decoder)
-    settings = {"max_new_tokens": setup.new, "ignore_eos": not model.encoder_decoder, "seed": setup.seed}
+    settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": not model.encoder_decoder, "seed": setup.seed}
     return grid.Work(model, prompts, settings, setup.batch, setup.timed, setup.repeats)
 
 

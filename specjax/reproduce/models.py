@@ -102,7 +102,7 @@ def table(order: int) -> Stand:
             draws = work.setup.draws if work.temperature > 0 else 1
             asked = spelled(work.task, texts * draws, encoder_decoder=work.target.encoder_decoder)
             return fitting.fit_samples(
-                work.target, asked, order=order, max_new_tokens=work.setup.new, temperature=work.temperature,
+                work.target, asked, order=order, max_new_tokens=work.setup.max_new_tokens, temperature=work.temperature,
                 batch=work.setup.batch, seed=work.setup.seed,
             )  # fmt: skip
 

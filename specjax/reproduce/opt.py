@@ -39,7 +39,7 @@ def cost_cases(setup: Setup, items: Items) -> list[Case]:
         from specjax.bench import costs
 
         models = {role: shelf.model(name) for role, name in names.items()}
-        settings = {"max_new_tokens": setup.new, "ignore_eos": True, "seed": setup.seed, "temperature": 0.0}
+        settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": True, "seed": setup.seed, "temperature": 0.0}
         return [costs.steps(models, texts(items)[: setup.timed], settings, setup.repeats)]
 
     key = setup.key("c-matrix", models_of=names, digest=digest(items[TASK]))

@@ -18,43 +18,46 @@ FAMILIES = ("bundled", "original")
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What an experiment is run with.
-
-    Attributes:
-      models: "bundled", or "original": those of the publication, where their weights can be had.
-      prompts: TASK=FILE, or FILE alone for an experiment of one task; other tasks have the prompts of their own.
-      count: prompts of a task. new: tokens of a request, at most. batch, timed, repeats: as for `bench tasks`.
-      gamma: draft tokens a round where the publication does not say.
-      draws: times that the target is asked for each text that tables are fitted to.
-    """
+    """What an experiment is run with."""
 
     models: str = "bundled"
+    """bundled, or original: those of the publication, where their weights can be had (downloads them)."""
     prompts: tuple[str, ...] = ()
+    """TASK=FILE, or FILE alone where the experiment has one task; else the few prompts that come along."""
     dtype: str = "float32"
+    """Of the weights: float32, bfloat16 or float16."""
     count: int = 8
-    new: int = 64
+    """Prompts of a task, spread over its file."""
+    max_new_tokens: int = 64
+    """Of a request."""
     batch: int = 8
+    """Prompts decoded together where acceptance is counted."""
     timed: int = 4
+    """Prompts that are timed, one request at a time."""
     repeats: int = 3
+    """Timed runs of each way, in turns; medians count."""
     gamma: int = 5
+    """Draft tokens a round where the publication does not say."""
     draws: int = 4
+    """Times that the target is asked for each text that unigrams and bigrams are counted from."""
     seed: int = 0
+    """Of the random draws."""
 
     def __post_init__(self) -> None:
         if self.models not in FAMILIES:
             raise ValueError(f"no models are named {self.models!r} (known: {', '.join(FAMILIES)})")
         if self.dtype not in WIDTH:
             raise ValueError(f"no dtype is named {self.dtype!r} (known: {', '.join(WIDTH)})")
-        for name in ("count", "new", "batch", "timed", "repeats", "gamma", "draws"):
+        for name in ("count", "max_new_tokens", "batch", "timed", "repeats", "gamma", "draws"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+                raise ValueError(f"{name.replace('_', '-')} must be a whole number of at least 1, got {value!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie in 0..{2**32 - 1}, got {self.seed!r}")
 
     def quick(self) -> "Setup":
         """The same in its smallest size, which shows that everything runs and says nothing about speed."""
-        return dataclasses.replace(self, count=2, new=8, batch=2, timed=1, repeats=1, draws=1)
+        return dataclasses.replace(self, count=2, max_new_tokens=8, batch=2, timed=1, repeats=1, draws=1)
 
     def key(self, experiment: str, **own: Any) -> Row:
         """What a row depends on."""
