@@ -6,7 +6,7 @@ Models are loaded when a case first asks for them. One that cannot be had is sai
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from specjax.bench.record import Record, Row
+from specjax.bench.record import Record, Row, name
 
 
 class Missing(Exception):
@@ -94,6 +94,7 @@ def run(
         if not rows:
             try:
                 rows = list(kept.add(case.key, case.measure(shelf)))
+                kept.known[name(case.key)] = rows  # a later table of this run may have the same row
             except Missing as missing:
                 if str(missing) not in left_out:
                     left_out.append(str(missing))

@@ -51,7 +51,7 @@ class Reproduce:
     """Print what there is, and do nothing."""
     quick: Flag = False
     """The smallest size: shows that everything runs, and says nothing about speed."""
-    setup: Setup = Setup()
+    setup: Setup = dataclasses.field(default_factory=Setup)
     output: Output = Output()
 
 

@@ -70,8 +70,8 @@ def differs(greater: Measured, less: Measured) -> Verdict:
 def each_greater(claim: str, pairs: Sequence[Pair], *, show: Callable[[float], str] = "{:.2f}".format) -> Check:
     """Each pair's first number is greater than its second."""
     found = [differs(pair.greater, pair.less) for pair in pairs]
-    said = "; ".join(f"{pair.name} {told(pair.greater, show)} against {told(pair.less, show)}" for pair in pairs)
-    return Check(claim, total(found), counted(found, said))
+    said = [f"{pair.name} {told(pair.greater, show)} against {told(pair.less, show)}" for pair in pairs]
+    return Check(claim, total(found), grouped(found, said))
 
 
 def same_order(claim: str, named: Sequence[tuple[str, float, Measured]], *, show: Callable[[float], str]) -> Check:
@@ -85,8 +85,8 @@ def same_order(claim: str, named: Sequence[tuple[str, float, Measured]], *, show
     found = [differs(a[2], b[2]) for a, b in pairs]
     line = lambda which: " > ".join(f"{one[0]} {which(one)}" for one in ranked)
     here = sorted(named, key=lambda one: -(one[2].value if one[2].value is not None else -math.inf))
-    said = f"published {line(lambda one: show(one[1]))}; here " + " > ".join(f"{n} {told(x, show)}" for n, _, x in here)
-    return Check(claim, total(found), counted(found, said))
+    said = f"published {line(lambda one: show(one[1]))}; here " + ", ".join(f"{n} {told(x, show)}" for n, _, x in here)
+    return Check(claim, total(found), said)
 
 
 def all_within(claim: str, named: Sequence[tuple[str, float, float]], *, digits: int) -> Check:
@@ -97,18 +97,27 @@ def all_within(claim: str, named: Sequence[tuple[str, float, float]], *, digits:
     return Check(claim, total(found), said or f"all {len(named)} numbers agree to {digits} decimals")
 
 
-def near(claim: str, named: Sequence[tuple[str, float, Measured]], *, factor: float, because: str = "") -> Check:
-    """Numbers within a factor of the published ones: same size, not same digits."""
+def near(
+    claim: str,
+    named: Sequence[tuple[str, float, Measured]],
+    *,
+    factor: float,
+    because: str = "",
+    there: str = "published",
+) -> Check:
+    """Numbers within a factor of others: same size, not same digits.
+
+    Args:
+      named: (name, the other number, measured here).
+      because: the reason, where they are not. there: what the others are.
+    """
     found, lines = [], []
-    for name, there, here in named:
-        if here.value is None:
-            found.append(Verdict.UNMEASURED)
-            continue
-        inside = there / factor <= here.value <= there * factor
-        found.append(Verdict.REPRODUCED if inside else Verdict.NOT)
-        lines.append(f"{name} {here.value:.3g} here, {there:.3g} published")
-    said = "; ".join(lines) + (f" ({because})" if because and Verdict.NOT in found else "")
-    return Check(claim, total(found), counted(found, said))
+    for name, other, here in named:
+        inside = here.value is not None and other / factor <= here.value <= other * factor
+        found.append(Verdict.UNMEASURED if here.value is None else Verdict.REPRODUCED if inside else Verdict.NOT)
+        lines.append(f"{name} {told(here, '{:.3g}'.format)} here, {other:.3g} {there}")
+    reason = f" ({because})" if because and Verdict.NOT in found else ""
+    return Check(claim, total(found), grouped(found, lines) + reason)
 
 
 def holds(claim: str, true: bool, why: str) -> Check:
@@ -131,17 +140,18 @@ def total(found: Sequence[Verdict]) -> Verdict:
     return Verdict.OPEN if Verdict.NOT not in known and Verdict.OPEN in known else Verdict.PARTLY
 
 
-def counted(found: Sequence[Verdict], said: str) -> str:
-    """The reason, after how many of the comparisons went which way where they did not all go one."""
-    kinds = {kind: sum(one is kind for one in found) for kind in Verdict}
-    parts = {
-        Verdict.REPRODUCED: "of {n} hold", Verdict.NOT: "do not", Verdict.OPEN: "within the error",
-        Verdict.UNMEASURED: "not measured",
-    }  # fmt: skip
-    if len([kind for kind, count in kinds.items() if count]) < 2:
-        return said
-    head = ", ".join(f"{kinds[kind]} {words.format(n=len(found))}" for kind, words in parts.items() if kinds[kind])
-    return f"{head}: {said}"
+GROUPS = {
+    Verdict.REPRODUCED: "hold", Verdict.NOT: "do not", Verdict.OPEN: "within the error", Verdict.UNMEASURED: "not measured",
+}  # fmt: skip
+
+
+def grouped(found: Sequence[Verdict], said: Sequence[str]) -> str:
+    """The comparisons; by how they went, with their numbers, where they did not all go one way."""
+    groups = {kind: [text for one, text in zip(found, said, strict=True) if one is kind] for kind in GROUPS}
+    there = {kind: texts for kind, texts in groups.items() if texts}
+    if len(there) < 2:
+        return "; ".join(said)
+    return ". ".join(f"{len(texts)} of {len(said)} {GROUPS[kind]}: {'; '.join(texts)}" for kind, texts in there.items())
 
 
 def told(value: Measured, show: Callable[[float], str]) -> str:

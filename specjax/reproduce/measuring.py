@@ -85,8 +85,10 @@ def alpha(row: Row | None) -> Measured:
 
 
 def speed(row: Row | None, name: str = "speedup") -> Measured:
-    """A speed, with an error from the spread of its runs: half of their range, over the root of their number."""
+    """A speed, with an error from the spread of its runs: half of their range, over the root of their number; of a
+    single run, a quarter of the value."""
     if row is None:
         return NOTHING
     low, middle, high = row["seconds"]
-    return Measured(row[name], row[name] * (high - low) / 2 / middle / max(row["repeats"], 1) ** 0.5)
+    spread = (high - low) / 2 / middle / row["repeats"] ** 0.5 if row["repeats"] > 1 else 0.25
+    return Measured(row[name], row[name] * spread)

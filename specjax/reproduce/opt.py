@@ -28,6 +28,11 @@ def texts(items: Items) -> list[str]:
     return [item.text for item in items[TASK]]
 
 
+def stand_ins(setup: Setup) -> list[str]:
+    chosen = family(setup)
+    return [*chosen.notes, "; ".join(f"{of} by {name}" for of, name in chosen.opt.items() if of != name)]
+
+
 # --- the c matrix ----------------------------------------------------------------------------------------------------
 
 
@@ -49,12 +54,10 @@ def cost_cases(setup: Setup, items: Items) -> list[Case]:
 def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
     step = rows[0]["step_ms"] if rows else {}
     here = {(one.target, one.draft): Measured(step[one.draft] / step[one.target] if step else None) for one in COSTS}
-    names = family(setup).opt
     table = [
         {
-            "target": one.target, "draft": one.draft, "c published": one.c,
-            "c here": here[one.target, one.draft].value, "stand-ins": f"{names[one.target]}, {names[one.draft]}",
-            "ms a step of the draft": step.get(one.draft),
+            "target": one.target, "draft": one.draft, "c": one.c, "c here": here[one.target, one.draft].value,
+            "ms a step here": step.get(one.draft),
         }
         for one in COSTS
         if one.target != one.draft
@@ -76,7 +79,7 @@ def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
             [Pair("opt-125m against opt-1.3b:", small, middle)], show="{:.3f}".format,
         ),
     ]  # fmt: skip
-    notes = [*family(setup).notes, "a step: one token of greedy decoding of one request, the prompt's reading apart"]
+    notes = [*stand_ins(setup), "a step: one token of greedy decoding of one request, the prompt's reading apart"]
     return Report("The c matrix: a draft's step over its target's", published.COSTS_SOURCE, table, checks, notes)
 
 
@@ -127,21 +130,20 @@ def plain_speed(rows: Sequence[Row], target: str) -> Measured:
 
 def side_by_side(setup: Setup, rates: Sequence[Rate], rows: Sequence[Row]) -> list[Row]:
     """Published numbers and ours."""
-    names, table = family(setup).opt, []
+    table = []
     for rate in rates:
         row = find(rows, of=name_of(rate))
         plain = plain_speed(rows, rate.target).value
         base = next(one.tokens_per_second for one in rates if one.target == rate.target and not one.drafts)
         line: Row = {
             "target": rate.target, "drafts": ", ".join(rate.drafts) or "none",
-            "stand-ins": " > ".join(names[one] for one in (rate.target, *rate.drafts)),
-            "tokens/s published": rate.tokens_per_second,
+            "tokens/s": rate.tokens_per_second,
             "tokens/s here": (row["tokens_per_second"] if row else None) if rate.drafts else plain,
-            "× plain published": rate.tokens_per_second / base if rate.drafts else None,
+            "× plain": rate.tokens_per_second / base if rate.drafts else None,
             "× plain here": row["speedup"] if row else None,
-            "accepted published": ", ".join(f"{x:.0%}" for x in rate.accepted) or None,
-            "accepted / drafted here": percents(row, "accepted_per_drafted") if row else None,
-            "accepted / tested here": percents(row, "accepted_per_tested") if row else None,
+            "accepted": ", ".join(f"{x:.0%}" for x in rate.accepted) or None,
+            "per drafted here": percents(row, "accepted_per_drafted") if row else None,
+            "per tested here": percents(row, "accepted_per_tested") if row else None,
         }  # fmt: skip
         table.append(line)
     return table
@@ -182,7 +184,7 @@ def pair_report(setup: Setup, rows: Sequence[Row]) -> Report:
         ),
         each_greater("the smaller target is the faster one", [Pair("plain, tokens/s:", *plain)], show="{:.0f}".format),
     ]  # fmt: skip
-    notes = [*family(setup).notes, ASSUMED.format(t=TEMPERATURE, g=setup.gamma), *whys(row)]
+    notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), *whys(row)]
     return Report(
         "Tokens a second and acceptance of pairs", published.PAIRS_SOURCE, side_by_side(setup, PAIRS, rows), checks,
         notes,
@@ -231,7 +233,7 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
     middle = row[two]
     if last is not None and middle is not None:
         checks.append(untouched(last, middle))
-    notes = [*family(setup).notes, ASSUMED.format(t=TEMPERATURE, g=setup.gamma), PLACED, *whys(row)]
+    notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), PLACED, *whys(row)]
     if last is not None:
         per = last["inner_rounds"] / max(last["tokens"] / last["tokens_per_call"], 1)
         notes.append(f"three levels: {per:.2f} inner rounds in each of the target's")

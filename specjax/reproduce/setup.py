@@ -57,7 +57,7 @@ class Setup:
 
     def quick(self) -> "Setup":
         """The same in its smallest size, which shows that everything runs and says nothing about speed."""
-        return dataclasses.replace(self, count=2, max_new_tokens=8, batch=2, timed=1, repeats=1, draws=1)
+        return dataclasses.replace(self, count=2, max_new_tokens=8, batch=1, timed=1, repeats=1, draws=1)
 
     def key(self, experiment: str, **own: Any) -> Row:
         """What a row depends on."""
