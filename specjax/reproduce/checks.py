@@ -141,7 +141,8 @@ def total(found: Sequence[Verdict]) -> Verdict:
 
 
 GROUPS = {
-    Verdict.REPRODUCED: "hold", Verdict.NOT: "do not", Verdict.OPEN: "within the error", Verdict.UNMEASURED: "not measured",
+    Verdict.REPRODUCED: "hold", Verdict.NOT: "do not", Verdict.OPEN: "within the error",
+    Verdict.UNMEASURED: "not measured",
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def texts(items: Items) -> list[str]:
 
 def stand_ins(setup: Setup) -> list[str]:
     chosen = family(setup)
-    return [*chosen.notes, "; ".join(f"{of} by {name}" for of, name in chosen.opt.items() if of != name)]
+    return [*chosen.notes, "; ".join(f"{of} by {name}" for of, name in chosen.opt.items())]
 
 
 # --- the c matrix ----------------------------------------------------------------------------------------------------

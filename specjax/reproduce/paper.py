@@ -116,7 +116,8 @@ def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
     for one, found in row.items():
         table.append({
             "task": one.task, "M_q": one.draft, "T": one.temperature, "γ": one.gamma,
-            "α": one.alpha, "α here": alpha(found).value, "speed": one.speed, "speed here": speed(found).value, "c here": found["costs"]["c"] if found else None,
+            "α": one.alpha, "α here": alpha(found).value, "speed": one.speed, "speed here": speed(found).value,
+            "c here": found["costs"]["c"] if found else None,
             "verify": found["costs"]["verify_cost"] if found else None,
             "by theory": expected(found) if found else None,
         })  # fmt: skip
