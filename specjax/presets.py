@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-UNKNOWN = re.compile(r"(?:^|\b\w+\S* )got an unexpected keyword argument '(\w+)'")
 
 
 def bound(file: Path | str, name: str, kind: type[T]) -> T:
@@ -32,13 +31,13 @@ def bound(file: Path | str, name: str, kind: type[T]) -> T:
         raise ValueError(f"preset {path}: {told(error, kind)}") from error
     found = getattr(module, name, None)
     if not isinstance(found, kind):
-        raise ValueError(f"{path} is no such preset: it defines no {name} = {kind.__name__}(...)")
+        raise ValueError(f"{path} is no preset of this kind: it defines no {name} = {kind.__name__}(...)")
     return found
 
 
 def told(error: Exception, kind: Any) -> str:
     """What went wrong in a preset, with the option that may have been meant."""
-    unknown = UNKNOWN.search(str(error))
+    unknown = re.search(rf"(?:^|{kind.__name__}\S* )got an unexpected keyword argument '(\w+)'", str(error))
     if unknown is None:
         text = " ".join(str(error).split())
         return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"

@@ -1,8 +1,8 @@
 """A sweep: the ways of a preset, each measured as `bench tasks` does, along one quantity. Nothing here loads jax.
 
-    from specjax.bench.sweep import Sweep
+from specjax.bench.sweep import Sweep
 
-    SWEEP = Sweep("gamma", tuple(f"model:gamma={g}" for g in (1, 2, 3, 5)), about="how long to draft")
+SWEEP = Sweep("gamma", tuple(f"model:gamma={g}" for g in (1, 2, 3, 5)), about="how long to draft")
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from specjax.bench.runner import WIDTH, Case, Missing, Shelf
 NUMBERS = ("gamma", "temperature", "nodes")  # axes along which a line is drawn
 NAMES = ("draft", "drafter", "verifier")  # axes of names, in the preset's order
 AXES = (*NUMBERS, *NAMES)
+SUITS = "suits"  # the lossless verifier that suits the drafter
 WHOLE = ("count", "max_new_tokens", "batch", "timed", "repeats")
 
 
@@ -45,6 +46,7 @@ class Sweep:
       axis: the quantity of the picture's x axis: gamma, temperature, nodes (of the tree, with its root), draft, drafter
         or verifier.
       ways: drafters, or `Way`s.
+      verifiers: names; "suits" is the lossless one that suits the drafter.
       drafts: models for the drafters that need any, the largest first.
       file: prompts instead of the tasks' own, for one task; in a format of `bench tasks`.
       count, max_new_tokens, batch, timed, repeats, seed, ignore_eos: as for `bench tasks`.
@@ -55,7 +57,7 @@ class Sweep:
     about: str = ""
     target: str = "bundled/opt-target"
     drafts: tuple[str, ...] = ("bundled/opt-draft",)
-    verifiers: tuple[str, ...] = ("token",)
+    verifiers: tuple[str, ...] = (SUITS,)
     temperatures: tuple[float, ...] = (0.0,)
     tasks: tuple[str, ...] = ("story",)
     file: str | None = None
@@ -132,10 +134,13 @@ def points(sweep: Sweep) -> list[Point]:
         if len(given) < needed:
             raise ValueError(f"the drafter {way.drafter!r} needs {needed} draft models, and there are {len(given)}")
         for verifier in way.verifiers or sweep.verifiers:
-            lookup(verifier, verify.TABLE, "verifier")
-            found.append((way, spec, drafting.label(spec), tuple(given[:needed]), verifier))
+            lookup(verifier, {SUITS: None, **verify.TABLE}, "verifier")
+            found.append(Point("", way, spec, drafting.label(spec), tuple(given[:needed]), verifier, 0.0))
     return [
-        Point(task, *one, temperature) for task in sweep.tasks for temperature in sweep.temperatures for one in found
+        point._replace(task=task, temperature=temperature)
+        for task in sweep.tasks
+        for temperature in sweep.temperatures
+        for point in found
     ]
 
 
@@ -164,14 +169,14 @@ def cases(sweep: Sweep, items: dict[str, list[formats.Item]]) -> list[Case]:
 
 def _measure(sweep: Sweep, point: Point, texts: Sequence[str]) -> Callable[[Shelf], list[Row]]:
     def measure(shelf: Shelf) -> list[Row]:
-        from specjax import verify
+        from specjax import api
         from specjax.bench import grid
         from specjax.cli import drafting
 
         target, drafts = shelf.model(sweep.target), [shelf.model(name) for name in point.drafts]
         key = ("guide", point.label, point.drafts)
         guide = shelf.keep(key, lambda: drafting.make(point.spec, target, drafts))
-        verifier, part = verify.TABLE[point.verifier], guide.drafter
+        verifier, part = api.named_verifier(guide, None if point.verifier == SUITS else point.verifier), guide.drafter
         try:
             verifier.check(part.tree, part.siblings, f"drafter {guide.name!r}", dynamic=part.dynamic)
         except ValueError as error:

@@ -14,8 +14,8 @@ COLOURS = {
     Verdict.UNMEASURED: "dim",
 }  # fmt: skip
 LEGEND = (
-    'Columns are the published numbers, those with "here" ours. Partly: some of the comparisons hold; open: the difference is within the error (two standard errors), more '
-    "prompts or repeats would tell"
+    "Where a column has a twin named here, it holds the published number. Partly: some of the comparisons hold; open: "
+    "the difference is within the error (two standard errors), and more prompts or repeats would tell"
 )
 
 
