@@ -228,20 +228,27 @@ def place(axis: str, row: Row) -> Any:
 
 def table(sweep: Sweep, found: Sequence[tuple[Point, Row]]) -> list[Row]:
     """Rows for people, along their curves."""
-    several = len({row["verifier"] for _, row in found}) > 1 or sweep.axis == "verifier"
     made = []
     for curve in curves(sweep, found):
         for x, row in zip(curve.x, curve.rows, strict=True):
             lossy = "" if row["lossless"] else " (LOSSY)"
-            named: Row = {sweep.axis: x} if sweep.axis in NUMBERS else {}
-            named |= {"drafter": row["drafter"], "draft": row["draft"] or "none"}
-            named |= {"verifier": row["verifier"] + lossy} if several or lossy else {}
-            named |= {"T": row["temperature"]} | ({"task": row["task"]} if len(sweep.tasks) > 1 else {})
-            made.append(named | {
-                "tokens/call": row["tokens_per_call"], "accepted/tested": row["accepted_per_tested"],
-                "tokens/s": row["tokens_per_second"], "× plain": row["speedup"], "load": max(row["load"].values()),
+            made.append(({sweep.axis: x} if sweep.axis in NUMBERS else {}) | {
+                "drafter": row["drafter"], "draft": row["draft"] or "none", "verifier": row["verifier"] + lossy,
+                "T": row["temperature"], "task": row["task"], "tokens/call": row["tokens_per_call"],
+                "accepted/tested": row["accepted_per_tested"], "tokens/s": row["tokens_per_second"],
+                "× plain": row["speedup"], "load": max(row["load"].values()),
             })  # fmt: skip
     return made
+
+
+def short(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """A table without the names that are the same in all its rows, and those names in words."""
+    same = {
+        name: value for name in ("drafter", "draft", "verifier", "T", "task")
+        if len(values := {row[name] for row in rows}) == 1 for value in values
+    }  # fmt: skip
+    kept = [{name: value for name, value in row.items() if name not in same} for row in rows]
+    return kept, ", ".join(f"{name} {value:g}" if name == "T" else f"{name} {value}" for name, value in same.items())
 
 
 def best(found: Sequence[tuple[Point, Row]]) -> list[str]:

@@ -189,8 +189,8 @@ def show(console: Any, sweep: Sweep, title: str, found: Sequence[tuple[Any, dict
     from specjax.bench import sweep as sweeps
     from specjax.reproduce.telling import cell
 
-    rows = sweeps.table(sweep, found)
-    made = Table(box=box.SIMPLE, title=title, title_justify="left")
+    rows, same = sweeps.short(sweeps.table(sweep, found))
+    made = Table(box=box.SIMPLE, title=f"{title}: {same}" if same else title, title_justify="left")
     for name in rows[0]:
         words = all(isinstance(row[name], str) for row in rows)
         made.add_column(name, justify="left" if words else "right")
