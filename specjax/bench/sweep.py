@@ -58,7 +58,7 @@ class Sweep:
     target: str = "bundled/opt-target"
     drafts: tuple[str, ...] = ("bundled/opt-draft",)
     verifiers: tuple[str, ...] = (SUITS,)
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[float | int, ...] = (0.0,)
     tasks: tuple[str, ...] = ("story",)
     file: str | None = None
     dtype: str = "float32"

@@ -141,8 +141,8 @@ def speed_checks(row: dict[Speed, Row | None]) -> list[Check]:
         for a, b in ((BASE, SMALL), (LARGE, BASE))
     ]
     each = [(task, draft) for task in TASK_NAMES for draft in DRAFTS]
-    cold = [Pair(f"{k}, {d}:", alpha(of(k, d, 0)), alpha(of(k, d, 1))) for k, d in each]
-    cold_speed = [Pair(f"{k}, {d}:", speed(of(k, d, 0)), speed(of(k, d, 1))) for k, d in each]
+    cold = [Pair(f"{k}, {d}:", alpha(of(k, d, 0.0)), alpha(of(k, d, 1.0))) for k, d in each]
+    cold_speed = [Pair(f"{k}, {d}:", speed(of(k, d, 0.0)), speed(of(k, d, 1.0))) for k, d in each]
     fastest = [
         Pair(f"{k}, T={t:g}, {SMALL} against {d}:", speed(of(k, SMALL, t)), speed(of(k, d, t)))
         for k, t in groups
@@ -301,7 +301,7 @@ def alpha_checks(row: dict[Acceptance, Row | None]) -> list[Check]:
                 for o in row
                 if o.draft in SIMPLE and o.target in targets
             ],
-            factor=2, because="short texts of few topics, and tables from few of them",
+            factor=2.0, because="short texts of few topics, and tables from few of them",
         ),
     ]  # fmt: skip
 

@@ -111,18 +111,18 @@ class Speed(NamedTuple):
 
 TABLE_2_SOURCE = Source(PAPER, "table 2")
 TABLE_2 = (
-    Speed(ENDE, SMALL, 0, 7, 0.75, 3.4),
-    Speed(ENDE, BASE, 0, 7, 0.80, 2.8),
-    Speed(ENDE, LARGE, 0, 7, 0.82, 1.7),
-    Speed(ENDE, SMALL, 1, 7, 0.62, 2.6),
-    Speed(ENDE, BASE, 1, 5, 0.68, 2.4),
-    Speed(ENDE, LARGE, 1, 3, 0.71, 1.4),
-    Speed(CNNDM, SMALL, 0, 5, 0.65, 3.1),
-    Speed(CNNDM, BASE, 0, 5, 0.73, 3.0),
-    Speed(CNNDM, LARGE, 0, 3, 0.74, 2.2),
-    Speed(CNNDM, SMALL, 1, 5, 0.53, 2.3),
-    Speed(CNNDM, BASE, 1, 3, 0.55, 2.2),
-    Speed(CNNDM, LARGE, 1, 3, 0.56, 1.7),
+    Speed(ENDE, SMALL, 0.0, 7, 0.75, 3.4),
+    Speed(ENDE, BASE, 0.0, 7, 0.80, 2.8),
+    Speed(ENDE, LARGE, 0.0, 7, 0.82, 1.7),
+    Speed(ENDE, SMALL, 1.0, 7, 0.62, 2.6),
+    Speed(ENDE, BASE, 1.0, 5, 0.68, 2.4),
+    Speed(ENDE, LARGE, 1.0, 3, 0.71, 1.4),
+    Speed(CNNDM, SMALL, 0.0, 5, 0.65, 3.1),
+    Speed(CNNDM, BASE, 0.0, 5, 0.73, 3.0),
+    Speed(CNNDM, LARGE, 0.0, 3, 0.74, 2.2),
+    Speed(CNNDM, SMALL, 1.0, 5, 0.53, 2.3),
+    Speed(CNNDM, BASE, 1.0, 3, 0.55, 2.2),
+    Speed(CNNDM, LARGE, 1.0, 3, 0.56, 1.7),
 )
 
 UNIGRAM, BIGRAM = "unigram", "bigram"

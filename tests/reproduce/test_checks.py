@@ -75,7 +75,7 @@ def test_printed_digits():
 
 
 def test_near_is_a_factor_both_ways():
-    of = lambda here: near("claim", [("a", 0.1, here)], factor=2, because="reason")
+    of = lambda here: near("claim", [("a", 0.1, here)], factor=2.0, because="reason")
     assert of(Measured(0.2)).verdict is of(Measured(0.05)).verdict is YES
     assert of(Measured(0.21)).verdict is of(Measured(0.049)).verdict is NO
     assert of(Measured(0.21)).why.endswith("(reason)") and "reason" not in of(Measured(0.2)).why

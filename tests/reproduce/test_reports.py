@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from specjax import theory
+from specjax.bench.runner import Shelf
 from specjax.reproduce import figures, models, opt, paper, telling
 from specjax.reproduce import published as p
 from specjax.reproduce.checks import Verdict
@@ -12,6 +13,7 @@ from specjax.reproduce.setup import Setup
 
 SETUP = Setup()
 MANY = 10**6
+SHELF = Shelf("float32", print)
 
 
 def alike(alpha, speed, gamma, *, tested=MANY, c=0.0):
@@ -100,7 +102,7 @@ def test_the_published_costs_contradict_themselves():
 
 
 def theory_rows(name):
-    return [row for case in EXPERIMENTS[name].cases(SETUP, {}) for row in case.measure(None)]  # type: ignore[arg-type]
+    return [row for case in EXPERIMENTS[name].cases(SETUP, {}) for row in case.measure(SHELF)]
 
 
 @pytest.mark.parametrize("name", ["table-1", "figure-3", "figure-4"])
