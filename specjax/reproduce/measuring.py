@@ -10,6 +10,7 @@ from specjax.reproduce.models import Drafting, Stand
 from specjax.reproduce.setup import Setup, spelled
 
 Texts = Sequence[str]
+BUSY = 0.1  # share of the processors
 
 
 def work(shelf: Shelf, setup: Setup, target: str, task: str, texts: Texts) -> Any:
@@ -74,6 +75,15 @@ def inner_rates(job: Any, guide: Any, temperature: float) -> Row:
 def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
     """The row that says all this of itself; None where there is none."""
     return next((row for row in rows if all(row.get(name) == value for name, value in wanted.items())), None)
+
+
+def busy(rows: Sequence[Row]) -> list[str]:
+    """A warning, where other programs used much of the machine meanwhile."""
+    loads = [load for row in rows for part in (row, row.get("costs", {})) for load in part.get("load", {}).values()]
+    worst = max(loads, default=0.0)
+    if worst <= BUSY:
+        return []
+    return [f"other programs used up to {worst:.0%} of the processors meanwhile: speeds and c say less than acceptance"]
 
 
 def alpha(row: Row | None) -> Measured:

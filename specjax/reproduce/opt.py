@@ -10,7 +10,7 @@ from specjax.bench.runner import Case, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
 from specjax.reproduce.checks import SIGMAS, Check, Measured, Pair, each_greater, holds, near, same_order
-from specjax.reproduce.measuring import alpha, find, inner_rates, sped, speed, work
+from specjax.reproduce.measuring import alpha, busy, find, inner_rates, sped, speed, work
 from specjax.reproduce.models import Drafting, Stand, family, own_model
 from specjax.reproduce.published import COSTS, HIERARCHY, PAIRS, Rate
 from specjax.reproduce.setup import Experiment, Items, Report, Setup
@@ -192,7 +192,7 @@ def pair_report(setup: Setup, rows: Sequence[Row]) -> Report:
         ),
         each_greater("the smaller target is the faster one", [Pair("plain, tokens/s:", *plain)], show="{:.0f}".format),
     ]  # fmt: skip
-    notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), *whys(row)]
+    notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), *whys(row), *busy(rows)]
     return Report(
         "Tokens a second and acceptance of pairs", published.PAIRS_SOURCE, side_by_side(setup, PAIRS, rows), checks,
         notes,
@@ -241,7 +241,7 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
     middle = row[two]
     if last is not None and middle is not None:
         checks.append(untouched(last, middle))
-    notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), PLACED, *whys(row)]
+    notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), PLACED, *whys(row), *busy(rows)]
     if last is not None:
         per = last["inner_rounds"] / max(last["tokens"] / last["tokens_per_call"], 1)
         notes.append(f"three levels: {per:.2f} inner rounds in each of the target's")

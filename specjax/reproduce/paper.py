@@ -8,7 +8,7 @@ from specjax.bench.runner import Case, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
 from specjax.reproduce.checks import Check, Measured, Pair, all_within, each_greater, near
-from specjax.reproduce.measuring import accepted, alpha, find, sped, speed, work
+from specjax.reproduce.measuring import accepted, alpha, busy, find, sped, speed, work
 from specjax.reproduce.models import NO_GPT, Drafting, Target, family
 from specjax.reproduce.published import (
     BASE,
@@ -121,7 +121,7 @@ def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
             "verify": found["costs"]["verify_cost"] if found else None,
             "by theory": expected(found) if found else None,
         })  # fmt: skip
-    notes = [*family(setup).notes, *stand_ins(setup), *speed_notes(row)]
+    notes = [*family(setup).notes, *stand_ins(setup), *speed_notes(row), *busy(rows)]
     return Report(
         "Table 2: translation and summarisation, three drafts", published.TABLE_2_SOURCE, table, speed_checks(row),
         notes,

@@ -88,6 +88,16 @@ def test_mirrored_numbers_have_not():
     assert verdicts(opt.pair_report(SETUP, opt_rows(p.PAIRS, turn=mirror)))[1:3] == [Verdict.NOT] * 2
 
 
+def test_a_busy_machine_is_told():
+    rows = [
+        row | {"load": {"drafted": 0.05, "plain": load}}
+        for row, load in zip(table_2(), [0.0] * 11 + [0.62], strict=True)
+    ]
+    assert any("up to 62%" in note for note in paper.speed_report(SETUP, rows).notes)
+    quiet = [row | {"load": {"drafted": 0.05}} for row in rows]
+    assert not any("other programs" in note for note in paper.speed_report(SETUP, quiet).notes)
+
+
 def test_few_tokens_leave_it_open():
     rows = [row | {"tested": 20} for row in table_2()]
     assert verdicts(paper.speed_report(SETUP, rows))[0] is Verdict.OPEN
