@@ -83,11 +83,8 @@ def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
             [Pair("opt-125m against opt-1.3b:", small, middle)], show="{:.3f}".format,
         ),
     ]  # fmt: skip
-    notes = [
-        *stand_ins(setup),
-        CONTRADICTION,
-        "a step: one token of greedy decoding of one request, the prompt's reading apart",
-    ]
+    step_is = "a step: one token of greedy decoding of one request, the prompt's reading apart"
+    notes = [*stand_ins(setup), CONTRADICTION, step_is, *busy(rows)]
     return Report("The c matrix: a draft's step over its target's", published.COSTS_SOURCE, table, checks, notes)
 
 

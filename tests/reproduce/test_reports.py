@@ -94,8 +94,7 @@ def test_a_busy_machine_is_told():
         for row, load in zip(table_2(), [0.0] * 11 + [0.62], strict=True)
     ]
     assert any("up to 62%" in note for note in paper.speed_report(SETUP, rows).notes)
-    quiet = [row | {"load": {"drafted": 0.05}} for row in rows]
-    assert not any("other programs" in note for note in paper.speed_report(SETUP, quiet).notes)
+    assert not any("other programs" in note for note in paper.speed_report(SETUP, rows[:-1]).notes)
 
 
 def test_few_tokens_leave_it_open():
