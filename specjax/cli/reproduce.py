@@ -149,6 +149,8 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: Output) -> int:
                     parts.append(telling.as_markdown(report, linked(drawn, output)))
                 if output.markdown is not None and parts:
                     telling.write_markdown(output.markdown, parts, kept.about)
+            if family(setup).sizes:  # models of some size: the next experiment loads its own
+                shelf.clear()
     if not measured:
         raise ValueError("nothing was measured: no model that is needed can be had here")
     return 0

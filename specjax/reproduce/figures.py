@@ -21,7 +21,7 @@ COSTS = (0.01, 0.02, 0.05, 0.1)
 GAMMAS = (2, 3, 5, 7, 10)
 SHOWN = (0.5, 0.6, 0.7, 0.8, 0.9)  # of ALPHAS in the table
 LONGEST = 64  # the best gamma of all these alphas and costs lies below it
-FREE = "the publication gives no numbers for this figure, and its values of {what} cannot be read from the text"
+FREE = "the figure is a drawing without printed numbers; the values of {what} are chosen here"
 
 # --- figure 3 --------------------------------------------------------------------------------------------------------
 
@@ -151,6 +151,26 @@ def trace_cases(setup: Setup, items: Items) -> list[Case]:
     ]  # fmt: skip
 
 
+def why(rows: Sequence[Row]) -> list[str]:
+    """What a draft step and a verification cost, in calls of standard decoding."""
+    plain = find(rows, gamma=0)
+    if plain is None:
+        return []
+    step = mean(plain, "TARGET")
+    return [
+        f"{row['lane']}: a draft step takes {mean(row, 'DRAFT') / step:.2f} calls of standard decoding, a verification "
+        f"{mean(row, 'TARGET') / step:.2f}, and a round yields {row['tokens'] / row['target_calls']:.2f} tokens"
+        for row in rows
+        if row["gamma"]
+    ]
+
+
+def mean(row: Row, kind: str) -> float:
+    """Seconds of a call of this kind."""
+    spent = [call[2] for call in row["calls"] if call[0] == kind]
+    return sum(spent) / len(spent)
+
+
 def count(row: Row, kind: str) -> int:
     return sum(call[0] == kind for call in row["calls"])
 
@@ -167,7 +187,7 @@ def trace_report(setup: Setup, rows: Sequence[Row]) -> Report:
     ]  # fmt: skip
     notes = [
         *family(setup).notes, f"T5-XXL by {target.model}, the draft by {target.drafts[SMALL].name}; one translation, "
-        "greedy, every round timed apart (specjax.trace)",
+        "greedy, every round timed apart (specjax.trace)", *why(rows),
     ]  # fmt: skip
     whole = len(rows) == len(FIGURE_5_GAMMAS) + 1
     draw = partial(drawing.lanes, rows=rows) if rows else None
