@@ -267,7 +267,7 @@ def best(found: Sequence[tuple[Point, Row]]) -> list[str]:
 
 def picture(new_figure: Any, sweep: Sweep, lines: Sequence[Curve], *, title: str) -> Any:
     """Two panels over the axis: tokens a call, and speed over plain decoding. Takes matplotlib's Figure class."""
-    from specjax.reproduce.drawing import COLOURS, finish
+    from specjax.bench.axes import COLOURS, finish
 
     figure = new_figure(figsize=(9.6, 4.4), layout="constrained")
     panels = figure.subplots(1, 2)

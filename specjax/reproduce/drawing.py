@@ -1,12 +1,10 @@
-"""The figures, by matplotlib's Figure class. Colours are those of Okabe and Ito."""
+"""The figures, by matplotlib's Figure class."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from specjax.bench.axes import COLOURS, INK, finish
 from specjax.bench.record import Row
-
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#54278f")
-INK = "#222222"
 
 
 def best_gamma(new_figure: Any, rows: Sequence[Row]) -> Any:
@@ -52,12 +50,3 @@ def lanes(new_figure: Any, rows: Sequence[Row]) -> Any:
         for row in rows
     ]  # fmt: skip
     return pictures.walltime(new_figure, made, title="One translation: speculative and standard decoding")
-
-
-def finish(axes: Any, x: str, y: str, title: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, fontsize=11, loc="left", parse_math=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", lw=0.7)
-    axes.set_axisbelow(True)
