@@ -9,7 +9,7 @@ from specjax.bench.record import Row
 from specjax.bench.runner import Case, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
-from specjax.reproduce.checks import SIGMAS, Check, Measured, Pair, each_greater, holds, near, same_order
+from specjax.reproduce.checks import SIGMAS, Check, Measured, Pair, each_greater, holds, near, same_order, share
 from specjax.reproduce.measuring import alpha, busy, find, inner_rates, sped, speed, work
 from specjax.reproduce.models import Drafting, Stand, family, own_model
 from specjax.reproduce.published import COSTS, HIERARCHY, PAIRS, Rate
@@ -216,7 +216,7 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
     three, two = "opt-13b > opt-1.3b > opt-125m", "opt-13b > opt-1.3b"
     row = {name_of(rate): find(rows, of=name_of(rate)) for rate in HIERARCHY if rate.drafts}
     last = row[three]
-    inner = Measured(last["inner_accepted_per_tested"]) if last else Measured(None)
+    inner = share(last["inner_accepted_per_tested"], last["inner_tested"]) if last else Measured(None)
     checks: list[Check] = [
         each_greater(
             "three levels are slower than plain decoding (0.030 against 0.047)",
