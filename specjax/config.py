@@ -4,13 +4,10 @@ Only this module and the command line know `RunConfig`; the library takes models
 """
 
 import dataclasses
-import difflib
-import re
-import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import api, defaults, verify
+from specjax import api, defaults, presets, verify
 from specjax.cli import drafting
 from specjax.cli.grammar import Spec
 from specjax.drafters import Guide
@@ -115,27 +112,4 @@ def read(file: Path | str) -> RunConfig:
       FileNotFoundError: no such file. ValueError: it does not run, names an option that there is not, or holds no
         CONFIG; in one line.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such preset")
-    module = types.ModuleType(path.stem)
-    module.__file__ = str(path)
-    try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except Exception as error:
-        raise ValueError(f"preset {path}: {_told(error)}") from error
-    config = getattr(module, "CONFIG", None)
-    if not isinstance(config, RunConfig):
-        raise ValueError(f"{path} is no preset: it defines no CONFIG = RunConfig(...)")
-    return config
-
-
-def _told(error: Exception) -> str:
-    """What went wrong in a preset, with the option that may have been meant."""
-    unknown = re.search(r"(?:^|RunConfig\S* )got an unexpected keyword argument '(\w+)'", str(error))
-    if unknown is None:
-        return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    known = [field.name for field in dataclasses.fields(RunConfig)]
-    near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    return f"no option is named {unknown[1]!r}{hint} (known: {', '.join(known)})"
+    return presets.bound(file, "CONFIG", RunConfig)

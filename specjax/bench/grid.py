@@ -98,7 +98,7 @@ def acceptance(work: Work, settings: dict[str, Any]) -> Row:
     tested = total("tested")
     overlap = sum(stats.overlap * stats.tested for stats in every if stats.tested)
     return {
-        "tokens": total("tokens"), "tokens_per_call": total("tokens") / total("rounds"),
+        "tokens": total("tokens"), "tokens_per_call": total("tokens") / total("rounds"), "tested": tested,
         "accepted_per_tested": ratio(total("accepted"), tested),
         "accepted_per_drafted": ratio(total("accepted"), total("drafted")),
         "overlap": None if math.isnan(overlap) else ratio(overlap, tested),  # drafters without laws have none

@@ -63,3 +63,16 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def memory() -> float | None:
+    """Bytes that are free for arrays: of the first accelerator, on a CPU of the machine; None where nobody says."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return float(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = dict(line.split(":") for line in lines)
+        return 1024.0 * float(found["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return None

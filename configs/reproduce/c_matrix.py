@@ -1,0 +1,10 @@
+"""The c matrix of OPT: a step of each draft over a step of its target.
+
+    specjax reproduce configs/reproduce/c_matrix.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="c-matrix")

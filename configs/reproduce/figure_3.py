@@ -1,0 +1,10 @@
+"""The best gamma by alpha and c.
+
+    specjax reproduce configs/reproduce/figure_3.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="figure-3")

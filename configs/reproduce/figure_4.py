@@ -1,0 +1,10 @@
+"""Speed and operations by alpha and gamma.
+
+    specjax reproduce configs/reproduce/figure_4.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="figure-4")

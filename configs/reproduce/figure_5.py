@@ -1,0 +1,10 @@
+"""A trace diagram of one translation: gamma 7, gamma 3, standard decoding.
+
+    specjax reproduce configs/reproduce/figure_5.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="figure-5")

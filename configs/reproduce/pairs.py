@@ -1,0 +1,10 @@
+"""Tokens a second and acceptance of OPT pairs.
+
+    specjax reproduce configs/reproduce/pairs.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="pairs")

@@ -1,0 +1,10 @@
+"""Operations and speed in theory, to their printed digits.
+
+    specjax reproduce configs/reproduce/table_1.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="table-1")

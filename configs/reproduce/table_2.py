@@ -1,0 +1,10 @@
+"""Speed and alpha in translation and summarisation, three drafts, T = 0 and 1.
+
+    specjax reproduce configs/reproduce/table_2.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="table-2")

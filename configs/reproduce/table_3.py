@@ -1,0 +1,10 @@
+"""Alpha of unigrams, bigrams and models.
+
+    specjax reproduce configs/reproduce/table_3.py
+
+What came of it stands in docs/reproduce.md.
+"""
+
+from specjax.reproduce.presets import Preset
+
+REPRODUCE = Preset(name="table-3")

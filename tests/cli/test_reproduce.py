@@ -1,0 +1,170 @@
+"""`specjax reproduce` from end to end: theory as it is, measured tables on toy checkpoints, and what it refuses."""
+
+import json
+
+import pytest
+
+import specjax as sj
+from specjax.bench import costs
+from specjax.cli import reproduce
+from specjax.reproduce import models as stands
+from specjax.reproduce import published
+
+NAMES = (
+    "c-matrix", "pairs", "hierarchy", "table-1", "table-2", "table-3", "figure-3", "figure-4", "figure-5",
+)  # fmt: skip
+
+
+@pytest.fixture
+def toys(models, monkeypatch):
+    """Toy checkpoints in the places of the bundled models."""
+    target, draft = models["target"], models["draft"]
+    drafts = {
+        published.SMALL: stands.own_model(draft), published.BASE: stands.own_model(draft),
+        published.LARGE: stands.int8(),
+    }  # fmt: skip
+    targets = {
+        published.ENDE: stands.Target(target, "translation", drafts | stands.TABLES),
+        published.CNNDM: stands.Target(target, "summarisation", drafts | stands.TABLES),
+        published.GPT: stands.Target(target, "story", {"GPT-like (6M)": stands.own_model(draft)} | stands.TABLES),
+    }
+    opt = {"opt-13b": target, "opt-1.3b": draft, "opt-125m": draft}
+    monkeypatch.setattr(stands, "BUNDLED", stands.Family(opt, targets, ("toys",), {}))
+
+
+def rows(path) -> list[dict]:
+    return [json.loads(line)["row"] for line in path.read_text().splitlines()]
+
+
+def test_the_list_names_everything_with_its_source(specjax_program):
+    ran = specjax_program("reproduce", "--list")
+    assert ran.code == 0 and tuple(line.split()[0] for line in ran.out.splitlines()) == NAMES
+    assert all("[" in line for line in ran.out.splitlines())
+
+
+def test_theory_is_told_drawn_and_written(specjax_program, tmp_path):
+    file, text = tmp_path / "rows.jsonl", tmp_path / "all.md"
+    for name, verdict in (("table-1", "2 reproduced"), ("figure-3", "2 reproduced"), ("figure-4", "3 reproduced")):
+        ran = specjax_program(
+            "reproduce", name, "--json", str(file), "--markdown", str(text), "--figures", str(tmp_path / "figures")
+        )
+        assert ran.code == 0 and f"in all: {verdict}" in ran.out and "arXiv 2211.17192" in ran.out
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"figure_{number}.{kind}" for number in (3, 4) for kind in ("svg", "png")
+    }
+    assert "c = 0.05" in (tmp_path / "figures" / "figure_3.svg").read_text()
+    assert "![Figure 4: speed and operations](figures/figure_4.svg)" in text.read_text()
+    first = [row for row in rows(file) if row.get("alpha") == 0.6]
+    assert round(first[0]["speed"], 2) == 1.96 and round(first[0]["operations"], 2) == 1.53
+
+
+def test_costs_are_measured_told_and_not_measured_again(specjax_program, toys, tmp_path, monkeypatch):
+    args = ["reproduce", "c-matrix", "--quick", "--json", str(tmp_path / "rows.jsonl")]
+    ran = specjax_program(*args)
+    (row,) = rows(tmp_path / "rows.jsonl")
+    assert ran.code == 0 and set(row["step_ms"]) == {"opt-13b", "opt-1.3b", "opt-125m"}
+    assert all(ms > 0 for ms in row["step_ms"].values()) and "note: toys" in ran.out
+
+    def measured(*args, **options):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(costs, "steps", measured)
+    again = specjax_program(*args)
+    assert again.code == 0 and again.out == ran.out
+
+
+def test_a_preset_stands_below_the_command_line(specjax_program, toys, tmp_path):
+    preset = tmp_path / "preset.py"
+    preset.write_text(
+        "from specjax.reproduce.presets import Preset\n"
+        "REPRODUCE = Preset(name='c-matrix', count=1, timed=1, repeats=1, max_new_tokens=4, seed=3)\n"
+    )
+    file = tmp_path / "rows.jsonl"
+    assert specjax_program("reproduce", str(preset), "--seed", "5", "--json", str(file)).code == 0
+    case = json.loads(file.read_text())["case"]
+    assert (case["count"], case["max_new_tokens"], case["seed"], case["experiment"]) == (1, 4, 5, "c-matrix")
+
+
+def test_the_trace_diagram_of_three_runs(specjax_program, toys, tmp_path):
+    ran = specjax_program(
+        "reproduce", "figure-5", "--quick", "--json", str(tmp_path / "r.jsonl"), "--figures", str(tmp_path / "f")
+    )
+    found = rows(tmp_path / "r.jsonl")
+    assert ran.code == 0 and [row["gamma"] for row in found] == [7, 3, 0]
+    assert all(sum(c[0] == "DRAFT" for c in row["calls"]) == row["gamma"] * row["target_calls"] for row in found)
+    assert "reproduced: each call of M_p is preceded by γ calls of M_q" in ran.out
+    assert "standard" in (tmp_path / "f" / "figure_5.svg").read_text()
+
+
+def test_weights_that_cannot_be_had_are_a_line(specjax_program, monkeypatch):
+    def load(name, **options):
+        raise FileNotFoundError(f"{name}: the hub is out of reach")
+
+    monkeypatch.setattr(sj, "load", load)
+    monkeypatch.setattr(stands, "ORIGINAL", stands.ORIGINAL._replace(sizes={}))
+    ran = specjax_program("reproduce", "c-matrix", "--models", "original")
+    assert ran.code == 2 and "facebook/opt-13b: the hub is out of reach" in ran.out
+    assert "not measured" in ran.out and "nothing was measured" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pairs", "hierarchy", "table-2", "table-3"])
+def test_every_table_is_measured_on_toys(name, specjax_program, toys, tmp_path):
+    ran = specjax_program("reproduce", name, "--quick", "--json", str(tmp_path / "rows.jsonl"))
+    found = rows(tmp_path / "rows.jsonl")
+    assert ran.code == 0 and len(found) == {"pairs": 3, "hierarchy": 3, "table-2": 12, "table-3": 26}[name]
+    assert all(0 <= row["accepted_per_tested"] <= 1 and row["tested"] > 0 for row in found)
+    if name == "hierarchy":
+        assert found[-1]["inner_rounds"] >= 1 and 0 <= found[-1]["inner_accepted_per_tested"] <= 1
+
+
+@pytest.mark.slow
+def test_all_of_it_on_the_bundled_models(specjax_program, tmp_path):
+    ran = specjax_program(
+        "reproduce", "all", "--quick", "--markdown", str(tmp_path / "all.md"), "--figures", str(tmp_path / "figures")
+    )
+    assert ran.code == 0 and len((tmp_path / "all.md").read_text().split("\n## ")) == 1 + len(NAMES)
+    assert len(list((tmp_path / "figures").iterdir())) == 6 and "left out" not in ran.out
+
+
+BAD = {
+    "no name": ([], "name one of c-matrix"),
+    "name": (["table1"], "did you mean 'table-1'"),
+    "models": (["table-2", "--models", "orignal"], "no models are named 'orignal'"),
+    "dtype": (["table-2", "--dtype", "float8"], "no dtype is named 'float8'"),
+    "count": (["table-2", "--count", "0"], "count must be a whole number of at least 1, got 0"),
+    "seed": (["table-2", "--seed", "-1"], "seed must lie in"),
+    "prompts without a task": (["table-2", "--prompts", "a.txt"], "does not say its task"),
+    "prompts of no task": (["table-2", "--prompts", "translate=a.txt"], "no task is named 'translate'"),
+    "prompts twice": (["pairs", "--prompts", "story=a.txt", "story=b.txt"], "names the task 'story' twice"),
+    "no prompts": (["pairs", "--prompts", "absent.txt"], "absent.txt"),
+    "format": (["figure-3", "--format", "svg", "svg"], "--format takes svg, png or both"),
+    "figures": (["figure-3", "--figures", "absent/figures"], "--figures absent/figures: cannot write there"),
+    "json": (["figure-3", "--json", "absent/rows.jsonl"], "--json absent/rows.jsonl: cannot write there"),
+    "preset": (["absent.py"], "absent.py: no such preset"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
+    def loaded(*args, **options):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(sj, "load", loaded)
+    args, said = BAD[case]
+    ran = specjax_program("reproduce", *args)
+    assert ran.code == 2 and ran.out == "" and said in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_prompts_of_a_file(tmp_path):
+    from specjax.reproduce.setup import other_texts, read_prompts
+
+    file = tmp_path / "pairs.tsv"
+    file.write_text("Good morning.\tGuten Morgen.\nGood night.\tGute Nacht.\n")
+    items = read_prompts([f"translation={file}"], ["translation", "summarisation"], 2)
+    assert [item.text for item in items["translation"]] == ["Good morning.", "Good night."]
+    assert len(items["summarisation"]) == 2
+    assert read_prompts([str(file)], ["translation"], 1)["translation"][0].text == "Good morning."
+    texts = other_texts("translation")
+    assert len(texts) > 40 and "The weather is nice today." not in texts
+    assert set(reproduce.experiments()) == set(NAMES)

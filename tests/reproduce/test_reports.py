@@ -1,0 +1,177 @@
+"""Reports are pure functions of rows: the published numbers reproduce themselves, mirrored ones do not."""
+
+import copy
+
+import pytest
+
+from specjax import theory
+from specjax.bench.runner import Shelf
+from specjax.reproduce import figures, models, opt, paper, telling
+from specjax.reproduce import published as p
+from specjax.reproduce.checks import Verdict
+from specjax.reproduce.setup import Setup
+
+SETUP = Setup()
+MANY = 10**6
+SHELF = Shelf("float32", print)
+
+
+def alike(alpha, speed, gamma, *, tested=MANY, c=0.0):
+    """A row with these numbers, without noise."""
+    return {
+        "overlap": alpha, "accepted_per_tested": alpha, "accepted_per_drafted": alpha / 2, "tested": tested,
+        "tokens": 640, "tokens_per_call": 2.0, "gamma": gamma, "speedup": speed, "seconds": [1.0, 1.0, 1.0],
+        "repeats": 3, "costs": {"c": c, "verify_cost": 1.0},
+    }  # fmt: skip
+
+
+def opt_rows(rates, *, turn=lambda x: x):
+    base = {rate.target: rate.tokens_per_second for rate in rates if not rate.drafts}
+    rows = []
+    for rate in rates:
+        if not rate.drafts:
+            continue
+        plain = base[rate.target]
+        row = alike(turn(rate.accepted[0]), rate.tokens_per_second / plain, 5, tested=2000)
+        row |= {"of": opt.name_of(rate), "tokens_per_second": rate.tokens_per_second, "plain_tokens_per_second": plain}
+        if len(rate.drafts) == 2:
+            inner = rate.accepted[1]
+            row |= {"inner_accepted_per_tested": inner, "inner_accepted_per_drafted": inner, "inner_rounds": 400,
+                    "inner_tested": 2000}  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def table_2(turn=lambda x: x):
+    rows = []
+    for one in p.TABLE_2:
+        cost = max(float(theory.implied_cost(one.alpha, one.gamma, one.speed)), 0.0)
+        row = alike(turn(one.alpha), 1 / turn(1 / one.speed) if turn(1.0) != 1.0 else one.speed, one.gamma, c=cost)
+        rows.append(row | {"task": one.task, "draft": one.draft, "temperature": one.temperature})
+    return rows
+
+
+def table_3(turn=lambda x: x):
+    return [
+        alike(turn(one.alpha), 1.0, 1) | {"target": one.target, "draft": one.draft, "temperature": one.temperature}
+        for one in p.TABLE_3
+    ]
+
+
+def verdicts(report):
+    return [check.verdict for check in report.checks]
+
+
+EXPERIMENTS = opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("pairs", opt_rows(p.PAIRS)),
+        ("hierarchy", opt_rows(p.HIERARCHY)),
+        ("table-2", table_2()),
+        ("table-3", table_3()),
+    ],
+)
+def test_the_published_numbers_have_the_published_shape(name, rows):
+    report = EXPERIMENTS[name].report(SETUP, rows)
+    assert len(report.checks) >= 5 and set(verdicts(report)) == {Verdict.REPRODUCED}, report.checks
+
+
+def test_mirrored_numbers_have_not():
+    mirror = lambda x: 1 - x
+    acceptance = [0, 1, 2]  # the checks of table 2 on alpha
+    report = paper.speed_report(SETUP, table_2(mirror))
+    assert [verdicts(report)[i] for i in acceptance] == [Verdict.NOT] * 3
+    assert Verdict.REPRODUCED not in verdicts(paper.alpha_report(SETUP, table_3(mirror)))[1:]
+    assert verdicts(opt.pair_report(SETUP, opt_rows(p.PAIRS, turn=mirror)))[1:3] == [Verdict.NOT] * 2
+
+
+def test_a_busy_machine_is_told():
+    rows = [
+        row | {"load": {"drafted": 0.05, "plain": load}}
+        for row, load in zip(table_2(), [0.0] * 11 + [0.62], strict=True)
+    ]
+    assert any("up to 62%" in note for note in paper.speed_report(SETUP, rows).notes)
+    assert not any("other programs" in note for note in paper.speed_report(SETUP, rows[:-1]).notes)
+
+
+def test_few_tokens_leave_it_open():
+    rows = [row | {"tested": 20} for row in table_2()]
+    assert verdicts(paper.speed_report(SETUP, rows))[0] is Verdict.OPEN
+
+
+def test_the_published_costs_contradict_themselves():
+    """No three times of a step have these ratios: two of them fix the third, at 1.47 instead of 0.015."""
+    rows = [{"step_ms": {"opt-13b": 1.0, "opt-1.3b": 0.015, "opt-125m": 0.022}}]
+    report = opt.cost_report(SETUP, rows)
+    assert verdicts(report) == [Verdict.PARTLY, Verdict.PARTLY, Verdict.REPRODUCED]
+    assert any("1.47" in note for note in report.notes)
+
+
+def theory_rows(name):
+    return [row for case in EXPERIMENTS[name].cases(SETUP, {}) for row in case.measure(SHELF)]
+
+
+@pytest.mark.parametrize("name", ["table-1", "figure-3", "figure-4"])
+def test_theory_is_reproduced(name):
+    report = EXPERIMENTS[name].report(SETUP, theory_rows(name))
+    assert set(verdicts(report)) == {Verdict.REPRODUCED} and report.table
+
+
+def test_theory_that_is_off_is_told():
+    rows = copy.deepcopy(theory_rows("table-1"))
+    rows[2]["speed"] += 0.02
+    assert verdicts(paper.theory_report(SETUP, rows)) == [Verdict.REPRODUCED, Verdict.PARTLY]
+    rows = copy.deepcopy(theory_rows("figure-3"))
+    rows[0]["gamma"].reverse()
+    assert Verdict.NOT in verdicts(figures.best_report(SETUP, rows))
+    rows = copy.deepcopy(theory_rows("figure-4"))
+    rows[0]["operations"][3] = 0.5
+    assert verdicts(figures.factor_report(SETUP, rows))[1] is Verdict.NOT
+
+
+def lane(gamma, rounds, step):
+    calls = [["TARGET_PROMPT", 0.0, step]] + ([["DRAFT_PROMPT", step, step]] if gamma else [])
+    now = step * len(calls)
+    for _ in range(rounds):
+        for kind in ["DRAFT"] * gamma + ["TARGET"]:
+            calls.append([kind, now, step])
+            now += step
+    return {"gamma": gamma, "lane": f"γ = {gamma}", "tokens": 9, "target_calls": rounds, "seconds": now, "calls": calls}
+
+
+def test_the_trace_diagram():
+    report = figures.trace_report(SETUP, [lane(7, 2, 0.1), lane(3, 3, 0.1), lane(0, 30, 1.0)])
+    assert set(verdicts(report)) == {Verdict.REPRODUCED}
+    slow = figures.trace_report(SETUP, [lane(7, 20, 1.0), lane(3, 10, 1.0), lane(0, 9, 0.1)])
+    assert verdicts(slow) == [Verdict.REPRODUCED, Verdict.REPRODUCED, Verdict.NOT, Verdict.NOT]
+    assert figures.trace_report(SETUP, [lane(7, 2, 0.1)]).checks == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_without_rows_nothing_is_claimed(name):
+    if name in ("table-1", "figure-3", "figure-4"):
+        return
+    report = EXPERIMENTS[name].report(SETUP, [])
+    assert set(verdicts(report)) <= {Verdict.UNMEASURED} and report.notes
+
+
+def test_who_stands_for_whom():
+    """Every published draft has a stand-in, or it is said that there is none; originals have known sizes."""
+    for family in (models.BUNDLED, models.ORIGINAL):
+        assert set(family.opt) == {"opt-13b", "opt-1.3b", "opt-125m"}
+        for task in p.TASKS:
+            assert set(family.targets[task].drafts) == {*p.DRAFTS, p.UNIGRAM, p.BIGRAM}
+    named = {*models.ORIGINAL.opt.values(), *(target.model for target in models.ORIGINAL.targets.values())}
+    assert named <= set(models.ORIGINAL.sizes)
+    original = paper.alpha_report(Setup(models="original"), [])
+    assert any("LaMDA" in note for note in original.notes) and any("never published" in note for note in original.notes)
+
+
+def test_markdown_has_table_verdicts_and_notes():
+    report = EXPERIMENTS["table-1"].report(SETUP, theory_rows("table-1"))
+    text = telling.as_markdown(report, "table_1.svg")
+    assert text.startswith("## Table 1") and "![" in text and "| reproduced |" in text and "- theorems 3.8" in text
+    assert telling.cell(None) == "–" and telling.summary(report.checks) == "2 reproduced"
