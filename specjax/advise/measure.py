@@ -363,7 +363,8 @@ def rising(values: Sequence[float]) -> list[float]:
     for value in values:
         pools.append([value])
         while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
-            pools[-2] += pools.pop()
+            last = pools.pop()
+            pools[-1] += last
     return [statistics.fmean(pool) for pool in pools for _ in pool]
 
 
