@@ -29,10 +29,7 @@ COPIED = 8  # of the drafters that look tokens up
 # Two trees tell what a level of a tree takes, and what else a round with one: a wide one, and a deep one whose first
 # levels have a second guess.
 SHAPES = (regular((2, 2)), from_paths([*((0,) * depth for depth in range(1, 9)), (1,), (0, 1), (0, 0, 1)]))
-LOOKAHEADS = (
-    (4, 3, 4),
-    (7, 5, 7),
-)  # window, n-gram, guesses: a narrow one and the usual one
+LOOKAHEADS = ((4, 3, 4), (7, 5, 7))  # window, n-gram, guesses: a narrow one and the usual one
 ENOUGH = 2.0  # seconds of plain decoding that a way is timed for, where single runs are short
 MORE = 5  # times as many turns as were asked for, at the most
 PAD = 32  # texts to be ranked are padded to multiples of this
@@ -268,9 +265,7 @@ def _survey_lookahead(work: Work, notes: Notes) -> None:
 def _as_of(runs: Sequence[Run], plain: Sequence[Run], usual: Sequence[Run]) -> list[Run]:
     """Runs of later turns as they would have been beside `usual` runs of plain decoding: by their ratios to `plain`."""
     step = statistics.median(run.seconds for run in usual)
-    return [
-        own._replace(decode=own.decode / base.seconds * step) for own, base in zip(runs, plain, strict=True)
-    ]  # fmt: skip
+    return [own._replace(decode=own.decode / base.seconds * step) for own, base in zip(runs, plain, strict=True)]
 
 
 def _survey_inner(work: Work, notes: Notes) -> None:
@@ -368,7 +363,8 @@ def rising(values: Sequence[float]) -> list[float]:
     for value in values:
         pools.append([value])
         while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
-            pools[-2] += pools.pop()
+            last = pools.pop()
+            pools[-1] += last
     return [statistics.fmean(pool) for pool in pools for _ in pool]
 
 
