@@ -169,6 +169,7 @@ def speed_checks(row: dict[Speed, Row | None]) -> list[Check]:
             theorem,
             factor=1.25,
             there="by theory",
+            because="speed includes reading the prompt, which speculation does not shorten and the theorem leaves out",
         ),
     ]
 
