@@ -186,7 +186,7 @@ def trace_report(setup: Setup, rows: Sequence[Row]) -> Report:
         for row in rows
     ]  # fmt: skip
     notes = [
-        *family(setup).notes, f"T5-XXL by {target.model}, the draft by {target.drafts[SMALL].name}; one translation, "
+        *family(setup).paper_notes, f"T5-XXL by {target.model}, the draft by {target.drafts[SMALL].name}; one translation, "
         "greedy, every round timed apart (specjax.trace)", *why(rows),
     ]  # fmt: skip
     whole = len(rows) == len(FIGURE_5_GAMMAS) + 1
