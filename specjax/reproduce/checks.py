@@ -71,7 +71,7 @@ def each_greater(claim: str, pairs: Sequence[Pair], *, show: Callable[[float], s
     """Each pair's first number is greater than its second."""
     found = [differs(pair.greater, pair.less) for pair in pairs]
     said = [f"{pair.name} {told(pair.greater, show)} against {told(pair.less, show)}" for pair in pairs]
-    return Check(claim, total(found), grouped(found, said))
+    return concluded(claim, found, grouped(found, said))
 
 
 def same_order(claim: str, named: Sequence[tuple[str, float, Measured]], *, show: Callable[[float], str]) -> Check:
@@ -86,7 +86,7 @@ def same_order(claim: str, named: Sequence[tuple[str, float, Measured]], *, show
     line = lambda which: " > ".join(f"{one[0]} {which(one)}" for one in ranked)
     here = sorted(named, key=lambda one: -(one[2].value if one[2].value is not None else -math.inf))
     said = f"published {line(lambda one: show(one[1]))}; here " + ", ".join(f"{n} {told(x, show)}" for n, _, x in here)
-    return Check(claim, total(found), said)
+    return concluded(claim, found, said)
 
 
 def all_within(claim: str, named: Sequence[tuple[str, float, float]], *, digits: int) -> Check:
@@ -117,7 +117,7 @@ def near(
         found.append(Verdict.UNMEASURED if here.value is None else Verdict.REPRODUCED if inside else Verdict.NOT)
         lines.append(f"{name} {told(here, '{:.3g}'.format)} here, {other:.3g} {there}")
     reason = f" ({because})" if because and Verdict.NOT in found else ""
-    return Check(claim, total(found), grouped(found, lines) + reason)
+    return concluded(claim, found, grouped(found, lines) + reason)
 
 
 def holds(claim: str, true: bool, why: str) -> Check:
@@ -126,6 +126,12 @@ def holds(claim: str, true: bool, why: str) -> Check:
 
 
 # --- putting them together -------------------------------------------------------------------------------------------
+
+
+def concluded(claim: str, found: Sequence[Verdict], why: str) -> Check:
+    """The check of these comparisons; without any of ours there is nothing to say."""
+    verdict = total(found)
+    return Check(claim, verdict, "no number of ours to compare" if verdict is Verdict.UNMEASURED else why)
 
 
 def total(found: Sequence[Verdict]) -> Verdict:

@@ -186,8 +186,9 @@ def trace_report(setup: Setup, rows: Sequence[Row]) -> Report:
         for row in rows
     ]  # fmt: skip
     notes = [
-        *family(setup).notes, f"T5-XXL by {target.model}, the draft by {target.drafts[SMALL].name}; one translation, "
-        "greedy, every round timed apart (specjax.trace)", *why(rows),
+        *family(setup).paper_notes,
+        f"T5-XXL by {target.model}, the draft by {target.drafts[SMALL].name}; one translation, greedy, every round "
+        "timed apart (specjax.trace)", *why(rows),
     ]  # fmt: skip
     whole = len(rows) == len(FIGURE_5_GAMMAS) + 1
     draw = partial(drawing.lanes, rows=rows) if rows else None

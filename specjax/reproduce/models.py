@@ -40,7 +40,7 @@ class Family(NamedTuple):
     Attributes:
       opt: by the names of the report on OPT.
       targets: by the names of tables 2 and 3.
-      notes: what a reader has to know about them.
+      notes, about_t5: what a reader has to know about them, and about those of the paper alone.
       sizes: parameters, where they matter before a model is fetched.
     """
 
@@ -48,6 +48,11 @@ class Family(NamedTuple):
     targets: dict[str, Target]
     notes: tuple[str, ...]
     sizes: dict[str, float]
+    about_t5: tuple[str, ...] = ()
+
+    @property
+    def paper_notes(self) -> tuple[str, ...]:
+        return self.notes + self.about_t5
 
 
 # --- drafts ----------------------------------------------------------------------------------------------------------
@@ -160,7 +165,8 @@ ORIGINAL = Family(
         ENDE: Target(FLAN["xxl"], "translation", FLAN_DRAFTS | TABLES),
         CNNDM: Target(FLAN["xxl"], "summarisation", FLAN_DRAFTS | TABLES),
     },
-    notes=(
+    notes=(),
+    about_t5=(
         "the paper fine-tuned T5 v1.1 on each task and published no weights: Flan-T5 of the same shapes, which has "
         "seen both tasks, stands for them",
     ),

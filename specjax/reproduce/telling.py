@@ -21,6 +21,8 @@ LEGEND = (
 
 def cell(value: Any) -> str:
     """A value for people; what was not measured is a dash."""
+    if isinstance(value, float) and abs(value) >= 1000:
+        return f"{value:.0f}"
     return "–" if value is None else show(value)
 
 

@@ -85,6 +85,7 @@ def test_a_preset_stands_below_the_command_line(specjax_program, toys, tmp_path)
     assert (case["count"], case["max_new_tokens"], case["seed"], case["experiment"]) == (1, 4, 5, "c-matrix")
 
 
+@pytest.mark.slow
 def test_the_trace_diagram_of_three_runs(specjax_program, toys, tmp_path):
     ran = specjax_program(
         "reproduce", "figure-5", "--quick", "--json", str(tmp_path / "r.jsonl"), "--figures", str(tmp_path / "f")

@@ -174,4 +174,5 @@ def test_markdown_has_table_verdicts_and_notes():
     report = EXPERIMENTS["table-1"].report(SETUP, theory_rows("table-1"))
     text = telling.as_markdown(report, "table_1.svg")
     assert text.startswith("## Table 1") and "![" in text and "| reproduced |" in text and "- theorems 3.8" in text
-    assert telling.cell(None) == "–" and telling.summary(report.checks) == "2 reproduced"
+    assert telling.cell(None) == "–" and telling.cell(2535.4) == "2535" and telling.cell(0.0151) == "0.0151"
+    assert telling.summary(report.checks) == "2 reproduced"
