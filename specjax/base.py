@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Array, Float, Int
 
 from specjax.trees import Tree
-from specjax.types import Commit, Draft, KeyArray, Output, Params, PyTree, Siblings, Verdict
+from specjax.types import Draft, KeyArray, Output, PyTree, Siblings, Verdict
 
 Cache = PyTree  # what it holds is the model's private matter, except `length`
 DraftState = PyTree
@@ -83,7 +83,7 @@ class Drafter(NamedTuple):
     tree: Tree
     init: Callable[..., DraftState]
     propose: Callable[..., Any]  # (Draft, DraftState), and the cache where it is borrowed
-    commit: Callable[[Params, DraftState, Commit], DraftState]
+    commit: Callable[..., DraftState]  # (params, state, Commit), and the cache where it is borrowed
     vocab_size: int | None = None
     siblings: Siblings = Siblings.WITH_REPLACEMENT
     dynamic: bool = False

@@ -133,7 +133,7 @@ def fit_samples(
     sequences = []
     for start in range(0, len(given), batch):
         part = given[start : start + batch]
-        full = part + [part[0]] * (min(batch, len(given)) - len(part))  # one batch size, one compile
+        full: Any = part + [part[0]] * (min(batch, len(given)) - len(part))  # one batch size, one compile
         out = specjax.generate(
             model, full, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
             rows=range(start, start + len(full)),

@@ -147,10 +147,11 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         """Fills the kept slots of the rows whose turn it is: each by its own count, so that no row hurries another."""
         if choice is None:
             return state
+        pick = choice.pick
         due = (cache.length > budget) & (cache.length - state.chosen >= choice.every)
 
         def anew():
-            at = choice.pick(params, state.recent[:, :-1], cache, cache.length - window)
+            at = pick(params, state.recent[:, :-1], cache, cache.length - window)
             taken = caches.take_slots(cache.layers, at)
 
             def put(old, new):

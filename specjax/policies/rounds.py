@@ -19,6 +19,7 @@ from specjax.policies.policy import (
     on_forever,
 )
 from specjax.theory import StepTime
+from specjax.theory.arguments import Numbers
 
 HEURISTIC_START, UP, DOWN = 5, 2, 1  # those of transformers' assisted generation
 
@@ -35,7 +36,7 @@ def _fixed(gamma: int) -> Policy:
 
 
 def best(
-    alpha: float | int, c: float | int, *, gamma_max: int = 16, verify_cost: theory.arguments.Numbers | None = None,
+    alpha: float | int, c: float | int, *, gamma_max: int = 16, verify_cost: Numbers | None = None,
     overhead: float = 0.0,
 ) -> Rule:  # fmt: skip
     """The best fixed length by `theory.best_gamma`, from measured numbers: 0, plain decoding, where nothing pays.

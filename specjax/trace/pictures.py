@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specjax.trace.lanes import Kind, Lane, longest, told
 from specjax.trace.rounds import Depth
@@ -79,7 +79,7 @@ class Style(NamedTuple):
     text: str
     fill: str
     edge: str
-    line: str = "solid"
+    line: Literal["solid", "dashed"] = "solid"
     bold: bool = False
     struck: bool = False
 

@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +123,7 @@ def _descend(params: Disco, read: Float[Array, "n F"], label: Float[Array, "n"],
     def step(carry, _):
         params, state = carry
         updates, state = optimizer.update(jax.grad(loss)(params), state)
-        return (optax.apply_updates(params, updates), state), None
+        return (cast(Disco, optax.apply_updates(params, updates)), state), None
 
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
         (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), length=steps)
