@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from specjax import sampling, stopping
+from specjax import branch, sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.models.cache import put_rows
 from specjax.sampling import SamplingParams, Stages
@@ -215,15 +215,19 @@ def judge(
 
 
 def _judge_shortest(model, tree: Tree, params, draft: Draft, cache, warp, buckets: tuple[int, ...]):
-    """`judge` of a chain by a switch over its prefixes. Verifying stays as long as the chain: the random numbers of a
-    row's verdict must not depend on how much its neighbours drafted (invariant 8)."""
+    """`judge` of a chain by the least of its prefixes that holds all drafts. Verifying stays as long as the chain: the
+    random numbers of a row's verdict must not depend on how much its neighbours drafted (invariant 8)."""
     if not tree.is_chain or draft.parents is not None or buckets[-1] != tree.size - 1:
         raise ValueError(f"buckets {buckets} need a static chain of {buckets[-1]} draft nodes, got {tree.size - 1}")
+
+    proposed = jnp.sum(jnp.cumprod(draft.valid[:, 1:], axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    chosen = jnp.sum(jnp.max(proposed) > jnp.asarray(buckets[:-1], jnp.int32), dtype=jnp.int32)
 
     def prefix(length: int) -> Callable:
         size, missing = length + 1, tree.size - length - 1
 
-        def run(cache: Cache):
+        def run(carry):
+            _, _, cache = carry
             tokens = draft.tokens[:, :size]
             out, cache = model.extend(params, tokens, cache, tree.mask[:size, :size], tree.depth[:size])
             log_p = warp(out.logits, tokens[:, tree.paths[:size, :size]])
@@ -234,9 +238,12 @@ def _judge_shortest(model, tree: Tree, params, draft: Draft, cache, warp, bucket
 
         return run
 
-    proposed = jnp.sum(jnp.cumprod(draft.valid[:, 1:], axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
-    least = jnp.sum(jnp.max(proposed) > jnp.asarray(buckets[:-1], jnp.int32), dtype=jnp.int32)
-    return jax.lax.switch(least, [prefix(length) for length in buckets], cache)
+    shapes = jax.eval_shape(prefix(buckets[-1]), (None, None, cache))
+    out, log_p = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:2])
+    carry = out, log_p, cache
+    for number, length in enumerate(buckets):
+        carry = branch.where(chosen == number, prefix(length), carry)
+    return carry
 
 
 def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] | None) -> Warp:

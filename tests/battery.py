@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Container, Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, sampling, stopping, theory
@@ -18,6 +20,14 @@ from specjax.verify.token import token_level
 from tests import laws
 
 VOCAB, MAX_POSITIONS = 13, 64
+
+
+def others_slow(values: Iterable, keep: Container) -> list:
+    """Parameters of a test, those outside `keep` marked slow: one for each kind of case runs by default."""
+    spread = lambda value: value if isinstance(value, tuple) else (value,)
+    return [value if value in keep else pytest.param(*spread(value), marks=pytest.mark.slow) for value in values]
+
+
 FMT = Format()
 FAMILIES = {
     "opt": (opt, opt.OPTConfig(

@@ -34,7 +34,11 @@ def draft():
     return sj.load("bundled/opt-draft")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.iterdir() if (path / "config.json").is_file()))
+GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if (path / "config.json").is_file())
+QUICK = ("llama-scaled-rope-tied", "opt-post-norm-projected", "t5-gated-untied")
+
+
+@pytest.mark.parametrize("name", battery.others_slow(GOLDEN_NAMES, QUICK))
 def test_golden_checkpoints_load_and_speak(name):
     model = sj.load(GOLDEN / name)
     prompts = [[5, 6, 7], [9, 8, 7, 6, 5]]

@@ -96,7 +96,7 @@ def constants(closed):
 class Test2CachesHoldAllButPending:
     """Broken by a `keep` that advances by one too many, a stopped row that commits, or stops its neighbours."""
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
     def test_lengths_of_both_caches_round_by_round(self, family):
         read = np.zeros_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS - 1
         for state in rounds(family, "model-3", MIXED, budget=[3, 9, 1, 5, 7, 2, 9, 4]):
@@ -153,7 +153,7 @@ class Test3PositionsAreLengthPlusDepth:
         np.testing.assert_allclose(tree.logits[:, 2], tree.logits[:, 1], atol=2e-6 * scale)
         np.testing.assert_allclose(tree.logits[:, :2], chain.logits, atol=2e-6 * scale)
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
     def test_a_full_cache_has_lost_nothing(self, family):
         """At CACHE_FULL, with a block of nine that no longer fits, the committed slots are those of a roomy run."""
         full, roomy = (run(family, guide("model-8", family), setting=Setting(cache_len=n)) for n in (18, 60))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import trees
+from specjax import branch, trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
 from specjax.drafters.chain import draw, first_logits, next_logits, taken_back
@@ -91,11 +91,12 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -
         """(cache, lag): feeds what is missing where it is more than the round's first call takes along."""
         due = (drafting & jnp.any(state.lag > 1)) | jnp.any(state.lag == BACKLOG)
 
-        def feed(cache):
+        def feed(fed):
+            cache, lag = fed
             _, cache = lm.extend(params.model, state.missing, cache, late.mask, late.depth)
-            return lm.keep(cache, None, state.lag), jnp.zeros_like(state.lag)
+            return lm.keep(cache, None, lag), jnp.zeros_like(lag)
 
-        return jax.lax.cond(due, feed, lambda cache: (cache, state.lag), state.cache)
+        return branch.where(due, feed, (state.cache, state.lag))
 
     def propose(params: AdaptiveParams, key, state: AdaptiveDraft, pending, warp: Warp):
         numbers = uniforms(key, (gamma, 2))
@@ -123,7 +124,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -
         root = jnp.broadcast_to(jnp.arange(gamma + 1, dtype=jnp.int32)[None] == 0, drafted.shape)
         laws = jnp.zeros((*drafted.shape, lm.vocab_size), jnp.float32)
         begun = Writing(cache, pending, drafted, laws, root, wanted > 0, own, jnp.zeros((), jnp.int32))
-        done = jax.lax.cond(drafting, write, lambda now: now, begun)
+        done = branch.where(drafting, write, begun)
 
         idle = done.step == 0
         waiting = jnp.arange(BACKLOG, dtype=jnp.int32)[None] == lag[:, None]  # `pending`, where it was not fed

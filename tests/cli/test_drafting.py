@@ -186,11 +186,12 @@ def plain(family) -> list[int]:
 
 
 RUNS = {  # each drafter, and the verifier that suits it
-    "model:gamma=2": "token", "tree:shape=2x1": "multiround-without", "ngram:gamma=2": "token",
-    "suffix:gamma=2": "token", "lookahead:window=2,ngram=3,guesses=2": "deterministic",
-    "table:gamma=2,file={table}": "token", "quantised:gamma=2": "token", "plain": "token",
+    "tree:shape=2x1": "multiround-without", "ngram:gamma=2": "token", "table:gamma=2,file={table}": "token",
+    "plain": "token",
 }  # fmt: skip
 HEAVY = {
+    "model:gamma=2": "token", "suffix:gamma=2": "token", "lookahead:window=2,ngram=3,guesses=2": "deterministic",
+    "quantised:gamma=2": "token",
     "dynamic-tree:size=6,depth=2,width=2": "deterministic", "cascade:gamma=3,inner=(model:gamma=2)": "token",
     "suffix-tree:size=5,depth=2": "deterministic", "layer-skip:gamma=2,layers=0": "token",
     "small-kv:gamma=2,budget=8": "token", "bridge:gamma=2": "token", "reencode:gamma=2": "token",

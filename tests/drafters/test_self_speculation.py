@@ -34,8 +34,7 @@ PAIRS = [
     (kind, family) for kind in MAKE for family in FAMILIES if family != "t5" or kind not in ("snapkv", "retrieval")
 ]
 QUICK = [
-    ("sinks", "opt"), ("sinks", "t5"), ("snapkv", "llama"), ("retrieval", "opt"), ("layer-skip", "t5"),
-    ("int8", "llama"),
+    ("sinks", "t5"), ("snapkv", "llama"), ("retrieval", "opt"), ("layer-skip", "t5"), ("int8", "llama"),
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from specjax.models import llama, opt
 from specjax.models.cache import KV, Cache
 from specjax.models.format import Format, default_format
 from tests import hlo
+from tests.battery import others_slow
 from tests.models import small
 
 ROWS, SLOTS, BLOCK = 4, 48, 6  # chains and random trees have one shape: one compile
@@ -63,7 +64,7 @@ def feed(built: small.Small, cache, block: np.ndarray, tree: trees.Tree):
     return built.extend(built.params, jnp.asarray(block), cache, jnp.asarray(tree.mask), jnp.asarray(tree.depth))
 
 
-@pytest.mark.parametrize("name, layout", CASES)
+@pytest.mark.parametrize("name, layout", others_slow(CASES, CASES[::2]))
 def test_any_ragged_schedule_equals_scoring(name, layout):
     built = small.build(name, LAYOUTS[layout])
     rng = np.random.default_rng(sum(map(ord, name + layout)))
