@@ -173,6 +173,7 @@ def test_the_law_test_fails_a_policy_that_drops_the_token_it_looked_at():
         assert laws.chi_square(histogram, exact_joint(temperature)) < laws.ALPHA
 
 
+@pytest.mark.slow
 def test_rows_are_alone_and_numbers_are_arguments():
     """A sampled row is what it is without its neighbours, whose lengths differ; another theta compiles nothing."""
     chosen = guide("threshold-4", "opt")
@@ -192,6 +193,7 @@ def test_rows_are_alone_and_numbers_are_arguments():
     assert texts(state) != whole  # other lengths, other draws of the same law
 
 
+@pytest.mark.slow
 def test_the_oracle_drafts_what_is_accepted_and_needs_no_more_rounds():
     draft = battery.draft("opt")
     new = np.array(plain("opt"))
@@ -318,6 +320,7 @@ def test_no_cache_is_copied_in_the_loop():
     assert hlo.copies(hlo.while_body(text), state.cache.layers[0].k.size) == []
 
 
+@pytest.mark.slow
 def test_a_constant_policy_is_never_asked():
     """`policies.fixed` in the adaptive chain decodes as the plain chain does: two programs of one method."""
     draft = battery.draft("opt")

@@ -299,9 +299,13 @@ MIXED = (0.0, 0.8) * (ROWS // 2)
 
 @pytest.mark.parametrize(
     "name, temperature, shape",
-    [*(("opt", 0.0, shape) for shape in MESHES), ("opt", MIXED, (2, 4)), ("llama", 0.0, (2, 4)), ("t5", 0.0, (2, 4))],
+    [
+        *(("opt", 0.0, shape) for shape in MESHES), ("t5", 0.0, (2, 4)),
+        pytest.param("opt", MIXED, (2, 4), marks=pytest.mark.slow),
+        pytest.param("llama", 0.0, (2, 4), marks=pytest.mark.slow),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_same_tokens_on_every_mesh(name, temperature, shape):
     """Speculative decoding with a replicated draft: token for token what one device gives, rounds included."""
     static, given, state = speculate(name, sharding.make_mesh(*shape), temperature)

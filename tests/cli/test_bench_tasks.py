@@ -19,6 +19,7 @@ def rows(path) -> list[dict]:
     return [json.loads(line)["row"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_grid_is_measured_told_and_taken_up_again(specjax_program, base, models, tmp_path, monkeypatch):
     file, table = tmp_path / "rows.jsonl", tmp_path / "table.md"
     args = [*base, "--draft", models["draft"], "--drafters", "model", "ngram", "plain", "--batch", "2"]

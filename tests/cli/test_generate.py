@@ -91,6 +91,7 @@ def test_compare_says_equal_and_how_fast(specjax_program, base):
     assert told["speedup"] == pytest.approx(speed / (told["plain"]["tokens"] / told["plain"]["decode"]))
 
 
+@pytest.mark.slow
 def test_compare_of_sampled_rows_speaks_of_the_law(specjax_program, base):
     ran = specjax_program(*base, "Once", "--compare", "--repeats", "1", "--temperature", "1")
     assert "equal in law, not token by token" in ran.out and "outputs equal" not in ran.out

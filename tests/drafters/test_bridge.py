@@ -300,6 +300,7 @@ def test_kinds_of_drafts():
 # --- rows are alone, and end early -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_its_place_neighbours_or_padding(kind):
     whole = texts(run("opt", guide(kind), SAMPLED))
@@ -336,6 +337,7 @@ def test_nan_in_the_draft_stops_the_rows():
     assert state.stop.tolist() == [Stop.NAN] * battery.ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_without_room_goes_on_plainly(kind, monkeypatch):
     """Every token is told in three and there is room for one of each: nothing is drafted, and the text is the same."""
@@ -371,6 +373,7 @@ def letters(tmp_path_factory):
 PROMPTS = ["Once upon a time", "The old man"]
 
 
+@pytest.mark.slow
 def test_between_one_tokenizer_and_itself_a_bridge_is_the_plain_chain(tiny):
     """The same laws, the same draws: every token of a sampled run is that of `drafters.model`."""
     options = {"max_new_tokens": 16, "temperature": 0.8}
@@ -380,6 +383,7 @@ def test_between_one_tokenizer_and_itself_a_bridge_is_the_plain_chain(tiny):
     assert bridged.lossless
 
 
+@pytest.mark.slow
 def test_re_encoding_for_itself_is_never_refused(tiny):
     out = sj.generate(tiny, PROMPTS, drafter=drafters.reencode(tiny, tiny, gamma=3), max_new_tokens=16, temperature=0.0)
     assert out.stats.accepted_per_tested == 1.0

@@ -78,7 +78,7 @@ def rounds(family: str, temperature):
     return keep
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
 def test_every_window_node_reads_one_text_and_columns_are_its_ngrams(family):
     """Greedy and warm rows alike: the new row is the target's argmax after the plain text
     [prompt, committed, row 0 up to the column, the column below it], in rows of every length."""
@@ -203,6 +203,7 @@ def test_greedy_equals_plain_for_every_shape(shape):
     drafting.greedy_equals_plain("llama", guide(*shape), "deterministic")
 
 
+@pytest.mark.slow
 def test_more_is_accepted_than_the_prompt_alone_gives():
     """The window finds n-grams: with a window of rubbish that never changes, fewer tokens pass."""
     right = guide(6, 4, 6)

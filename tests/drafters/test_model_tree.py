@@ -135,6 +135,7 @@ def test_a_dynamic_tree_holds_the_most_probable_paths_of_the_plain_text(family):
     assert len(shapes) > 5  # trees of many shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [WITHOUT, None])
 def test_control_a_token_that_was_not_fed_would_be_noticed(kind):
     """The lag forgotten, and a sibling's keys kept in place of the accepted node's."""
@@ -258,11 +259,13 @@ def test_a_perfect_draft_is_accepted_whole(family, kind):
         assert totals.rounds.tolist() == [24 // UNEVEN.width] * battery.ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [WITHOUT, slow(WITH), slow(POINTS), None])
 def test_rows_are_alone(kind):
     drafting.rows_are_alone("opt", guide("opt", kind), "deterministic" if kind is None else LOSSLESS[kind][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [slow(WITHOUT), None])
 @pytest.mark.parametrize("family", ["opt", slow("t5")])
 def test_a_full_cache_stops_at_the_same_token(family, kind):

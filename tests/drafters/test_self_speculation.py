@@ -58,6 +58,7 @@ def test_greedy_equals_plain(kind, family):
         assert totals.accepted.sum() < totals.tested.sum()  # both outcomes were met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
     """All slots, all positions, the ring and the rounds' copies: one wrong number and a token would be refused."""
@@ -68,7 +69,7 @@ def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
     assert totals.rounds.tolist() == [battery.Setting.max_new // 4] * battery.ROWS
 
 
-@pytest.mark.parametrize(("kind", "family"), marked(PAIRS))
+@pytest.mark.parametrize(("kind", "family"), battery.others_slow(PAIRS, [("snapkv", "llama"), ("int8", "llama")]))
 def test_sampled_rows_follow_the_joint_law(kind, family):
     """Three tokens after a prompt of nine: longer than the budgets of six and seven."""
     if kind == "int8":  # coarser, or the draft's law could hardly be told from the target's
@@ -96,6 +97,7 @@ def test_the_law_test_fails_a_broken_verifier(kind, family):
     assert least(sampled_counts(tight(kind, family), family, verify=accepts_too_much), family) < laws.ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sinks", "snapkv"])
 def test_a_row_does_not_depend_on_its_place_neighbours_or_padding(kind):
     """Rows choose their slots at times of their own: a neighbour's turn must not be theirs."""
@@ -120,6 +122,7 @@ def test_a_stopped_row_writes_nothing_and_stops_no_other(kind):
     assert (np.asarray(state.totals.rounds) <= budget).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sinks", "layer-skip"])
 def test_a_full_cache_stops_rows_at_the_same_token(kind):
     state = run("opt", made(kind, "opt"), setting=Setting(cache_len=18))

@@ -336,6 +336,7 @@ def greedy(config, new):
     return tokens[:, 1:]
 
 
+@pytest.mark.slow
 def test_speculation_with_a_t5_draft_is_greedy_decoding():
     """A draft that is right about half of the time, on rows of unlike prompts and budgets."""
     config = GATED

@@ -77,6 +77,9 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
     return tokens.reshape(SAMPLES, len(TEMPERATURES), 3).transpose(1, 0, 2)
 
 
+QUICK = ("block, chain, WITH", "kseq", "multiround-without, tree, WITHOUT", "deterministic", "traversal, tree, POINTS")
+
+
 def p_values(tokens: np.ndarray) -> list[float]:
     return [
         laws.chi_square(laws.histogram(rows, VOCAB), laws.joint(exact(temperature), rows.shape[1]))
@@ -84,7 +87,13 @@ def p_values(tokens: np.ndarray) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize(("name", "tree", "kind"), CASES, ids=LABELS)
+@pytest.mark.parametrize(
+    ("name", "tree", "kind"),
+    [
+        pytest.param(*case, id=label, marks=() if label.startswith(QUICK) else pytest.mark.slow)
+        for case, label in zip(CASES, LABELS, strict=True)
+    ],
+)
 def test_joint_law_at_mixed_temperatures(name, tree, kind):
     """At temperature 0 the second sibling of a draw without replacement has no mass: the rows stay greedy."""
     assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))) > laws.ALPHA
