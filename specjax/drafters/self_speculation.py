@@ -56,7 +56,7 @@ def layer_skip(target: Any, *, gamma: int = 4, layers: Any = None) -> Guide:
     Args:
       target: the model that will be the target, from `specjax.load`.
       gamma: draft tokens a round, at least 1.
-      layers: a sequence of the layers that draft (of the decoder, in T5), ascending; by default half of them, evenly spread.
+      layers: a sequence of the layers that draft (of the decoder, in T5), ascending; by default half, evenly spread.
     """
     needs_model("layer_skip", target)
     checks.whole("gamma", gamma, least=1)
