@@ -8,6 +8,7 @@ Draft & Verify (Zhang et al. 2023, arXiv 2309.08168), which searches the best se
 """
 
 import reprlib
+from typing import Any
 
 from specjax import checks
 
