@@ -239,6 +239,7 @@ def forgets(right: Guide) -> Guide:
     return right._replace(drafter=right.drafter._replace(commit=lambda *args: cut(commit(*args))))
 
 
+@pytest.mark.slow
 def test_after_a_pause_the_draft_model_has_read_everything():
     """The target drafts for itself: whatever the pauses, nothing is refused. Control: one token is lost."""
     chosen = drafters.model(battery.target("opt"), policy=scripted(SCRIPT))

@@ -348,6 +348,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 2
 WHOLE = sharding.replicated(sharding.OPT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [WHOLE, sharding.OPT], ids=["replicated", "split"])
 def test_streaming_on_a_mesh_compiles_one_round(rules):
     """The state that prefill leaves is laid as rounds return it, or the second round would compile again."""

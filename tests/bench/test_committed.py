@@ -19,6 +19,7 @@ def rows(**options):
         return list(committed.committed(target, guide, PROMPTS, **given))
 
 
+@pytest.mark.slow
 def test_every_verifier_judges_the_same_rounds():
     found = {row["verifier"]: row for row in rows()}
     assert {"token", "block", "multiround", "traversal"} <= set(found) and "lossy-typical" not in found

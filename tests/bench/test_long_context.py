@@ -6,6 +6,7 @@ import specjax as sj
 from specjax.bench import long_context
 
 
+@pytest.mark.slow
 def test_a_token_reads_what_its_round_read(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("The king went out. He saw a fox, and the fox saw him. " * 40)

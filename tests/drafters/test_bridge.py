@@ -166,6 +166,7 @@ def test_drafts_are_what_the_model_says_of_the_told_text(kind):
     assert endings == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_told_otherwise_would_be_noticed(kind):
     """The control: with another table, the drafts of the same rows are others."""
@@ -389,6 +390,7 @@ def test_re_encoding_for_itself_is_never_refused(tiny):
     assert out.stats.accepted_per_tested == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constructor", [drafters.bridge, drafters.reencode])
 def test_words_draft_for_letters(constructor, tiny, letters):
     options = {"max_new_tokens": 12, "temperature": 0.0}

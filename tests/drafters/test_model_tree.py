@@ -88,6 +88,7 @@ def rounds(family: str, guided: drafters.Guide):
         assert set(np.asarray(state.lag)) <= {0, 1} and (before > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_law_is_that_of_the_plain_text(family):
     """After ragged, rolled-back, branching and lagging rounds, for every node that has children."""
@@ -192,6 +193,7 @@ def joint_without(law: np.ndarray) -> np.ndarray:
     return joint
 
 
+@pytest.mark.slow
 def test_children_are_drawn_as_they_say():
     """The joint law of three siblings, each way; and each way is no other."""
     for kind in (WITH, WITHOUT):
@@ -247,6 +249,7 @@ def test_the_table_of_verifiers_is_whole():
         assert {n for n, v in TABLE.items() if v.lossless and v.serves.takes(UNEVEN, kind)} == set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
 @pytest.mark.parametrize("kind", [POINTS, slow(WITHOUT), slow(WITH), None])
 def test_a_perfect_draft_is_accepted_whole(family, kind):

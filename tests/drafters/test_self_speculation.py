@@ -215,6 +215,7 @@ def test_stacked_layers_draft_the_same(kind, name, monkeypatch):
 # --- loans -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_drafter_that_abuses_its_loan_is_seen():
     """The control: committed slots written, or lengths not given back, and greedy texts are others."""
     guide = made("layer-skip", "opt")

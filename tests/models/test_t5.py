@@ -207,6 +207,7 @@ def test_tree_block_equals_one_path_at_a_time():
             assert_close(out.logits[i, node], np.asarray(alone[i, len(row) - 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "batched"), [(TIED, False), (GATED, True)], ids=["mask [S,N]", "mask [B,S,N]"])
 def test_tree_grown_level_by_level_equals_one_block(config, batched):
     cache, _ = committed(config)

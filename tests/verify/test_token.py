@@ -181,6 +181,7 @@ def random_round(batch: int, gamma: int, vocab: int = 7):
     return Draft(tokens, jnp.arange(gamma + 1)[None] <= length, log_q), log_p
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_place():
     draft, log_p = random_round(6, 3)
     tree = trees.chain(3)
