@@ -69,7 +69,7 @@ def test_slots_through_advances_and_retreats():
     total, back = np.array([0, 3, 15]), np.zeros(3, int)
     mask, depth = jnp.tril(jnp.ones((BLOCK, BLOCK), bool)), jnp.arange(BLOCK, dtype=jnp.int32)
     extend, keep = jax.jit(small.extend), jax.jit(small.keep)
-    for _ in range(25):
+    for _ in range(60):
         positions, cache = extend(model.params, jnp.zeros((3, BLOCK), jnp.int32), cache, mask, depth)
         for row in range(3):
             used = int(cache.small.length[row])

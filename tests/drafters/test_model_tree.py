@@ -17,6 +17,8 @@ from specjax.verify import TABLE
 from tests import battery, laws
 from tests.drafters import drafting
 
+pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafting.py runs one of each kind by default
+
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
 UNEVEN = Tree((-1, 0, 1, 2, 0, 4, 0, 1))  # not level by level, and nodes without children beside nodes with them
 FAMILIES = tuple(battery.FAMILIES)

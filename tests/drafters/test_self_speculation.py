@@ -20,6 +20,8 @@ from tests.battery import Setting, prepare, run, texts
 from tests.models import small
 from tests.test_decoding import accepts_too_much, exact_joint, least, sampled_counts
 
+pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafting.py runs one of each kind by default
+
 FAMILIES = tuple(battery.FAMILIES)
 SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
 SNAP, CHUNKS = SnapKV(window=5, observed=3, pool=3, every=4), Retrieval(window=5, chunk=2, observed=2, every=3)
