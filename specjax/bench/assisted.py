@@ -35,6 +35,8 @@ def twin(model: Model) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         convert.save_pretrained(Path(folder), model.params, checkpoint.config, fmt=model.fmt)
         made = kind.from_pretrained(folder, dtype=getattr(torch, model.fmt.dtype), local_files_only=True)
+    if model.encoder_decoder:  # transformers 5.23 gives the decoder's cache as many layers as this says: the encoder's
+        made.config.num_layers = made.config.num_decoder_layers
     return made.eval()
 
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax import checks, trees
+from specjax import branch, checks, trees
 from specjax.base import Drafter, LanguageModel
 from specjax.drafters.borrowed import check_gamma, write_chain
 from specjax.models import cache as caches
@@ -128,12 +128,10 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
     def follow(state: SmallKV, cache: Cache) -> SmallKV:
         """Copies what the target has committed since; a row that was taken back is read anew."""
         stale = (state.synced < 0) | (state.synced > cache.length)
-        layers = jax.lax.cond(
+        layers = branch.where(
             jnp.any(stale),
-            lambda: jax.tree.map(
-                lambda new, old: jnp.where(rows_of(stale, old), new, old), ring_of(cache), state.layers
-            ),
-            lambda: state.layers,
+            lambda old: jax.tree.map(lambda a, b: jnp.where(rows_of(stale, b), a, b), ring_of(cache), old),
+            state.layers,
         )
         step = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
         position = state.synced[:, None] + step
@@ -150,7 +148,7 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         pick = choice.pick
         due = (cache.length > budget) & (cache.length - state.chosen >= choice.every)
 
-        def anew():
+        def anew(layers: PyTree) -> PyTree:
             at = pick(params, state.recent[:, :-1], cache, cache.length - window)
             taken = caches.take_slots(cache.layers, at)
 
@@ -158,9 +156,9 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
                 new = jnp.where(rows_of(due, new), new, old[..., :kept, :])
                 return jax.lax.dynamic_update_slice_in_dim(old, new, 0, axis=old.ndim - 2)
 
-            return jax.tree.map(put, state.layers, taken)
+            return jax.tree.map(put, layers, taken)
 
-        layers = jax.lax.cond(jnp.any(due), anew, lambda: state.layers)
+        layers = branch.where(jnp.any(due), anew, state.layers)
         return state._replace(layers=layers, chosen=jnp.where(due, cache.length, state.chosen))
 
     def propose(params, key, state: SmallKV, pending, warp, cache: Cache):

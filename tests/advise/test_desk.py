@@ -193,7 +193,6 @@ def test_the_command_is_understood_whatever_is_used(ask):
 
 
 def test_the_picture_shows_both(ask, tmp_path):
-    pytest.importorskip("matplotlib")
     from specjax.advise import pictures
 
     advice = ask(Machine())

@@ -71,7 +71,6 @@ def test_ctrl_c_keeps_what_was_measured(at, told, specjax_program, models, tmp_p
 
 @pytest.mark.slow
 def test_a_pair_is_measured_and_the_answer_can_be_run(specjax_program, models, tmp_path):
-    pytest.importorskip("matplotlib")
     prompts, output, picture = tmp_path / "prompts.txt", tmp_path / "advice.json", tmp_path / "advice.svg"
     prompts.write_text("abcabcabcabc\nhello hello hello\n")
     args = ["advise", "--target", models["target"], "--draft", models["draft"], "--prompts", str(prompts)]
