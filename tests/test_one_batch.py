@@ -89,7 +89,7 @@ def clean_prompts() -> np.ndarray:
     return battery.prompts() % POISON
 
 
-@pytest.mark.parametrize("kind", ["plain", "model-3"])
+@pytest.mark.parametrize("kind", battery.others_slow(["plain", "model-3"], ["model-3"]))
 def test_nan_in_one_row_stops_it_alone(kind):
     """The row whose prompt holds the poisoned token; the others can never write it."""
     ban = {"logit_bias": {POISON: float("-inf")}}

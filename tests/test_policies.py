@@ -276,6 +276,7 @@ def widths_of(script, *, budget=None):
     return *fed, texts(state)
 
 
+@pytest.mark.slow
 def test_a_round_is_as_long_as_its_longest_draft():
     """The target reads 1, 3 or 5 tokens; the draft model runs as often as the longest row drafts, never in a pause."""
     target, draft, written = widths_of(SCRIPT)

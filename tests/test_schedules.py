@@ -64,7 +64,7 @@ def request(rng: np.random.Generator) -> dict:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["t5"]))
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_any_schedule_of_acceptances(family, seed):
@@ -104,7 +104,7 @@ def model_or_ngram_equals_plain(family: str, kind: str, seed: int) -> None:
     assert texts(run(family, helper, **asked)) == texts(run(family, drafters.plain(), **asked))
 
 
-@pytest.mark.parametrize(("family", "kind"), FAST)
+@pytest.mark.parametrize(("family", "kind"), battery.others_slow(FAST, FAST[1:2]))
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_greedy_equals_plain_on_random_requests(family, kind, seed):

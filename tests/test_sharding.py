@@ -20,7 +20,7 @@ from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
 from specjax.verify.token import token_level
-from tests import hlo
+from tests import battery, hlo
 
 MESHES = [(2, 4), (1, 8), (4, 2)]
 ROWS, PROMPT, SLOTS, BLOCK, HEADS, LAYERS, VOCAB = 8, 6, 32, 3, 8, 2, 96
@@ -67,6 +67,10 @@ RUNS = [
     ("opt", "stacked", (2, 4)), ("opt", "bfloat16", (1, 8)), ("opt-350m", "separate", (4, 2)),
     ("opt-97", "separate", (2, 4)), ("llama", "bfloat16", (2, 4)), ("qwen2", "stacked", (1, 8)),
     ("t5-v1_1", "stacked", (4, 2)),
+]  # fmt: skip
+OFTEN = [
+    *(("opt", "separate", shape) for shape in MESHES), ("llama", "bfloat16", (2, 4)), ("t5", "separate", (1, 8)),
+    ("t5-v1_1", "stacked", (4, 2)), ("opt-97", "separate", (2, 4)),
 ]  # fmt: skip
 
 
@@ -118,7 +122,7 @@ def test_there_are_eight_devices():
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize("name, layout, shape", RUNS, ids=str)
+@pytest.mark.parametrize("name, layout, shape", battery.others_slow(RUNS, OFTEN), ids=str)
 def test_logits_and_cache_sharding_do_not_depend_on_the_mesh(name, layout, shape):
     step, (params, tokens, cache) = on_mesh(name, layout, shape)
     logits, after = step(params, tokens, cache)
@@ -134,7 +138,9 @@ def test_logits_and_cache_sharding_do_not_depend_on_the_mesh(name, layout, shape
         assert kv.sharding.shard_shape(kv.shape)[-4:-2] == (ROWS // shape[0], HEADS // shape[1])
 
 
-@pytest.mark.parametrize("name, layout, shape", [run for run in RUNS if run[0] != "opt-97"], ids=str)
+@pytest.mark.parametrize(
+    "name, layout, shape", battery.others_slow([run for run in RUNS if run[0] != "opt-97"], OFTEN), ids=str
+)
 def test_a_layer_needs_two_all_reduces(name, layout, shape):
     """T5's decoder has a third, after cross-attention. One more is of the embedding, whose rows lie on different
     devices, and one all-gather collects the logits. No weight and no cache moves."""

@@ -57,6 +57,7 @@ def test_bad_options_get_one_line(args, message, capsys):
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_pair_is_measured_on_a_file_of_prompts_and_taken_up_again(tmp_path, capsys):
     prompts, file = tmp_path / "prompts.txt", tmp_path / "rows.jsonl"
     prompts.write_text("".join(f"Once upon a time there were {n} cats\n" for n in range(9)))

@@ -50,6 +50,7 @@ def test_the_terminal_shows_strip_lanes_and_depths(specjax_program, base):
     assert "Acceptance by depth" in ran.out and "accepted / tested" in ran.out and "what it took" in ran.out
 
 
+@pytest.mark.slow
 def test_pictures_are_written_whole(specjax_program, base, tmp_path):
     folder = tmp_path / "pictures"
     ran = specjax_program(*base, "Once", "upon", "--gamma", "3", "--gammas", "2", "--output", str(folder))
@@ -64,6 +65,7 @@ def test_pictures_are_written_whole(specjax_program, base, tmp_path):
     assert again.code == 2 and "--draft" in again.err  # an unused draft is refused, as by generate
 
 
+@pytest.mark.slow
 def test_drafters_without_a_model_and_without_a_draft(specjax_program, models, tmp_path):
     plain = ["trace", "--target", models["target"], *NEW, "Once"]
     ngram = specjax_program(*plain, "--drafter", "ngram", "--json", "--output", str(tmp_path), "--format", "svg")

@@ -11,6 +11,7 @@ import pytest
 from specjax.convert import load_params, locate, table_for
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format
+from tests import battery
 from tests.convert.writers import GGUF_NAMES, GOLDEN, NAMES, WRITERS, write_gguf
 
 TOLERANCE = 1e-4  # of the largest logit
@@ -60,7 +61,7 @@ def test_golden_logits(name, fmt):
     assert load(GOLDEN / name, name, fmt).fault() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", battery.others_slow(NAMES, NAMES[::3]))
 def test_bfloat16_weights_are_near_but_show(name):
     """A negative control: rounded weights leave the tolerance, so a wrong dtype would be seen."""
     assert TOLERANCE < load(GOLDEN / name, name, Format(dtype="bfloat16", out_in=True)).fault() < 0.1

@@ -121,6 +121,7 @@ def test_a_drafter_that_is_never_wrong_is_never_refused():
     assert inner.drafted.min() > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_that_does_not_forget_would_be_noticed():
     """The control: with a `rewind` that takes nothing back, twins disagree."""
     middle = battery.draft("opt")
@@ -234,6 +235,7 @@ def test_rows_end_early_move_and_are_traced_once():
     assert moved.draft.tally.rounds[order == 3].tolist() != [0]
 
 
+@pytest.mark.slow
 def test_a_full_cache_stops_it_at_the_same_token():
     state = run("opt", guide("model"), setting=Setting(cache_len=18))
     room = np.minimum(18 - battery.LENGTHS + 1, Setting.max_new)

@@ -18,7 +18,7 @@ ONE = jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32)
 
 @pytest.mark.parametrize("fmt", [Format(), Format(stacked=True)])
 @pytest.mark.parametrize("name", ["opt", "llama"])
-@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("kept", battery.others_slow([0, 1], [1]))
 def test_one_layer_of_two_is_a_model_of_one_layer(name, fmt, kept):
     """Over the two-layer cache it gives what a one-layer model gives, and leaves the other layer's slots alone."""
     built = small.build(name, fmt)

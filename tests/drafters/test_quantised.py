@@ -28,7 +28,7 @@ def test_no_weight_moves_by_more_than_half_a_step(axis):
 
 
 @pytest.mark.parametrize("fmt", [Format(), Format(stacked=True), Format(out_in=True, min_rows=2)])
-@pytest.mark.parametrize("name", ["opt-350m", "llama"])
+@pytest.mark.parametrize("name", battery.others_slow(["opt-350m", "llama"], ["opt-350m"]))
 def test_logits_are_those_of_the_rounded_weights(name, fmt):
     """The same model with its weights rounded in float: same logits, and near those of the unrounded one."""
     built = small.build(name, fmt)

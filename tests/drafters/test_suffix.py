@@ -239,7 +239,7 @@ def guide(family: str, kind: str) -> drafters.Guide:
 
 
 KINDS = ("suffix", "suffix corpus", "tree", "tree corpus")
-QUICK = [("opt", "suffix corpus", "token"), ("llama", "tree", "deterministic"), ("t5", "tree corpus", "deterministic")]
+QUICK = [("opt", "suffix corpus", "token"), ("t5", "tree corpus", "deterministic")]
 EVERY = [(f, k, "deterministic") for f in battery.FAMILIES for k in KINDS]
 EVERY += [("opt", "suffix corpus", name) for name in ("block", "multiround", "traversal")]
 

@@ -80,7 +80,7 @@ def test_any_ragged_schedule_equals_scoring(name, layout):
         assert np.asarray(cache.length).tolist() == [len(row) for row in held]
 
 
-@pytest.mark.parametrize("name, layout", CASES)
+@pytest.mark.parametrize("name, layout", others_slow(CASES, CASES[1::2]))
 def test_random_trees_equal_one_path_at_a_time_and_their_paths_are_kept(name, layout):
     built = small.build(name, LAYOUTS[layout])
     rng = np.random.default_rng(len(name) + len(layout))
@@ -99,7 +99,7 @@ def test_random_trees_equal_one_path_at_a_time_and_their_paths_are_kept(name, la
         held = [row + block[b, path[b, : taken[b]]].tolist() for b, row in enumerate(held)]
 
 
-@pytest.mark.parametrize("name", ["opt", "llama"])
+@pytest.mark.parametrize("name", others_slow(["opt", "llama"], ["llama"]))
 def test_a_tree_grown_level_by_level_equals_the_whole_block(name):
     built = small.build(name)
     tree = trees.regular((2, 2))
@@ -254,7 +254,10 @@ def compiled_loop(name: str, fmt: Format, rows: int, width: int = 1, *, path: bo
     return text, ready.cache.layers[0].k.size, min(kernels)
 
 
-@pytest.mark.parametrize("rows, width, path", [(1, 1, False), (4, 1, False), (1, 4, True), (4, 4, True)])
+@pytest.mark.parametrize(
+    "rows, width, path",
+    others_slow([(1, 1, False), (4, 1, False), (1, 4, True), (4, 4, True)], [(1, 1, False), (4, 4, True)]),
+)
 @pytest.mark.parametrize(
     "name, dtype", [("opt", "float32"), ("llama", "float32"), ("opt", "bfloat16"), ("llama", "bfloat16")]
 )

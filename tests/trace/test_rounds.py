@@ -72,7 +72,7 @@ OPTIONS = {"max_new_tokens": [9, 4], "temperature": [0.0, 1.0], "seed": 3}
 PROMPTS = [[5, 6, 7, 8], [9, 4]]
 
 
-@pytest.mark.parametrize("drafter", ["model", "ngram", "plain"])
+@pytest.mark.parametrize("drafter", battery.others_slow(["model", "ngram", "plain"], ["model"]))
 def test_a_traced_run_is_the_run(drafter):
     target, draft = pair()
     guide = {"model": sj.drafters.model(draft, gamma=3), "ngram": sj.drafters.ngram(gamma=3)}.get(

@@ -52,6 +52,7 @@ def small(corpus, folder, **given):
     return command.TrainT5(**(options | given))
 
 
+@pytest.mark.slow
 def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tmp_path):
     options = small(corpus, tmp_path / "run")
     folder = command.run(options, lambda text: None)

@@ -10,7 +10,7 @@ from specjax.categorical import categorical
 from specjax.sampling import sampling_params, warp
 from specjax.types import Draft
 from specjax.verify import token, token_level
-from tests import laws
+from tests import battery, laws
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
 verify = jax.jit(token_level, static_argnames="tree")
@@ -298,7 +298,10 @@ def one_key(key):
     return key, key
 
 
-@pytest.mark.parametrize("control", ("residual", "unnormalised", "one key for two roles", "verifier's key used again"))
+CONTROLS = ("residual", "unnormalised", "one key for two roles", "verifier's key used again")
+
+
+@pytest.mark.parametrize("control", battery.others_slow(CONTROLS, ["residual", "unnormalised"]))
 def test_control_broken_verifiers_fail_the_same_test(control, monkeypatch):
     more = {}
     if control == "residual":
@@ -354,6 +357,7 @@ def two_large_tokens(table: np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(run(keys[i], log_laws)) for i in range(len(keys))])
 
 
+@pytest.mark.slow
 def test_shipped_code_has_the_joint_law_at_a_real_vocabulary(monkeypatch):
     table = large_laws()
     p, (first_p, first_q) = table[0], table[:, 0]

@@ -78,7 +78,7 @@ def tree_guide(tree=TREE) -> drafters.Guide:
     return drafters.Guide("tree", tree_drafter(model.lm, tree), model.params)
 
 
-@pytest.mark.parametrize("name", VERIFIERS)
+@pytest.mark.parametrize("name", battery.others_slow(VERIFIERS, ["multiround", "traversal"]))
 def test_greedy_equals_plain_on_a_ragged_batch(name):
     found, guide = verify.TABLE[name], tree_guide()
     found.check(guide.drafter.tree, guide.drafter.siblings)
@@ -90,7 +90,7 @@ def test_greedy_equals_plain_on_a_ragged_batch(name):
     assert np.all(totals.overlap <= totals.tested + 1e-4)
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", battery.others_slow(LAWS, ["traversal"]))
 def test_sampled_rows_follow_the_joint_law(name):
     counts = sampled_counts(tree_guide(), verify=verify.TABLE[name].fn)
     for temperature, histogram in counts.items():
