@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from specjax import files
 from specjax.cli import INTERRUPTED
 from specjax.cli.arguments import lookup, parse
 from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
@@ -132,7 +133,7 @@ def main(args: Sequence[str]) -> int:
     asked_for = {"dtype": ask.models.dtype, "prompts_file": ask.text.prompts, "texts": list(prompts)}
     content = record.to_json(record.finite(advice.as_dict() | {"command": command} | asked_for))
     if ask.showing.output is not None:
-        record.write_whole(ask.showing.output, content)
+        files.write_text(ask.showing.output, content + "\n")
     if ask.showing.picture is not None and advice.measured is not None:
         pictures.write(ask.showing.picture, advice)
     if ask.showing.json:

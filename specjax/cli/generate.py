@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Sequence
 
+from specjax import files
 from specjax.cli.arguments import parse
 from specjax.cli.options import Drafting, Options
 from specjax.cli.prompts import read_prompts
@@ -81,7 +82,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
     content = record.to_json(record.record(out, work, verifier, record.settings(options), compared))
     if printing.output is not None:
-        record.write_whole(printing.output, content)
+        files.write_text(printing.output, content + "\n")
     if printing.json:
         print(content, flush=True)
     if interrupted:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
+from specjax import files
 from specjax.cli.arguments import parse
 from specjax.cli.generate import told_help
 from specjax.cli.grammar import Spec
@@ -108,7 +109,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         from rich.console import Console
 
         from specjax import api
-        from specjax.cli import drafting, record, report, setup
+        from specjax.cli import drafting, report, setup
         from specjax.cli.progress import Progress, deferred_interrupt
         from specjax.trace import rounds, strip
     chosen = setup.plan(request)
@@ -146,7 +147,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         errors.print(f"{PROG}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
-        record.write_whole(tracing.output / FILE, written)
+        files.write_text(tracing.output / FILE, written + "\n")
         names = as_pictures(tracing.output, shown, tracing.format)
         if not tracing.json:
             console.print(f"\nwrote {', '.join([FILE, *names])} in {tracing.output}", soft_wrap=True, markup=False)

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from specjax import files
 from specjax.cli.arguments import parse
 
 END = 2  # </s> of tokenizers made by this command
@@ -127,11 +128,9 @@ def check(options: TrainLM) -> None:
 
 def write_prompts(file: Path, held_out: np.ndarray, bpe: Any, *, count: int = 64, length: int = 32) -> None:
     """Beginnings of held-out text, evenly spaced, one a line: what `specjax bench pair` measures acceptance on."""
-    from specjax.training.tokenizer import write_text
-
     starts = np.linspace(0, max(len(held_out) - length, 0), count, endpoint=False, dtype=np.int64)
     texts = [bpe.decode(held_out[start : start + length].tolist()) for start in starts]
-    write_text(file, "".join(" ".join(text.split()) + "\n" for text in texts if text.strip()))
+    files.write_text(file, "".join(" ".join(text.split()) + "\n" for text in texts if text.strip()))
 
 
 def chosen(options: TrainLM) -> Iterator[str]:
@@ -164,7 +163,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
         tokenizer.save_tokenizer(bpe, home, specials=tokenizer.OPT_SPECIALS)
     bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
-    files = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
+    packs = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
     given = json.dumps({
         "tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data],
         "include": options.include, "exclude": options.exclude, "repeat": options.repeat, "held_out": options.held_out,
@@ -172,15 +171,15 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     note = options.run / "data.json"
     if note.is_file() and note.read_text(encoding="utf-8") != given:
         raise ValueError(f"{options.run} was begun with other data or another tokenizer: use a new --run folder")
-    if not all(file.is_file() for file in files.values()):
+    if not all(file.is_file() for file in packs.values()):
         say("packing the text")
         parts = data.split(texts(), options.held_out)
         parts = parts._replace(held_out=list(dict.fromkeys(parts.held_out)))._asdict()
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
-        for name, file in files.items():
+        for name, file in packs.items():
             data.pack(parts[name], encode, file, end=END)
-        tokenizer.write_text(note, given)
-    packed = {name: data.tokens(file) for name, file in files.items()}
+        files.write_text(note, given)
+    packed = {name: data.tokens(file) for name, file in packs.items()}
     for name, array in packed.items():
         if len(array) <= options.length + 1:
             raise ValueError(f"the {name} text has {len(array)} tokens: fewer than a window of {options.length}")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from specjax import files
 from specjax.cli.arguments import parse
 from specjax.cli.train import report, told
 
@@ -118,8 +119,8 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     if any(len(array.source) == 0 for array in arrays):
         raise ValueError(f"{options.data}: no pair to train on or none to hold out within --widths {options.widths}")
     options.run.mkdir(parents=True, exist_ok=True)
-    tokenizer.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
-    tokenizer.write_text(note, given)
+    files.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
+    files.write_text(note, given)
     config = t5.T5Config(
         vocab_size=bpe.get_vocab_size(),
         width=options.width,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from specjax import trees
+from specjax import files, trees
 from specjax.cli.arguments import lookup, parse
 from specjax.trees import ROOT, Tree
 
@@ -136,8 +136,8 @@ def read_acceptance(given: Sequence[str]) -> list[Any] | None:
         return None
     if len(given) == 1 and given[0].endswith(".json"):
         try:
-            table = json.loads(Path(given[0]).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            table = json.loads(files.read_text(given[0], "table"))
+        except json.JSONDecodeError as error:
             raise ValueError(f"--accept {given[0]} is not JSON: {error}") from None
         if not isinstance(table, list):
             raise ValueError(f"--accept {given[0]} must hold a list of numbers or of lists, got {type(table).__name__}")

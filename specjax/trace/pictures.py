@@ -4,14 +4,13 @@ Colours are those of Okabe and Ito, which colour-blind readers tell apart; what 
 """
 
 import math
-import os
 import statistics
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from specjax import files
 from specjax.trace.lanes import Kind, Lane, longest, told
 from specjax.trace.rounds import Depth
 from specjax.trace.strip import Cell, Line, Mark, used, wrap
@@ -44,18 +43,14 @@ def save(path: Path, draw: Callable[[Any], Any]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # shown as a box, and so be it
-            metadata = {"Date": None} if kind == "svg" else None
-            draw(Figure).savefig(name, format=kind, dpi=DPI, metadata=metadata)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with (
+        files.whole(path) as aside,
+        matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # shown as a box, and so be it
+        metadata = {"Date": None} if kind == "svg" else None
+        draw(Figure).savefig(aside, format=kind, dpi=DPI, metadata=metadata)
 
 
 def require() -> None:

@@ -1,11 +1,10 @@
 """A tree and its mask as a picture, SVG or PNG (matplotlib, which is imported when a picture is made)."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax import files
 from specjax.trees.static import Tree
 
 INK, PAPER, ACCENT = "#222222", "#e6e6e6", "#31688e"
@@ -31,17 +30,12 @@ def save(tree: Tree, path: Path, *, values: Sequence[float] | None = None) -> No
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError("drawing a picture needs matplotlib (pip install 'specjax[plot]')") from error
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}):
-            figure = draw(tree, Figure, values)
-            figure.savefig(name, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with (
+        files.whole(path) as aside,
+        matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}),
+    ):
+        figure = draw(tree, Figure, values)
+        figure.savefig(aside, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
 
 
 def places(tree: Tree) -> list[float]:
