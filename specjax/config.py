@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import api, defaults, presets, verify
-from specjax.cli import drafting
-from specjax.cli.grammar import Spec
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
+from specjax.naming import drafting
+from specjax.naming.grammar import Spec
 
 
 @dataclasses.dataclass(frozen=True)

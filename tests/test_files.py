@@ -12,7 +12,8 @@ import pytest
 
 from specjax import files
 from specjax.bench import formats, pair, record
-from specjax.cli import drafting, prompts, tree
+from specjax.cli import prompts, tree
+from specjax.naming import drafting
 from specjax.training import data
 
 TEXT = "\ufeffeins\r\n\n  zwei \u00e4\u2028drei\nvier".encode()

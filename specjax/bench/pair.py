@@ -5,8 +5,8 @@ from typing import Any
 
 from specjax import api, files
 from specjax.bench.decode import Row, interleave
-from specjax.cli import drafting
 from specjax.load import load
+from specjax.naming import drafting
 
 BATCH = 8  # prompts decoded together where acceptance is counted
 TIMED = 8  # prompts that are timed, one after the other: speed is that of a single request

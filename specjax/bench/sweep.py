@@ -124,8 +124,8 @@ def points(sweep: Sweep) -> list[Point]:
       ValueError: an unknown drafter, setting or verifier, or fewer draft models than a drafter needs.
     """
     from specjax import verify
-    from specjax.cli import drafting
-    from specjax.cli.arguments import lookup
+    from specjax.names import lookup
+    from specjax.naming import drafting
 
     found = []
     for way in (Way(way) if isinstance(way, str) else way for way in sweep.ways):
@@ -171,7 +171,7 @@ def _measure(sweep: Sweep, point: Point, texts: Sequence[str]) -> Callable[[Shel
     def measure(shelf: Shelf) -> list[Row]:
         from specjax import api
         from specjax.bench import grid
-        from specjax.cli import drafting
+        from specjax.naming import drafting
 
         target, drafts = shelf.model(sweep.target), [shelf.model(name) for name in point.drafts]
         key = ("guide", point.label, point.drafts)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from specjax import files
 from specjax.cli import INTERRUPTED
-from specjax.cli.arguments import lookup, parse
+from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
+from specjax.names import lookup
 
 PROG = "specjax advise"
 DONE = 0

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from specjax.cli import drafting
 from specjax.cli.arguments import parse
+from specjax.naming import drafting
 
 Row = dict[str, Any]
 

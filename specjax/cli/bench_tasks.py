@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from specjax.cli.arguments import lookup, parse
-from specjax.cli.grammar import Spec
+from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
+from specjax.names import lookup
+from specjax.naming.grammar import Spec
 
 PROG = "specjax bench tasks"
 Row = dict[str, Any]
@@ -163,7 +164,7 @@ def check(options: TaskBench) -> None:
     """Raises ValueError for what cannot work, before any work."""
     from specjax import verify
     from specjax.bench import assisted, tasks
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     what, ways, measuring = options.what, options.ways, options.measuring
     for name in what.tasks:
@@ -204,7 +205,7 @@ def check(options: TaskBench) -> None:
 
 def canonical(drafter: str) -> str:
     """The drafter's name and settings, always in the same words."""
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     return drafting.label(drafting.parse(drafter))
 
@@ -215,7 +216,8 @@ def draft_names(ways: Ways) -> tuple[str, ...]:
     Raises:
       ValueError: more or fewer than are used.
     """
-    from specjax.cli import drafting, setup
+    from specjax.cli import setup
+    from specjax.naming import drafting
 
     if not ways.drafters and not ways.draft:
         return (DRAFT,) if ways.target == TARGET else ()
@@ -248,7 +250,7 @@ def read_items(what: What) -> dict[str, list[Any]]:
 def list_cases(options: TaskBench, items: dict[str, list[Any]], drafts: Sequence[str]) -> list[Case]:
     """Every task in every way. A key says all that a row depends on, the prompts' own words included."""
     from specjax.bench import tasks
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     ways, measuring = options.ways, options.measuring
     common = {
@@ -270,7 +272,7 @@ def list_cases(options: TaskBench, items: dict[str, list[Any]], drafts: Sequence
 def cells(ways: Ways, drafts: Sequence[str]) -> list[Any]:
     """Every way of decoding, once. A drafter's own gamma stands in its cell like one of --gamma."""
     from specjax.bench import grid
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     named: list[tuple[str, tuple[int, ...]]] = []
     for text in ways.drafters or (("model", "ngram") if drafts else ("ngram",)):
@@ -291,7 +293,7 @@ def cells(ways: Ways, drafts: Sequence[str]) -> list[Any]:
 
 def spec_of(cell: Any) -> Spec:
     """The cell's drafter with its gamma."""
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     spec = drafting.parse(cell.drafter)
     return spec if cell.gamma is None else drafting.with_gamma(spec, cell.gamma)
@@ -327,7 +329,7 @@ class Bench:
         """The case's row; none where its verifier does not serve its drafter."""
         from specjax import api
         from specjax.bench import grid
-        from specjax.cli import drafting
+        from specjax.naming import drafting
 
         target, drafts = self._loaded()
         cell = case.cell

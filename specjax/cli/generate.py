@@ -10,6 +10,7 @@ from specjax.cli.prompts import read_prompts
 from specjax.streaming import interrupts_wait
 
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+HELP = "help"  # in the place of a drafter or a policy
 
 
 def main(args: Sequence[str]) -> int:
@@ -34,11 +35,11 @@ def main(args: Sequence[str]) -> int:
 
 def told_help(chosen: Drafting) -> bool:
     """Prints all drafters or policies where `help` stands in the place of a name, and says whether it did."""
-    if "help" not in (chosen.drafter, chosen.policy):
+    if HELP not in (chosen.drafter, chosen.policy):
         return False
     with interrupts_wait(lambda: True):
-        from specjax.cli import catalogue
-    catalogue.show(chosen)
+        from specjax.naming import catalogue
+    print(catalogue.of_drafters() if chosen.drafter == HELP else catalogue.of_policies())
     return True
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from specjax.cli.arguments import lookup, parse
+from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
+from specjax.names import lookup
 from specjax.reproduce.setup import Experiment, Report, Setup
 
 PROG = "specjax reproduce"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from specjax import sampling, verify
-from specjax.cli import drafting
-from specjax.cli.grammar import Spec
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
 from specjax.drafters import Guide
 from specjax.model import Model
+from specjax.naming import drafting
+from specjax.naming.grammar import Spec
 from specjax.verify import Verifier
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import tyro
 
 from specjax.bench.sweep import Sweep
-from specjax.cli.arguments import lookup, parse
+from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
+from specjax.names import lookup
 
 PROG = "specjax sweep"
 HOMES = (Path("configs/sweeps"), Path(__file__).resolve().parents[2] / "configs" / "sweeps")

@@ -14,9 +14,9 @@ import tyro
 from specjax import files
 from specjax.cli.arguments import parse
 from specjax.cli.generate import told_help
-from specjax.cli.grammar import Spec
 from specjax.cli.options import Drafting, Flag, Models, Options, Sampling, Stopping, arg
 from specjax.cli.prompts import read_prompts
+from specjax.naming.grammar import Spec
 from specjax.streaming import interrupts_wait
 
 PROG = "specjax trace"
@@ -109,8 +109,9 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         from rich.console import Console
 
         from specjax import api
-        from specjax.cli import drafting, report, setup
+        from specjax.cli import report, setup
         from specjax.cli.progress import Progress, deferred_interrupt
+        from specjax.naming import drafting
         from specjax.trace import rounds, strip
     chosen = setup.plan(request)
     check(tracing, chosen.drafter)
@@ -158,7 +159,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
 
 def check(tracing: Tracing, drafter: Spec) -> None:
     """Raises ValueError for what cannot work, before any work."""
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     if any(gamma < 1 for gamma in tracing.gammas):
         raise ValueError(

@@ -9,7 +9,8 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from specjax import files, trees
-from specjax.cli.arguments import lookup, parse
+from specjax.cli.arguments import parse
+from specjax.names import lookup
 from specjax.trees import ROOT, Tree
 
 PROG = "specjax tree show"

@@ -9,7 +9,7 @@ import pytest
 import specjax as sj
 from specjax.advise import measure
 from specjax.advise.measure import Run
-from specjax.cli import drafting
+from specjax.naming import drafting
 
 BAD = {
     "drafter": (["--drafters", "modle"], "did you mean 'model'"),

@@ -6,7 +6,8 @@ import pytest
 
 import specjax as sj
 from specjax.bench import grid
-from specjax.cli import bench_tasks, drafting
+from specjax.cli import bench_tasks
+from specjax.naming import drafting
 
 
 @pytest.fixture

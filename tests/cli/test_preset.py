@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from specjax.cli import drafting, preset, setup
+from specjax.cli import preset, setup
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options
 from specjax.config import RunConfig
+from specjax.naming import drafting
 
 CONFIG = RunConfig("t", draft="d", gamma=2, temperature=1.5, max_new_tokens=9, top_k=7, seed=3, stop=("a", "b"))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax import files
-from specjax.cli import grammar, policing
-from specjax.cli.grammar import Key, Kind, Spec, one_of, real, whole
-from specjax.cli.nested import (
+from specjax.naming import grammar, policing
+from specjax.naming.grammar import Key, Kind, Spec, one_of, real, whole
+from specjax.naming.nested import (
     LARGEST_TREE,
     SIZE,
     read_cache,
