@@ -147,14 +147,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
-    def loaded(*args, **options):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(sj, "load", loaded)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_bad_options_get_one_line(case, refused):
     args, said = BAD[case]
-    ran = specjax_program("reproduce", *args)
-    assert ran.code == 2 and ran.out == "" and said in ran.err and len(ran.err.splitlines()) == 1
+    refused("reproduce", *args, said=said)
 
 
 def test_prompts_of_a_file(tmp_path):

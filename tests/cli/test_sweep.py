@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-import specjax as sj
 from specjax.bench import grid
 from specjax.cli import sweep as command
 
@@ -87,14 +86,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_options_get_one_line(case, specjax_program, preset, monkeypatch):
-    def loaded(*args, **options):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(sj, "load", loaded)
+@pytest.mark.usefixtures("no_model_is_loaded", "preset")
+def test_bad_options_get_one_line(case, refused):
     args, said = BAD[case]
-    ran = specjax_program("sweep", *args)
-    assert ran.code == 2 and ran.out == "" and said in ran.err and len(ran.err.splitlines()) == 1
+    refused("sweep", *args, said=said)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import specjax as sj
-from specjax import decoding
 from specjax.cli import trace as command
 
 NEW = ["--max-new-tokens", "10", "--repeats", "1"]
@@ -128,17 +127,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_nothing_is_computed(case, specjax_program, models, tmp_path, monkeypatch):
-    def computed(*args, **options):
-        raise AssertionError("something was computed")
-
-    monkeypatch.setattr(decoding, "prefill", computed)
+@pytest.mark.usefixtures("nothing_is_computed")
+def test_bad_input_is_one_line_and_nothing_is_computed(case, refused, models, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     args, said = BAD[case]
-    ran = specjax_program("trace", "--target", models["target"], *[a.format(file=file) for a in args])
-    assert ran.code == 2 and ran.out == "" and said in ran.err
-    assert len(ran.err.splitlines()) == 1 and ran.err.startswith("specjax trace: error: ")
+    refused("trace", "--target", models["target"], *[a.format(file=file) for a in args], said=said)
 
 
 def test_no_matplotlib_is_said_before_any_work(specjax_program, models, tmp_path, monkeypatch):
