@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
 from specjax.names import lookup
@@ -181,20 +182,15 @@ def check(options: TaskBench) -> None:
         "verifiers": ways.verifiers,
         "temperature": ways.temperature,
     }  # fmt: skip
-    for name, values in listed.items():
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise ValueError(f"--{name} names {twice[0]} twice")
+    checks.once(**listed)
     for name in ("gamma", "temperature"):
         if not listed[name]:
             raise ValueError(f"--{name} needs at least one value")
-    for name, value, least in (
-        ("count", what.count, 1), ("gamma", min(ways.gamma), 1), ("temperature", min(ways.temperature), 0),
-        ("max-new-tokens", ways.max_new_tokens, 1), ("batch", measuring.batch, 1), ("timed", measuring.timed, 1),
-        ("repeats", measuring.repeats, 1), ("seed", ways.seed, 0),
-    ):  # fmt: skip
-        if not value >= least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    checks.at_least(0, temperature=ways.temperature, seed=ways.seed)
+    checks.at_least(
+        1, count=what.count, gamma=ways.gamma, max_new_tokens=ways.max_new_tokens, batch=measuring.batch,
+        timed=measuring.timed, repeats=measuring.repeats,
+    )  # fmt: skip
     if what.file is not None and what.dataset is not None:
         raise ValueError("--file and --dataset both bring prompts: leave one of them out")
     if (what.file is not None or what.dataset is not None) and len(what.tasks) > 1:

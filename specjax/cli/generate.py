@@ -4,6 +4,7 @@ import signal
 from collections.abc import Sequence
 
 from specjax import files
+from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import Drafting, Options
 from specjax.cli.prompts import read_prompts
@@ -53,8 +54,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
         from specjax.cli.progress import Progress
 
     chosen, printing = setup.plan(options), options.printing
-    if printing.output is not None:
-        record.check_writable(printing.output)
+    checks.writable(output=printing.output)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = printing.json or printing.quiet
     with Progress(errors, show=not printing.quiet) as progress:

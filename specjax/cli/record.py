@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,6 @@ def record(
 def to_json(value: Mapping[str, Any]) -> str:
     """Strict JSON: every number is finite."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
-
-
-def check_writable(path: Path) -> None:
-    """Raises ValueError where no file could be written: before any work is done."""
-    if path.is_dir():
-        raise ValueError(f"--output {path} is a folder: name a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--output {path}: cannot write into the folder {path.parent}")
 
 
 def _model_record(model: Model) -> dict[str, Any]:

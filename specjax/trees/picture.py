@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import files
+from specjax import plotting
 from specjax.trees.static import Tree
 
 INK, PAPER, ACCENT = "#222222", "#e6e6e6", "#31688e"
@@ -22,20 +22,7 @@ def save(tree: Tree, path: Path, *, values: Sequence[float] | None = None) -> No
     Raises:
       ValueError: matplotlib is not installed, or the ending is another.
     """
-    kind = path.suffix[1:]
-    if kind not in ("svg", "png"):
-        raise ValueError(f"a picture's name ends in .svg or .png, got {path.name!r}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("drawing a picture needs matplotlib (pip install 'specjax[plot]')") from error
-    with (
-        files.whole(path) as aside,
-        matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}),
-    ):
-        figure = draw(tree, Figure, values)
-        figure.savefig(aside, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    plotting.save(path, lambda figure: draw(tree, figure, values), font_size=9.0)
 
 
 def places(tree: Tree) -> list[float]:

@@ -140,8 +140,14 @@ BAD = {
     "prompts twice": (["pairs", "--prompts", "story=a.txt", "story=b.txt"], "names the task 'story' twice"),
     "no prompts": (["pairs", "--prompts", "absent.txt"], "absent.txt"),
     "format": (["figure-3", "--format", "svg", "svg"], "--format takes svg, png or both"),
-    "figures": (["figure-3", "--figures", "absent/figures"], "--figures absent/figures: cannot write there"),
-    "json": (["figure-3", "--json", "absent/rows.jsonl"], "--json absent/rows.jsonl: cannot write there"),
+    "figures": (
+        ["figure-3", "--figures", "absent/figures"],
+        "--figures absent/figures: cannot write into the folder absent",
+    ),
+    "json": (
+        ["figure-3", "--json", "absent/rows.jsonl"],
+        "absent/rows.jsonl: cannot write into the folder absent",
+    ),
     "preset": (["absent.py"], "absent.py: no such preset"),
 }
 

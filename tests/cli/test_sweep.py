@@ -80,8 +80,8 @@ BAD = {
     "count": (["mine.py", "--count", "0"], "count of a sweep must be a whole number of at least 1, got 0"),
     "task": (["mine.py", "--tasks", "storey"], "no task is named 'storey'"),
     "no drafts": (["mine.py", "--file", "absent.txt"], "absent.txt"),
-    "picture": (["mine.py", "--picture", "a.gif"], "must end in .svg or .png"),
-    "json": (["mine.py", "--json", "absent/a.jsonl"], "--json absent/a.jsonl: cannot write there"),
+    "picture": (["mine.py", "--picture", "a.gif"], "a picture's name ends in .svg or .png"),
+    "json": (["mine.py", "--json", "absent/a.jsonl"], "--json absent/a.jsonl: cannot write into the folder absent"),
 }
 
 

@@ -113,7 +113,7 @@ def test_broken_weights_are_a_warning_and_an_exit_code(specjax_program, models, 
 BAD = {
     "empty prompt": ([""], "prompt 1 is empty"),
     "gammas 0": (["x", "--gammas", "0"], "--gammas must be at least 1, got 0"),
-    "gammas twice": (["x", "--gammas", "3", "3"], "--gammas names a draft length twice"),
+    "gammas twice": (["x", "--gammas", "3", "3"], "--gammas names 3 twice"),
     "gammas for a tree": (["x", "--drafter", "tree", "--draft", "d", "--gammas", "3"], "--gammas has no meaning"),
     "gammas for plain": (["x", "--drafter", "plain", "--gammas", "3"], "--gammas has no meaning"),
     "repeats": (["x", "--repeats", "0"], "--repeats must be at least 1, got 0"),
