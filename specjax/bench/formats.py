@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import files
+from specjax.names import lookup
 
 AUTO = "auto"
 COMPRESSED = ".gz"
@@ -62,8 +63,7 @@ def read(file: Path | str, format: str = AUTO) -> tuple[str, list[Item]]:
     if not lines:
         raise ValueError(f"{path} holds no prompt: it is empty")
     name = detect(path, *lines[0]) if format == AUTO else format
-    if name not in FORMATS:
-        raise ValueError(f"no format of prompts is named {name!r} (known: {AUTO}, {', '.join(FORMATS)})")
+    lookup(name, {AUTO: None, **FORMATS}, "format of prompts")
     kind = FORMATS[name]
     return name, [_item(kind, path, number, line) for number, line in lines]
 

@@ -93,7 +93,7 @@ def test_pictures_of_every_axis(axis, tmp_path):
     [
         ({"axis": "gama"}, "axis 'gama' is none of gamma,"),
         ({"ways": ()}, "ways of a sweep must be a tuple"),
-        ({"count": 0}, "count of a sweep must be a whole number of at least 1, got 0"),
+        ({"count": 0}, "count must be a whole number of at least 1, got 0"),
         ({"tasks": ("storey",)}, "no task is named 'storey'"),
         ({"dtype": "float8"}, "no dtype is named 'float8'"),
         ({"temperatures": (-1.0,)}, "temperatures must be at least 0, got -1"),

@@ -77,7 +77,7 @@ def test_presets_by_name(specjax_program, tmp_path, monkeypatch):
 BAD = {
     "name": (["gama"], "did you mean 'gamma'"),
     "no file": (["absent.py"], "absent.py: no such preset"),
-    "count": (["mine.py", "--count", "0"], "count of a sweep must be a whole number of at least 1, got 0"),
+    "count": (["mine.py", "--count", "0"], "count must be a whole number of at least 1, got 0"),
     "task": (["mine.py", "--tasks", "storey"], "no task is named 'storey'"),
     "no drafts": (["mine.py", "--file", "absent.txt"], "absent.txt"),
     "picture": (["mine.py", "--picture", "a.gif"], "a picture's name ends in .svg or .png"),
