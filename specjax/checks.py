@@ -1,6 +1,5 @@
 """Checks of what a caller asks for. Every error is one line: the name, what it may be, what was given."""
 
-import difflib
 import inspect
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from specjax.names import hint
 
 LARGEST = 2**31 - 1  # of an int32
 LARGEST_SEED = 2**32 - 1  # seeds and rows are uint32
@@ -142,5 +143,4 @@ def option_names(function: Callable, names: Iterable[str], *, caller: str) -> No
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise TypeError(f"{caller} has no option {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+            raise TypeError(f"{caller} has no option {name!r}{hint(name, known)}")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import api, defaults, presets, verify
-from specjax.cli import drafting
-from specjax.cli.grammar import Spec
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
+from specjax.names import lookup
+from specjax.naming import drafting
+from specjax.naming.grammar import Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +49,7 @@ class RunConfig:
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
                 wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise ValueError(f"{name} of a preset must be {wanted}, got {value!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"no dtype is named {self.dtype!r}; there are: {', '.join(DTYPES)}")
+        lookup(self.dtype, dict.fromkeys(DTYPES), "dtype")
         needed = drafting.needs(self.spec)
         if len(self.drafts) != needed:
             raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")

@@ -270,11 +270,12 @@ def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B
     return jnp.where(at == verdict.accepted[:, None], verdict.token[:, None], below)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("model", "drafter", "verify", "stages"),
-    donate_argnames=("state",),
+of_rounds = functools.partial(  # jits what runs rounds; the caches in the state are written in place
+    jax.jit, static_argnames=("model", "drafter", "verify", "stages"), donate_argnames=("state",)
 )
+
+
+@of_rounds
 def generate(
     params: DecodeParams,
     state: GenerationState,
@@ -293,7 +294,7 @@ def generate(
     return jax.lax.while_loop(lambda s: jnp.any(s.stop == int(Stop.RUNNING)), lambda s: step(params, s)[0], state)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "drafter", "verify", "stages"), donate_argnames=("state",))
+@of_rounds
 def one_round(params, state, *, model, drafter, verify, stages) -> tuple[GenerationState, Info]:
     """`make_step(...)` jitted with the state donated: what `stream` calls."""
     _count_trace()

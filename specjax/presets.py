@@ -1,11 +1,12 @@
 """Preset files: Python that binds one name to a record. They are executed: read only files that you trust."""
 
 import dataclasses
-import difflib
 import re
 import types
 from pathlib import Path
 from typing import Any, TypeVar
+
+from specjax import names
 
 T = TypeVar("T")
 
@@ -42,6 +43,4 @@ def told(error: Exception, kind: Any) -> str:
         text = " ".join(str(error).split())
         return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
     known = [field.name for field in dataclasses.fields(kind)]
-    near = difflib.get_close_matches(unknown[1], known, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    return f"no option is named {unknown[1]!r}{hint} (known: {', '.join(known)})"
+    return f"no option is named {unknown[1]!r}{names.hint(unknown[1], known)} (known: {', '.join(known)})"

@@ -1,7 +1,7 @@
 """Every test runs with strict numerics, on 8 fake CPU devices; tests that cannot or need not run are deselected.
 
 Set before JAX starts, for the whole process: strictness is worth nothing where a test can forget it. Processes that
-tests start inherit the platform and the compilation cache, not the strictness and not the 8 devices: they run as the
+tests start inherit the platform, the compilation cache and how well to compile, not the strictness and not the 8 devices: they run as the
 user's would.
 """
 
@@ -34,6 +34,14 @@ jax.config.update("jax_debug_key_reuse", True)
 # The same examples in every run; no deadline, because the first example compiles.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=30)
 hypothesis.settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without -m: programs are compiled quickly rather than well, which saves a third of the time. With -m (as for the
+    slow tests and those beside torch) they are compiled as the user's are."""
+    if not config.option.markexpr:
+        quickly = "--xla_backend_optimization_level=0"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quickly}".strip()  # read when the backend starts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -106,3 +106,19 @@ def _pool(values: np.ndarray, law: np.ndarray, samples: float, least: float):
     expected = np.append(samples * law[~rare], samples * law[rare].sum())
     values = np.append(values[~rare], values[rare].sum())
     return values[expected > 0], expected[expected > 0]
+
+
+P, Q, SPARSE_P, SPARSE_Q = (
+    random_model(seed, 3, sharpness=sharpness, zeros=zeros)
+    for seed, sharpness, zeros in ((1, 1.0, 0.0), (2, 2.0, 0.0), (3, 1.0, 0.5), (4, 1.0, 0.5))
+)
+GREEDY_P, GREEDY_Q = one_hot_model(5, 3), one_hot_model(6, 3)
+PAIRS = {  # a target and a draft over three tokens
+    "dense": (P, Q),
+    "equal": (P, P),
+    "zero masses": (SPARSE_P, SPARSE_Q),
+    "draft surer": (P, SPARSE_Q),
+    "greedy target": (GREEDY_P, Q),
+    "greedy draft": (P, GREEDY_Q),
+    "both greedy": (GREEDY_P, GREEDY_Q),
+}

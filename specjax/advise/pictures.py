@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specjax import plotting
 from specjax.advise import say, ways
-from specjax.trace.pictures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION, save
+from specjax.trace.pictures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 if TYPE_CHECKING:
     from specjax.advise.desk import Advice
@@ -21,7 +22,7 @@ def write(path: Path, advice: "Advice") -> None:
     """
     if advice.measured is None:
         raise ValueError("there is nothing to draw: the run was interrupted before anything was timed")
-    save(path, lambda figure: draw(figure, advice))
+    plotting.save(path, lambda figure: draw(figure, advice))
 
 
 def draw(new_figure: Any, advice: "Advice") -> Any:

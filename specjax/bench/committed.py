@@ -13,10 +13,10 @@ from specjax import decoding as loop
 from specjax.base import Drafter, LanguageModel, VerifyFn
 from specjax.bench.decode import Row
 from specjax.bench.pair import read_prompts
-from specjax.cli import drafting
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
+from specjax.naming import drafting
 from specjax.sampling import Stages
 from specjax.stopping import Stop
 

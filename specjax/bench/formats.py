@@ -1,10 +1,12 @@
 """Files of prompts: MT-bench, Spec-Bench, HumanEval, GSM8K, pairs, plain prompts. Every error names its line."""
 
-import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from specjax import files
+from specjax.names import lookup
 
 AUTO = "auto"
 COMPRESSED = ".gz"
@@ -53,14 +55,15 @@ def read(file: Path | str, format: str = AUTO) -> tuple[str, list[Item]]:
       format: a name of `FORMATS`, or "auto": by the file's ending and its first line.
 
     Raises:
-      ValueError: no such format, no item, or a line of another format: which file, which line, what was expected.
-      OSError: the file cannot be read.
+      ValueError: a file that cannot be read, no such format, no item, or a line of another format: which file, which
+        line, what was expected.
     """
     path = Path(file)
-    lines = _lines(path)
+    lines = files.filled(files.lines(path, "prompts"))
+    if not lines:
+        raise ValueError(f"{path} holds no prompt: it is empty")
     name = detect(path, *lines[0]) if format == AUTO else format
-    if name not in FORMATS:
-        raise ValueError(f"no format of prompts is named {name!r} (known: {AUTO}, {', '.join(FORMATS)})")
+    lookup(name, {AUTO: None, **FORMATS}, "format of prompts")
     kind = FORMATS[name]
     return name, [_item(kind, path, number, line) for number, line in lines]
 
@@ -87,26 +90,6 @@ def detect(path: Path, number: int, line: str) -> str:
         f"{path} line {number} is of no known format, with the keys {', '.join(map(repr, keys)) or 'none'}: "
         "expected one of " + "; ".join(f"{kind.title}, {kind.line}" for kind in FORMATS.values() if kind.json)
     )
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not blank, with their numbers."""
-    data = path.read_bytes()
-    if path.suffix == COMPRESSED:
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{path} is no gzip file, though its name ends in {COMPRESSED}: {error}") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path} line {line} is not UTF-8: save the file as UTF-8") from None
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1)]
-    lines = [(number, line) for number, line in lines if line.strip()]
-    if not lines:
-        raise ValueError(f"{path} holds no prompt: it is empty")
-    return lines
 
 
 def _item(kind: Format, path: Path, number: int, line: str) -> Item:

@@ -1,12 +1,11 @@
 """Self-speculation on long rows: what a committed token reads, and how fast it comes, against plain decoding."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from specjax import api, drafters
+from specjax import api, drafters, files
 from specjax.bench import machine
 from specjax.bench.decode import Row
 from specjax.drafters import Guide, reading
@@ -35,10 +34,11 @@ def measure(
       prompt: tokens of a prompt. rows: B. budget: slots of `small_kv`. new: tokens of a row.
 
     Raises:
-      ValueError: an encoder-decoder, a text that is too short, or rows longer than the model's positions.
+      ValueError: an encoder-decoder, a text that cannot be read or is too short, or rows longer than the model's
+        positions.
     """
     model = load(target, dtype=dtype)
-    given = cut(model, Path(text).read_text(encoding="utf-8"), prompt, rows)
+    given = cut(model, files.read_text(text), prompt, rows)
     slots = prompt + new + gamma + 1
     whole = reading.of_target(model, batch=rows, slots=slots)
     plain: Row = {}

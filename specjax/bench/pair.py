@@ -1,13 +1,12 @@
 """A target and a draft on given prompts: acceptance, tokens a call, speed against plain decoding, BLEU and chrF."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from specjax import api
+from specjax import api, files
 from specjax.bench.decode import Row, interleave
-from specjax.cli import drafting
 from specjax.load import load
+from specjax.naming import drafting
 
 BATCH = 8  # prompts decoded together where acceptance is counted
 TIMED = 8  # prompts that are timed, one after the other: speed is that of a single request
@@ -52,9 +51,9 @@ def read_prompts(file: str) -> tuple[list[str], list[str] | None]:
     """One prompt a line, and the references where every line has one after a tab.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or a file that cannot be read.
     """
-    lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for _, line in files.filled(files.lines(file, "prompts"))]
     if not lines:
         raise ValueError(f"{file} holds no prompt: write one a line")
     references = [line.split("\t")[1] for line in lines] if all("\t" in line for line in lines) else None

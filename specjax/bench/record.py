@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax import files
+
 Row = dict[str, Any]
 
 
@@ -25,7 +27,7 @@ class Record:
         self.known: dict[str, list[Row]] = {}
         if file is None or not file.is_file():
             return
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in files.lines(file, "rows"):
             try:
                 entry = json.loads(line)
                 if entry["versions"] == self.about:
@@ -79,9 +81,7 @@ def write_markdown(file: Path, rows: Sequence[Row]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(show(row.get(column, "")) for column in columns) + " |" for row in rows]
-    aside = file.with_name(f".{file.name}.tmp")
-    aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(aside, file)
+    files.write_text(file, "\n".join(lines) + "\n")
 
 
 def show(value: Any) -> str:

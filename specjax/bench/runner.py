@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.record import Record, Row, name
+from specjax.names import lookup
 
 
 class Missing(Exception):
@@ -82,6 +83,16 @@ class Shelf:
 
 
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+SMALLEST = {"count": 2, "max_new_tokens": 8, "batch": 1, "timed": 1, "repeats": 1}  # shows that everything runs
+
+
+def check_sizes(settings: Any, names: Sequence[str]) -> None:
+    """Raises ValueError where the dtype is none, or a setting of these names no whole number of at least 1."""
+    lookup(settings.dtype, WIDTH, "dtype")
+    for size in names:
+        value = getattr(settings, size)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{size.replace('_', '-')} must be a whole number of at least 1, got {value!r}")
 
 
 def run(

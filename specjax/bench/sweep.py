@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from specjax import presets
 from specjax.bench import formats, tasks
 from specjax.bench.record import Row
-from specjax.bench.runner import WIDTH, Case, Missing, Shelf
+from specjax.bench.runner import SMALLEST, Case, Missing, Shelf, check_sizes
+from specjax.names import lookup
 
 NUMBERS = ("gamma", "temperature", "nodes")  # axes along which a line is drawn
 NAMES = ("draft", "drafter", "verifier")  # axes of names, in the preset's order
@@ -73,19 +74,13 @@ class Sweep:
     def __post_init__(self) -> None:
         if self.axis not in AXES:
             raise ValueError(f"axis {self.axis!r} is none of {', '.join(AXES)}")
-        if self.dtype not in WIDTH:
-            raise ValueError(f"no dtype is named {self.dtype!r} (known: {', '.join(WIDTH)})")
+        check_sizes(self, WHOLE)
         for name in ("ways", "verifiers", "temperatures", "tasks"):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not values:
                 raise ValueError(f"{name} of a sweep must be a tuple of at least one, got {values!r}")
-        for name in WHOLE:
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} of a sweep must be a whole number of at least 1, got {value!r}")
         for task in self.tasks:
-            if task not in tasks.TASKS:
-                raise ValueError(f"no task is named {task!r} (known: {', '.join(tasks.TASKS)})")
+            lookup(task, tasks.TASKS, "task")
         if self.file is not None and len(self.tasks) > 1:
             raise ValueError(f"prompts of a file are for one task, and the sweep names {', '.join(self.tasks)}")
         if any(not temperature >= 0 for temperature in self.temperatures):
@@ -93,7 +88,7 @@ class Sweep:
 
     def quick(self) -> "Sweep":
         """The same in its smallest size, which shows that everything runs and says nothing about speed."""
-        return dataclasses.replace(self, count=2, max_new_tokens=8, batch=1, timed=1, repeats=1)
+        return dataclasses.replace(self, **SMALLEST)
 
 
 def read(file: Path | str) -> Sweep:
@@ -124,8 +119,7 @@ def points(sweep: Sweep) -> list[Point]:
       ValueError: an unknown drafter, setting or verifier, or fewer draft models than a drafter needs.
     """
     from specjax import verify
-    from specjax.cli import drafting
-    from specjax.cli.arguments import lookup
+    from specjax.naming import drafting
 
     found = []
     for way in (Way(way) if isinstance(way, str) else way for way in sweep.ways):
@@ -171,7 +165,7 @@ def _measure(sweep: Sweep, point: Point, texts: Sequence[str]) -> Callable[[Shel
     def measure(shelf: Shelf) -> list[Row]:
         from specjax import api
         from specjax.bench import grid
-        from specjax.cli import drafting
+        from specjax.naming import drafting
 
         target, drafts = shelf.model(sweep.target), [shelf.model(name) for name in point.drafts]
         key = ("guide", point.label, point.drafts)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.formats import Item
+from specjax.names import lookup
 
 PLAIN, PREFIX, OWN, AUTO = "plain", "prefix", "own", "auto"
 
@@ -158,8 +159,7 @@ def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str
     Raises:
       ValueError: no such style.
     """
-    if style not in STYLES:
-        raise ValueError(f"no style of prompts is named {style!r} (known: {', '.join(STYLES)})")
+    lookup(style, dict.fromkeys(STYLES), "style of prompts")
     if style == AUTO:
         style = PREFIX if encoder_decoder else PLAIN
     if style in (PLAIN, PREFIX):

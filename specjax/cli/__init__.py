@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.cli import platform
-from specjax.cli.arguments import lookup, one_line
+from specjax.cli.arguments import one_line
+from specjax.names import lookup
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2

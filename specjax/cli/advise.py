@@ -1,14 +1,15 @@
 """`specjax advise`: which drafter, draft length or tree to use on this machine and for these prompts, if any."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from specjax.cli import INTERRUPTED
-from specjax.cli.arguments import lookup, parse
+from specjax import files
+from specjax.cli import INTERRUPTED, checks
+from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
+from specjax.names import lookup
 
 PROG = "specjax advise"
 DONE = 0
@@ -132,7 +133,7 @@ def main(args: Sequence[str]) -> int:
     asked_for = {"dtype": ask.models.dtype, "prompts_file": ask.text.prompts, "texts": list(prompts)}
     content = record.to_json(record.finite(advice.as_dict() | {"command": command} | asked_for))
     if ask.showing.output is not None:
-        record.write_whole(ask.showing.output, content)
+        files.write_text(ask.showing.output, content + "\n")
     if ask.showing.picture is not None and advice.measured is not None:
         pictures.write(ask.showing.picture, advice)
     if ask.showing.json:
@@ -151,15 +152,12 @@ def check(ask: Ask) -> None:
     """Raises ValueError for what cannot work, before any work."""
     for name in ask.measuring.drafters:
         lookup(name, dict.fromkeys(KINDS), "drafter that is weighed")
-        if ask.measuring.drafters.count(name) > 1:
-            raise ValueError(f"--drafters names {name} twice")
-    for name, value, least in (
-        ("count", ask.text.count, 1), ("batch", ask.use.batch, 1), ("max-new-tokens", ask.use.max_new_tokens, 1),
-        ("verify", ask.measuring.verify, 0), ("repeats", ask.measuring.repeats, 1), ("seed", ask.use.seed, 0),
-        ("temperature", ask.use.temperature, 0),
-    ):  # fmt: skip
-        if not least <= value < float("inf"):
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    checks.once(drafters=ask.measuring.drafters)
+    checks.at_least(
+        1, count=ask.text.count, batch=ask.use.batch, max_new_tokens=ask.use.max_new_tokens,
+        repeats=ask.measuring.repeats,
+    )  # fmt: skip
+    checks.at_least(0, verify=ask.measuring.verify, seed=ask.use.seed, temperature=ask.use.temperature)
     needing = [name for name in ask.measuring.drafters if name in ("model", "tree", "cascade")]
     names = draft_names(ask.models)
     if needing and not names:
@@ -172,33 +170,15 @@ def check(ask: Ask) -> None:
         raise ValueError(
             f"--draft is given {len(names)} times: at most two are weighed, leave the least likely ones out"
         )
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"--draft names {twice[0]} twice")
+    checks.once(draft=names)
     if ask.text.prompts is not None and ask.text.task is not None:
         raise ValueError("--prompts and --task both bring prompts: leave one of them out")
-    check_files(ask.showing)
+    checks.writable(output=ask.showing.output)
+    checks.picture(picture=ask.showing.picture)
     from specjax.bench import tasks
 
     if ask.text.task is not None:
         lookup(ask.text.task, {name: task for name, task in tasks.TASKS.items() if task.samples}, "task")
-
-
-def check_files(showing: Showing) -> None:
-    """Raises ValueError where a file that is asked for could not be written."""
-    for name, file in (("output", showing.output), ("picture", showing.picture)):
-        if file is None:
-            continue
-        if file.is_dir():
-            raise ValueError(f"--{name} {file} is a folder: name a file")
-        if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-            raise ValueError(f"--{name} {file}: cannot write into the folder {file.parent}")
-    if showing.picture is not None:
-        if showing.picture.suffix not in (".svg", ".png"):
-            raise ValueError(f"--picture {showing.picture}: a picture's name ends in .svg or .png")
-        from specjax.trace import pictures
-
-        pictures.require()
 
 
 def draft_names(models: Models) -> tuple[str, ...]:

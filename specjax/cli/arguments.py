@@ -1,10 +1,9 @@
-"""Arguments: tyro parses them, errors come out in one line, misspelt names are answered with the nearest ones."""
+"""Arguments: tyro parses them, and errors come out in one line."""
 
 import contextlib
-import difflib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,19 +50,6 @@ def _first_part(printed: str) -> str:
     message = " ".join(parts[at]).rstrip(".")
     meant = [part[1].split()[0] for part in parts[at + 1 :] if part[0] == "Perhaps you meant:" and len(part) > 1]
     return message + "".join(f"; perhaps you meant {name}" for name in meant)
-
-
-def lookup(name: str, table: Mapping[str, T], what: str) -> T:
-    """table[name].
-
-    Raises:
-      ValueError: no such name; says what was looked for, the nearest name, and all that there are.
-    """
-    if name in table:
-        return table[name]
-    near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no {what} is named {name!r}{hint} (known: {', '.join(table)})")
 
 
 def one_line(error: Any) -> str:

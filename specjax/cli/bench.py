@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from specjax.cli import drafting
+from specjax.cli import checks
 from specjax.cli.arguments import parse
+from specjax.naming import drafting
 
 Row = dict[str, Any]
 
@@ -104,20 +105,15 @@ def check(options: Bench) -> None:
 
     if options.size and options.size not in opt.sizes():
         raise ValueError(f"no OPT shape is named {options.size!r}: there are {', '.join(opt.sizes())}")
-    for name in ("float32", "bfloat16", "float16"):
-        if options.dtype.count(name) > 1:
-            raise ValueError(f"--dtype names {name} twice")
+    checks.once(dtype=options.dtype)
     unknown = [name for name in options.dtype if name not in ("float32", "bfloat16", "float16")]
     if unknown:
         raise ValueError(f"--dtype {unknown[0]!r} is none of float32, bfloat16, float16")
-    for name, values, least in (
-        ("repeats", (options.repeats,), 1), ("rows", options.rows, 1), ("gamma", options.gamma, 1),
-        ("max-new-tokens", (options.max_new_tokens,), 1), ("temperature", options.temperature, 0),
-        ("rounds", (options.rounds,), 1), ("prompt-tokens", (options.prompt_tokens,), 1),
-        ("budget", (options.budget,), 1),
-    ):  # fmt: skip
-        if any(value < least for value in values):
-            raise ValueError(f"--{name} must be at least {least}, got {min(values)}")
+    checks.at_least(0, temperature=options.temperature)
+    checks.at_least(
+        1, repeats=options.repeats, rows=options.rows, gamma=options.gamma, max_new_tokens=options.max_new_tokens,
+        rounds=options.rounds, prompt_tokens=options.prompt_tokens, budget=options.budget,
+    )  # fmt: skip
     if options.name in ("pair", "committed", "long-context"):
         if options.prompts is None:
             holds = "a long text" if options.name == "long-context" else "one prompt a line"

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from specjax.cli.arguments import lookup, parse
-from specjax.cli.grammar import Spec
+from specjax.cli import checks
+from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
+from specjax.names import lookup
+from specjax.naming.grammar import Spec
 
 PROG = "specjax bench tasks"
 Row = dict[str, Any]
@@ -163,7 +165,7 @@ def check(options: TaskBench) -> None:
     """Raises ValueError for what cannot work, before any work."""
     from specjax import verify
     from specjax.bench import assisted, tasks
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     what, ways, measuring = options.what, options.ways, options.measuring
     for name in what.tasks:
@@ -180,20 +182,15 @@ def check(options: TaskBench) -> None:
         "verifiers": ways.verifiers,
         "temperature": ways.temperature,
     }  # fmt: skip
-    for name, values in listed.items():
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise ValueError(f"--{name} names {twice[0]} twice")
+    checks.once(**listed)
     for name in ("gamma", "temperature"):
         if not listed[name]:
             raise ValueError(f"--{name} needs at least one value")
-    for name, value, least in (
-        ("count", what.count, 1), ("gamma", min(ways.gamma), 1), ("temperature", min(ways.temperature), 0),
-        ("max-new-tokens", ways.max_new_tokens, 1), ("batch", measuring.batch, 1), ("timed", measuring.timed, 1),
-        ("repeats", measuring.repeats, 1), ("seed", ways.seed, 0),
-    ):  # fmt: skip
-        if not value >= least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    checks.at_least(0, temperature=ways.temperature, seed=ways.seed)
+    checks.at_least(
+        1, count=what.count, gamma=ways.gamma, max_new_tokens=ways.max_new_tokens, batch=measuring.batch,
+        timed=measuring.timed, repeats=measuring.repeats,
+    )  # fmt: skip
     if what.file is not None and what.dataset is not None:
         raise ValueError("--file and --dataset both bring prompts: leave one of them out")
     if (what.file is not None or what.dataset is not None) and len(what.tasks) > 1:
@@ -204,7 +201,7 @@ def check(options: TaskBench) -> None:
 
 def canonical(drafter: str) -> str:
     """The drafter's name and settings, always in the same words."""
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     return drafting.label(drafting.parse(drafter))
 
@@ -215,7 +212,8 @@ def draft_names(ways: Ways) -> tuple[str, ...]:
     Raises:
       ValueError: more or fewer than are used.
     """
-    from specjax.cli import drafting, setup
+    from specjax.cli import setup
+    from specjax.naming import drafting
 
     if not ways.drafters and not ways.draft:
         return (DRAFT,) if ways.target == TARGET else ()
@@ -248,7 +246,7 @@ def read_items(what: What) -> dict[str, list[Any]]:
 def list_cases(options: TaskBench, items: dict[str, list[Any]], drafts: Sequence[str]) -> list[Case]:
     """Every task in every way. A key says all that a row depends on, the prompts' own words included."""
     from specjax.bench import tasks
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     ways, measuring = options.ways, options.measuring
     common = {
@@ -270,7 +268,7 @@ def list_cases(options: TaskBench, items: dict[str, list[Any]], drafts: Sequence
 def cells(ways: Ways, drafts: Sequence[str]) -> list[Any]:
     """Every way of decoding, once. A drafter's own gamma stands in its cell like one of --gamma."""
     from specjax.bench import grid
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     named: list[tuple[str, tuple[int, ...]]] = []
     for text in ways.drafters or (("model", "ngram") if drafts else ("ngram",)):
@@ -291,7 +289,7 @@ def cells(ways: Ways, drafts: Sequence[str]) -> list[Any]:
 
 def spec_of(cell: Any) -> Spec:
     """The cell's drafter with its gamma."""
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     spec = drafting.parse(cell.drafter)
     return spec if cell.gamma is None else drafting.with_gamma(spec, cell.gamma)
@@ -327,7 +325,7 @@ class Bench:
         """The case's row; none where its verifier does not serve its drafter."""
         from specjax import api
         from specjax.bench import grid
-        from specjax.cli import drafting
+        from specjax.naming import drafting
 
         target, drafts = self._loaded()
         cell = case.cell

@@ -3,12 +3,15 @@
 import signal
 from collections.abc import Sequence
 
+from specjax import files
+from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import Drafting, Options
 from specjax.cli.prompts import read_prompts
 from specjax.streaming import interrupts_wait
 
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+HELP = "help"  # in the place of a drafter or a policy
 
 
 def main(args: Sequence[str]) -> int:
@@ -33,11 +36,11 @@ def main(args: Sequence[str]) -> int:
 
 def told_help(chosen: Drafting) -> bool:
     """Prints all drafters or policies where `help` stands in the place of a name, and says whether it did."""
-    if "help" not in (chosen.drafter, chosen.policy):
+    if HELP not in (chosen.drafter, chosen.policy):
         return False
     with interrupts_wait(lambda: True):
-        from specjax.cli import catalogue
-    catalogue.show(chosen)
+        from specjax.naming import catalogue
+    print(catalogue.of_drafters() if chosen.drafter == HELP else catalogue.of_policies())
     return True
 
 
@@ -51,8 +54,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
         from specjax.cli.progress import Progress
 
     chosen, printing = setup.plan(options), options.printing
-    if printing.output is not None:
-        record.check_writable(printing.output)
+    checks.writable(output=printing.output)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     quiet = printing.json or printing.quiet
     with Progress(errors, show=not printing.quiet) as progress:
@@ -81,7 +83,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
     content = record.to_json(record.record(out, work, verifier, record.settings(options), compared))
     if printing.output is not None:
-        record.write_whole(printing.output, content)
+        files.write_text(printing.output, content + "\n")
     if printing.json:
         print(content, flush=True)
     if interrupted:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from specjax import defaults
-from specjax.cli import drafting, policing
+from specjax.naming import drafting, policing
 
 TARGET = "bundled/opt-target"  # what runs when no model is named
 SMALLER = ("bundled/opt-draft", "bundled/opt-tiny")  # its draft models where none is named, as many as are needed

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from specjax.cli import drafting
 from specjax.cli.options import Drafting, Options
 from specjax.config import RunConfig
 from specjax.config import read as read
+from specjax.naming import drafting
 
 T = TypeVar("T")
 LISTS = ("stop", "draft")  # repeatable options, which a parser would append to those of the preset

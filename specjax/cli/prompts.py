@@ -3,7 +3,8 @@
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from specjax import files
 
 STDIN = "-"
 
@@ -25,16 +26,7 @@ def read_prompts(given: Sequence[str], file: str | None) -> list[str]:
 def read_file(file: str) -> list[str]:
     """One prompt a line; JSONL where the name ends in .jsonl, or where stdin's first line begins with a brace."""
     name = "stdin" if file == STDIN else file
-    try:
-        data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read the prompts of {name}: {error.strerror or error}") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{name} line {line} is not UTF-8: save the file as UTF-8") from None
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    lines = files.filled(files.decoded(sys.stdin.buffer, name) if file == STDIN else files.lines(file, "prompts"))
     if not lines:
         raise ValueError(f"{name} holds no prompt: write one a line")
     json_lines = lines[0][1].lstrip().startswith("{") if file == STDIN else file.endswith(".jsonl")

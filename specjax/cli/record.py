@@ -1,10 +1,8 @@
-"""A run as one JSON object, and files that appear whole or not at all."""
+"""A run as one JSON object."""
 
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,27 +36,6 @@ def to_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
 
 
-def check_writable(path: Path) -> None:
-    """Raises ValueError where `write_whole` could not write: before any work is done."""
-    if path.is_dir():
-        raise ValueError(f"--output {path} is a folder: name a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--output {path}: cannot write into the folder {path.parent}")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file under a temporary name beside it and renames it: it appears whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        os.fchmod(handle, 0o666 & ~_umask())
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text + "\n")
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def _model_record(model: Model) -> dict[str, Any]:
     return {
         "name": model.name, "family": model.family.__name__.rpartition(".")[2], "parameters": model.size,
@@ -75,12 +52,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(one) for one in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def settings(options: Any) -> dict[str, Any]:

@@ -8,8 +8,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from specjax.cli.arguments import lookup, parse
+from specjax import plotting
+from specjax.cli import checks
+from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
+from specjax.names import lookup
 from specjax.reproduce.setup import Experiment, Report, Setup
 
 PROG = "specjax reproduce"
@@ -94,19 +97,12 @@ def listing(known: Mapping[str, Experiment]) -> str:
 
 def check(output: Output) -> None:
     """Raises ValueError for places that cannot be written to, before any work."""
-    for name, file in (("json", output.json), ("markdown", output.markdown)):
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise ValueError(f"--{name} {file}: cannot write there")
-    if not output.format or len(set(output.format)) < len(output.format):
-        raise ValueError(f"--format takes svg, png or both, got {' '.join(output.format) or 'none'}")
+    checks.writable(json=output.json, markdown=output.markdown)
+    checks.formats(output.format)
     if output.figures is None:
         return
-    folder = output.figures if output.figures.exists() else output.figures.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"--figures {output.figures}: cannot write there")
-    from specjax.trace import pictures
-
-    pictures.require()
+    checks.writable_folder("figures", output.figures)
+    plotting.require()
 
 
 def run(setup: Setup, chosen: Mapping[str, Experiment], output: Output) -> int:
@@ -160,12 +156,10 @@ def draw(name: str, report: Report, output: Output) -> list[Path]:
     """Writes the figure, where there is one and it is wanted."""
     if report.draw is None or output.figures is None:
         return []
-    from specjax.trace import pictures
-
     output.figures.mkdir(exist_ok=True)
     files = [output.figures / f"{name.replace('-', '_')}.{kind}" for kind in output.format]
     for file in files:
-        pictures.save(file, report.draw)
+        plotting.save(file, report.draw)
     return files
 
 

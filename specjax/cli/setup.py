@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from specjax import sampling, verify
-from specjax.cli import drafting
-from specjax.cli.grammar import Spec
+from specjax.cli import checks
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
 from specjax.drafters import Guide
 from specjax.model import Model
+from specjax.naming import drafting
+from specjax.naming.grammar import Spec
 from specjax.verify import Verifier
 
 
@@ -32,10 +33,7 @@ def plan(options: Options) -> Plan:
     """
     drafter, drafts = choose(options.models.target, options.models.draft, options.drafting)
     drafting.check_files(drafter)
-    if options.stopping.max_new_tokens < 1:
-        raise ValueError(f"--max-new-tokens must be at least 1, got {options.stopping.max_new_tokens}")
-    if options.printing.repeats < 1:
-        raise ValueError(f"--repeats must be at least 1, got {options.printing.repeats}")
+    checks.at_least(1, max_new_tokens=options.stopping.max_new_tokens, repeats=options.printing.repeats)
     if any(not stop for stop in options.stopping.stop):
         raise ValueError("--stop must not be empty: it would end every text at once")
     if not 0 <= options.sampling.seed < 2**32:

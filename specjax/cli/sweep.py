@@ -1,16 +1,18 @@
 """`specjax sweep`: one quantity varied, the rest held: rows that a stopped run goes on from, a table, a picture."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from specjax import plotting
 from specjax.bench.sweep import Sweep
-from specjax.cli.arguments import lookup, parse
+from specjax.cli import checks
+from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
+from specjax.names import lookup
 
 PROG = "specjax sweep"
 HOMES = (Path("configs/sweeps"), Path(__file__).resolve().parents[2] / "configs" / "sweeps")
@@ -130,15 +132,8 @@ def changed(sweep: Sweep, changes: Changes) -> Sweep:
 
 def check(results: Results) -> None:
     """Raises ValueError for places that cannot be written to, before any work."""
-    for name, file in vars(results).items():
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            raise ValueError(f"--{name} {file}: cannot write there")
-    if results.picture is not None:
-        from specjax.trace import pictures
-
-        if results.picture.suffix[1:] not in pictures.FORMATS:
-            raise ValueError(f"--picture {results.picture}: its name must end in .svg or .png")
-        pictures.require()
+    checks.writable(**vars(results))
+    checks.picture(picture=results.picture)
 
 
 def run(sweep: Sweep, title: str, results: Results) -> int:
@@ -211,7 +206,5 @@ def write(sweep: Sweep, title: str, found: Sequence[tuple[Any, dict[str, Any]]],
     if results.markdown is not None:
         record.write_markdown(results.markdown, sweeps.table(sweep, found))
     if results.picture is not None:
-        from specjax.trace import pictures
-
         draw = partial(sweeps.picture, sweep=sweep, lines=sweeps.curves(sweep, found), title=title)
-        pictures.save(results.picture, draw)
+        plotting.save(results.picture, draw)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,11 +10,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
+from specjax import files, plotting
+from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.generate import told_help
-from specjax.cli.grammar import Spec
 from specjax.cli.options import Drafting, Flag, Models, Options, Sampling, Stopping, arg
 from specjax.cli.prompts import read_prompts
+from specjax.naming.grammar import Spec
 from specjax.streaming import interrupts_wait
 
 PROG = "specjax trace"
@@ -108,8 +109,9 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         from rich.console import Console
 
         from specjax import api
-        from specjax.cli import drafting, record, report, setup
+        from specjax.cli import report, setup
         from specjax.cli.progress import Progress, deferred_interrupt
+        from specjax.naming import drafting
         from specjax.trace import rounds, strip
     chosen = setup.plan(request)
     check(tracing, chosen.drafter)
@@ -146,7 +148,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         errors.print(f"{PROG}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
-        record.write_whole(tracing.output / FILE, written)
+        files.write_text(tracing.output / FILE, written + "\n")
         names = as_pictures(tracing.output, shown, tracing.format)
         if not tracing.json:
             console.print(f"\nwrote {', '.join([FILE, *names])} in {tracing.output}", soft_wrap=True, markup=False)
@@ -157,32 +159,21 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
 
 def check(tracing: Tracing, drafter: Spec) -> None:
     """Raises ValueError for what cannot work, before any work."""
-    from specjax.cli import drafting
+    from specjax.naming import drafting
 
     if any(gamma < 1 for gamma in tracing.gammas):
         raise ValueError(
             f"--gammas must be at least 1, got {min(tracing.gammas)}; a lane of plain decoding is always there"
         )
-    if len(set(tracing.gammas)) < len(tracing.gammas):
-        raise ValueError(f"--gammas names a draft length twice: {' '.join(map(str, tracing.gammas))}")
+    checks.once(gammas=tracing.gammas)
     if tracing.gammas and not drafting.takes_gamma(drafter):
         raise ValueError(f"--gammas has no meaning for the drafter {drafting.label(drafter)!r}: leave it out")
-    for name, value in (("rounds", tracing.rounds), ("repeats", tracing.repeats)):
-        if value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    if not tracing.format or len(set(tracing.format)) < len(tracing.format):
-        raise ValueError(f"--format takes svg, png or both, got {' '.join(tracing.format) or 'none'}")
-    folder = tracing.output
-    if folder is None:
+    checks.at_least(1, rounds=tracing.rounds, repeats=tracing.repeats)
+    checks.formats(tracing.format)
+    if tracing.output is None:
         return
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output {folder} is a file: name a folder")
-    parent = folder if folder.is_dir() else folder.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ValueError(f"--output {folder}: cannot write into the folder {parent}")
-    from specjax.trace import pictures
-
-    pictures.require()
+    checks.writable_folder("output", tracing.output)
+    plotting.require()
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -335,5 +326,5 @@ def as_pictures(folder: Path, shown: Shown, formats: Sequence[str]) -> list[str]
         drawn["depth"] = partial(pictures.depths, found=found, title=f"Acceptance by depth: {shown.pair}")
     for name, draw in drawn.items():
         for kind in formats:
-            pictures.save(folder / f"{name}.{kind}", draw)
+            plotting.save(folder / f"{name}.{kind}", draw)
     return [f"{name}.{kind}" for name in drawn for kind in formats]

@@ -3,19 +3,19 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from specjax import files
+from specjax.cli import training
 from specjax.cli.arguments import parse
+from specjax.cli.training import Course
 
 END = 2  # </s> of tokenizers made by this command
-INTERRUPTED = 130
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,60 +54,21 @@ class TrainLM:
     """Windows of text a step."""
     length: int = 128
     """Tokens a window."""
-    steps: int = 10_000
-    """Of the whole run; a run that has ended is prolonged by a larger number."""
-    rate: float = 1e-3
-    """Peak learning rate: warm-up, constant, then linear decay to a tenth over the last third."""
-    warmup: int = 100
-    teacher: str | None = None
-    """A model with the same tokenizer to distil from."""
-    distil: float = 0.9
-    """Weight of the divergence from the teacher, the rest being the data's own loss."""
     held_out: float = 0.03
     """Share of the documents that are held out, by hash."""
-    every: int = 300
-    """Steps between evaluations and checkpoints."""
-    muon: bool = False
-    """Muon instead of AdamW on the layers' kernels: fewer steps for the same loss."""
-    half: bool = False
-    """Multiply in bfloat16; master weights stay float32."""
-    dtype: str = "bfloat16"
-    """Of the exported weights."""
-    seed: int = 0
+    course: Course = dataclasses.field(default_factory=Course)
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(TrainLM, args, prog="specjax train lm")
     check(options)
-    return report(lambda say: run(options, say))
-
-
-def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
-    """Runs `train(say)` with a line of progress; it returns the model's folder, or None where it was stopped."""
-    console = Console(stderr=True)
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
-        line = progress.add_task("starting", total=None)
-        folder = train(lambda text: progress.update(line, description=text))
-    if folder is None:
-        console.print("stopped and saved: the same command goes on from there")
-        return INTERRUPTED
-    console.print(f"model: {folder}")
-    return 0
-
-
-def told(record: Mapping[str, Any], steps: int) -> str:
-    """One record of a run as a line."""
-    shown = {key: record[key] for key in ("loss", "held_out_perplexity", "held_out_overlap") if key in record}
-    numbers = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in shown.items())
-    return f"step {record['step']} of {steps}: {numbers}, {record['seconds_a_step']:.2f} s a step"
+    return training.report(lambda say: run(options, say))
 
 
 def check(options: TrainLM) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    for file in options.data:
-        if not file.is_file():
-            raise FileNotFoundError(f"{file}: no such data file")
+    training.check(options.course, options.data, options.tokenizer)
     if options.width % options.heads:
         raise ValueError(f"--width {options.width} does not divide into --heads {options.heads}")
     if options.repeat and (len(options.repeat) != len(options.data) or min(options.repeat) < 1):
@@ -119,19 +80,13 @@ def check(options: TrainLM) -> None:
             raise ValueError(f"--{name} {getattr(options, name)!r} is no regular expression: {error}") from error
     if options.length >= options.positions:
         raise ValueError(f"--length {options.length} must be below --positions {options.positions}")
-    if not 0.0 <= options.distil <= 1.0:
-        raise ValueError(f"--distil must lie in 0..1, got {options.distil}")
-    if options.tokenizer is not None and not (options.tokenizer / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
 
 
 def write_prompts(file: Path, held_out: np.ndarray, bpe: Any, *, count: int = 64, length: int = 32) -> None:
     """Beginnings of held-out text, evenly spaced, one a line: what `specjax bench pair` measures acceptance on."""
-    from specjax.training.tokenizer import write_text
-
     starts = np.linspace(0, max(len(held_out) - length, 0), count, endpoint=False, dtype=np.int64)
     texts = [bpe.decode(held_out[start : start + length].tolist()) for start in starts]
-    write_text(file, "".join(" ".join(text.split()) + "\n" for text in texts if text.strip()))
+    files.write_text(file, "".join(" ".join(text.split()) + "\n" for text in texts if text.strip()))
 
 
 def chosen(options: TrainLM) -> Iterator[str]:
@@ -152,9 +107,8 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, packed text, training, export; skips what is there already. None: stopped before its end."""
     import tokenizers
 
-    from specjax.load import load
     from specjax.models import opt
-    from specjax.training import data, lm, tasks, tokenizer
+    from specjax.training import data, tasks, tokenizer
 
     home = options.tokenizer or options.run / "tokenizer"
     texts = lambda: chosen(options)
@@ -164,23 +118,21 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
         tokenizer.save_tokenizer(bpe, home, specials=tokenizer.OPT_SPECIALS)
     bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
-    files = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
+    packs = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
     given = json.dumps({
         "tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data],
         "include": options.include, "exclude": options.exclude, "repeat": options.repeat, "held_out": options.held_out,
     })  # fmt: skip
-    note = options.run / "data.json"
-    if note.is_file() and note.read_text(encoding="utf-8") != given:
-        raise ValueError(f"{options.run} was begun with other data or another tokenizer: use a new --run folder")
-    if not all(file.is_file() for file in files.values()):
+    note = training.begin(options.run, given)
+    if not all(file.is_file() for file in packs.values()):
         say("packing the text")
         parts = data.split(texts(), options.held_out)
         parts = parts._replace(held_out=list(dict.fromkeys(parts.held_out)))._asdict()
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
-        for name, file in files.items():
+        for name, file in packs.items():
             data.pack(parts[name], encode, file, end=END)
-        tokenizer.write_text(note, given)
-    packed = {name: data.tokens(file) for name, file in files.items()}
+        files.write_text(note, given)
+    packed = {name: data.tokens(file) for name, file in packs.items()}
     for name, array in packed.items():
         if len(array) <= options.length + 1:
             raise ValueError(f"the {name} text has {len(array)} tokens: fewer than a window of {options.length}")
@@ -194,25 +146,12 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         mlp_width=4 * options.width,
         max_positions=options.positions,
     )
-    teacher = None if options.teacher is None else load(options.teacher)
-    if teacher is not None and teacher.vocab_size != config.vocab_size:
-        raise ValueError(f"teacher {teacher.name} has {teacher.vocab_size} tokens, the student {config.vocab_size}")
+    teacher = training.teacher(options.course, config.vocab_size)
     task = tasks.text_task(
-        config, packed["train"], packed["held_out"], rows=options.rows, length=options.length, seed=options.seed,
+        config, packed["train"], packed["held_out"], rows=options.rows, length=options.length, seed=options.course.seed,
         teacher=teacher,
     )  # fmt: skip
-    recipe = lm.Recipe(
-        steps=options.steps, warmup=options.warmup, decay=options.steps // 3, rate=options.rate, half=options.half,
-        distil=options.distil if teacher is not None else 0.0, every=options.every, seed=options.seed,
-        muon=options.muon,
+    return training.finish(
+        options.course, task, options.run, family="opt", config=config, published=opt.to_published(config),
+        tokenizer=home, say=say,
     )  # fmt: skip
-
-    state = lm.train(
-        task, recipe, options.run, family="opt", config=config, report=lambda record: say(told(record, recipe.steps))
-    )
-    lm.draw_curve(options.run)
-    if int(state.step) < recipe.steps:
-        return None
-    folder = options.run / "model"
-    lm.export(state.params, folder, opt.to_published(config), dtype=options.dtype, tokenizer=home)
-    return folder

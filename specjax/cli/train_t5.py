@@ -5,8 +5,10 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from specjax import files
+from specjax.cli import training
 from specjax.cli.arguments import parse
-from specjax.cli.train import report, told
+from specjax.cli.training import Course
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,70 +42,45 @@ class TrainT5:
     """Target tokens a step, padding included."""
     widths: tuple[int, ...] = (12, 24)
     """Batches are padded to one of these; longer pairs are left out."""
-    steps: int = 10_000
-    """Of the whole run."""
-    rate: float = 1e-3
-    """Peak learning rate: warm-up, constant, then linear decay to a tenth over the last third."""
-    warmup: int = 100
-    teacher: str | None = None
-    """A model with the same tokenizer to distil from."""
-    distil: float = 0.9
-    """Weight of the divergence from the teacher, the rest being the data's own loss."""
     own_outputs: int = 0
     """Distil on the teacher's own greedy outputs for this many sources, which are what the draft will have to guess,
     instead of the data's targets. 0: on the data's."""
     held_out: float = 0.02
     """Share of the sources that are held out, by hash."""
-    every: int = 300
-    """Steps between evaluations and checkpoints."""
-    muon: bool = False
-    """Muon instead of AdamW on the layers' kernels: fewer steps for the same loss."""
-    half: bool = False
-    """Multiply in bfloat16; master weights stay float32."""
-    dtype: str = "bfloat16"
-    """Of the exported weights."""
-    seed: int = 0
+    course: Course = dataclasses.field(default_factory=Course)
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(TrainT5, args, prog="specjax train t5")
     check(options)
-    return report(lambda say: run(options, say))
+    return training.report(lambda say: run(options, say))
 
 
 def check(options: TrainT5) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    if not options.data.is_file():
-        raise FileNotFoundError(f"{options.data}: no such data file")
+    training.check(options.course, (options.data,), options.tokenizer)
     if not options.widths or list(options.widths) != sorted(set(options.widths)) or options.widths[0] < 2:
         raise ValueError(f"--widths must rise from 2 or more, got {' '.join(map(str, options.widths))}")
-    if not 0.0 <= options.distil <= 1.0:
-        raise ValueError(f"--distil must lie in 0..1, got {options.distil}")
     if not 0.0 < options.held_out < 1.0:
         raise ValueError(f"--held-out must lie between 0 and 1, got {options.held_out}")
-    if options.own_outputs < 0 or (options.own_outputs and options.teacher is None):
+    if options.own_outputs < 0 or (options.own_outputs and options.course.teacher is None):
         raise ValueError(f"--own-outputs {options.own_outputs}: must be at least 0, and needs a --teacher")
-    if options.tokenizer is not None and not (options.tokenizer / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"{options.tokenizer} holds no tokenizer.json")
 
 
 def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, encoded pairs, training, export; skips what is there already. None: stopped before its end."""
     import tokenizers
 
-    from specjax.load import load
     from specjax.models import t5
-    from specjax.training import data, lm, tasks, tokenizer
+    from specjax.training import data, tasks, tokenizer
 
     home = options.tokenizer or options.run / "tokenizer"
     given = json.dumps({
         "tokenizer": str(home), "data": [options.data.name, options.data.stat().st_size],
         "held_out": options.held_out, "widths": options.widths, "own_outputs": options.own_outputs,
     })  # fmt: skip
-    note = options.run / "data.json"
-    if note.is_file() and note.read_text(encoding="utf-8") != given:
-        raise ValueError(f"{options.run} was begun with other data or another tokenizer: use a new --run folder")
+    note = training.begin(options.run, given)
     say("reading the pairs")
     train, held_out = data.split_pairs(data.pairs(options.data), options.held_out)
     if not (home / "tokenizer.json").is_file():
@@ -118,8 +95,8 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     if any(len(array.source) == 0 for array in arrays):
         raise ValueError(f"{options.data}: no pair to train on or none to hold out within --widths {options.widths}")
     options.run.mkdir(parents=True, exist_ok=True)
-    tokenizer.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
-    tokenizer.write_text(note, given)
+    files.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
+    files.write_text(note, given)
     config = t5.T5Config(
         vocab_size=bpe.get_vocab_size(),
         width=options.width,
@@ -129,29 +106,17 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
         encoder_layers=options.encoder_layers,
         decoder_layers=options.decoder_layers,
     )
-    teacher = None if options.teacher is None else load(options.teacher)
-    if teacher is not None and teacher.vocab_size != config.vocab_size:
-        raise ValueError(f"teacher {teacher.name} has {teacher.vocab_size} tokens, the student {config.vocab_size}")
+    teacher = training.teacher(options.course, config.vocab_size)
     if teacher is not None and options.own_outputs:
         arrays = [
             data.own_outputs(teacher, array, folder=options.run, name=name, most=options.own_outputs, say=say)
             for array, name in zip(arrays, ("train", "held_out"), strict=True)
         ]
     task = tasks.pair_task(
-        config, *arrays, tokens=options.tokens, widths=options.widths, seed=options.seed, teacher=teacher
+        config, *arrays, tokens=options.tokens, widths=options.widths, seed=options.course.seed, teacher=teacher
     )
-    recipe = lm.Recipe(
-        steps=options.steps, warmup=options.warmup, decay=options.steps // 3, rate=options.rate, half=options.half,
-        distil=options.distil if teacher is not None else 0.0, every=options.every, seed=options.seed,
-        muon=options.muon,
-    )  # fmt: skip
     say("compiling")
-    state = lm.train(
-        task, recipe, options.run, family="t5", config=config, report=lambda record: say(told(record, recipe.steps))
-    )
-    lm.draw_curve(options.run)
-    if int(state.step) < recipe.steps:
-        return None
-    folder = options.run / "model"
-    lm.export(state.params, folder, t5.to_published(config), dtype=options.dtype, tokenizer=home)
-    return folder
+    return training.finish(
+        options.course, task, options.run, family="t5", config=config, published=t5.to_published(config),
+        tokenizer=home, say=say,
+    )  # fmt: skip

@@ -8,8 +8,10 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from specjax import trees
-from specjax.cli.arguments import lookup, parse
+from specjax import files, trees
+from specjax.cli import checks
+from specjax.cli.arguments import parse
+from specjax.names import lookup
 from specjax.trees import ROOT, Tree
 
 PROG = "specjax tree show"
@@ -73,7 +75,7 @@ def main(args: Sequence[str]) -> int:
     """
     options = parse(Show, args, prog=PROG)
     if options.output is not None:
-        check_output(options.output)
+        checks.picture(output=options.output)
     shown = build(options)
     if options.output is not None:
         from specjax.trees import picture
@@ -136,22 +138,14 @@ def read_acceptance(given: Sequence[str]) -> list[Any] | None:
         return None
     if len(given) == 1 and given[0].endswith(".json"):
         try:
-            table = json.loads(Path(given[0]).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            table = json.loads(files.read_text(given[0], "table"))
+        except json.JSONDecodeError as error:
             raise ValueError(f"--accept {given[0]} is not JSON: {error}") from None
         if not isinstance(table, list):
             raise ValueError(f"--accept {given[0]} must hold a list of numbers or of lists, got {type(table).__name__}")
         return table
     rows = [_numbers(float, "--accept", row) for row in given]
     return rows[0] if len(rows) == 1 else rows
-
-
-def check_output(path: Path) -> None:
-    """Raises ValueError where no picture could be written: before any work is done."""
-    if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"--output {path}: a picture's name ends in .svg or .png")
-    if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: there is no folder {path.parent}")
 
 
 def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:

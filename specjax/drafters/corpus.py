@@ -8,7 +8,6 @@ continuations of every match of a text's last m tokens then stand side by side, 
 """
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
+
+from specjax import files
 
 END = -1  # after every document, and in all that fills the array up
 NOTHING = -2  # before the first token of a request: equals nothing, precedes everything
@@ -65,15 +66,8 @@ def save_corpus(past: Corpus, path: str | os.PathLike[str]) -> None:
 
     path = Path(path)
     data = dump({name: np.asarray(part) for name, part in past._asdict().items()}, {"format": FORMAT})
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with files.whole(path) as aside:
+        aside.write_bytes(data)
 
 
 def load_corpus(path: str | os.PathLike[str]) -> Corpus:

@@ -2,14 +2,13 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specjax import checks
+from specjax import checks, files
 from specjax.drafters.table import Level, Table, bucket
 
 SUCCESSORS = 32  # m: successors listed for a context
@@ -154,10 +153,8 @@ def save(table: Table, path: str | os.PathLike[str]) -> None:
     for order, level in enumerate(table.levels, start=2):
         arrays |= {f"{order}.{name}": np.asarray(array) for name, array in level._asdict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as aside:
-        whole = Path(aside) / path.name
-        save_file(arrays, whole, metadata={"format": FORMAT})
-        os.replace(whole, path)
+    with files.whole(path) as aside:
+        save_file(arrays, aside, metadata={"format": FORMAT})
 
 
 def load(path: str | os.PathLike[str]) -> Table:

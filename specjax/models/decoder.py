@@ -2,17 +2,22 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.base import LanguageModel, Prefilled
 from specjax.models import cache as caches
 from specjax.models.cache import Cache, ReadOnly
 from specjax.models.format import Format
+from specjax.models.layers import init_layers, of_each, structure, walk
 from specjax.types import Output, Params
+
+Make = Callable[[nnx.Rngs], nnx.Module]  # a module of a model whose shape and layout are settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,52 @@ class Decoder:
     fmt: Format
     queries: Callable
     max_positions: int | None = None
+
+
+def init(key: jax.Array, trunk: Make, block: Make, *, count: int, fmt: Format) -> Params:
+    """Freshly drawn parameters as a nested dict: those of the trunk, and under "layers" those of the blocks."""
+    rngs = nnx.Rngs(params=key)
+    params = nnx.to_pure_dict(nnx.state(trunk(rngs), nnx.Param))
+    return {**params, "layers": init_layers(block, rngs, count, fmt.stacked)}
+
+
+def split(
+    trunk: Make,
+    block: Make,
+    *,
+    count: int,
+    chosen: tuple[int, ...] | None = None,
+    shared: Callable[[Int[Array, "B S"]], tuple] = lambda positions: (),
+) -> tuple[Callable, Callable]:
+    """`Decoder.run` and `Decoder.queries` of a model: its structure, split once from its parameters.
+
+    Args:
+      trunk: makes a module with `enter(tokens, positions) -> x` and `leave(x) -> (logits, features)`.
+      block: makes a layer with `block(x, *shared, visible, layers, index, start, fresh) -> (x, layers)` and
+        `queries(x, *shared)`.
+      count: layers of the model.
+      chosen: run these layers alone, over caches of all of them.
+      shared: what all layers take of the positions, computed once.
+    """
+    trunk_def, block_def = structure(trunk), structure(block)
+
+    def run(params, tokens, positions, visible, layers, start, capture, *, fresh) -> tuple[Output, Any]:
+        ends: Any = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
+        x = ends.enter(tokens, positions)
+        given = shared(positions)
+
+        def step(block, index, x, layers):
+            return block(x, *given, visible, layers, index, start, fresh)
+
+        x, layers, hiddens = walk(block_def, params["layers"], count, step, x, layers, capture, chosen)
+        logits, features = ends.leave(x)
+        return Output(logits, features, hiddens), layers
+
+    def queries(params, hiddens, positions):
+        given = shared(positions)
+        return of_each(block_def, params["layers"], lambda block, x: block.queries(x, *given), hiddens)
+
+    return run, queries
 
 
 def _causal(tokens: Int[Array, "B S"]) -> tuple[Bool[Array, "B S S"], Int[Array, "B S"]]:

@@ -16,11 +16,11 @@ from specjax.base import LanguageModel
 from specjax.models import cache as caches
 from specjax.models import decoder as decoders
 from specjax.models.attention import attend
-from specjax.models.decoder import Decoder
+from specjax.models.decoder import Decoder, Make
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, of_each, structure, walk
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table
 from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
-from specjax.types import Output, Params
+from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,17 +250,23 @@ class Trunk(nnx.Module):
         make = functools.partial(Linear, config.width, config.vocab_size, fmt, bias=False, std=0.02, rngs=rngs)
         self.head = None if config.tied else make()
 
+    def enter(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        del positions  # the layers turn by them
+        return self.embed.tokens(tokens)
+
     def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
         features = self.final_norm(x)
         return self.embed.tokens.logits(features) if self.head is None else self.head(features), features
 
 
+def _parts(config: LlamaConfig, fmt: Format) -> tuple[Make, Make]:
+    """What makes the trunk, and what makes a layer."""
+    return lambda rngs: Trunk(config, fmt, rngs=rngs), lambda rngs: Block(config, fmt, rngs=rngs)
+
+
 def init(key: jax.Array, config: LlamaConfig, fmt: Format) -> Params:
     """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    rngs = nnx.Rngs(params=key)
-    params = nnx.to_pure_dict(nnx.state(Trunk(config, fmt, rngs=rngs), nnx.Param))
-    layers = init_layers(lambda r: Block(config, fmt, rngs=r), rngs, config.layers, fmt.stacked)
-    return {**params, "layers": layers}
+    return decoders.init(key, *_parts(config, fmt), count=config.layers, fmt=fmt)
 
 
 def decoder(config: LlamaConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
@@ -268,28 +274,12 @@ def decoder(config: LlamaConfig, fmt: Format, chosen: tuple[int, ...] | None = N
 
     `chosen`: run these layers alone, over caches of all of them.
     """
-    trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
-    block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
 
-    def turned(positions: Int[Array, "B S"]) -> Rotation:
-        return rotation(positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling)
+    def turned(positions: Int[Array, "B S"]) -> tuple[Rotation]:
+        turn = rotation(positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling)
+        return (turn,)
 
-    def run(params, tokens, positions, visible, layers, start, capture, *, fresh) -> tuple[Output, Any]:
-        trunk = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
-        x = trunk.embed.tokens(tokens)
-        turn = turned(positions)  # once for all layers
-
-        def step(block, index, x, layers):
-            return block(x, turn, visible, layers, index, start, fresh)
-
-        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture, chosen)
-        logits, features = trunk.leave(x)
-        return Output(logits, features, hiddens), layers
-
-    def queries(params, hiddens, positions):
-        turn = turned(positions)
-        return of_each(block_def, params["layers"], lambda block, x: block.queries(x, turn), hiddens)
-
+    run, queries = decoders.split(*_parts(config, fmt), count=config.layers, chosen=chosen, shared=turned)
     return Decoder(run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt, queries)
 
 

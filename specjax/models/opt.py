@@ -16,10 +16,10 @@ from specjax.base import LanguageModel
 from specjax.models import cache as caches
 from specjax.models import decoder as decoders
 from specjax.models.attention import attend
-from specjax.models.decoder import Decoder
+from specjax.models.decoder import Decoder, Make
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, init_layers, of_each, structure, walk
-from specjax.types import Output, Params
+from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table
+from specjax.types import Params
 
 POSITION_OFFSET = 2  # position p has row p + 2 of the table: a legacy of fairseq's padding index
 
@@ -146,12 +146,14 @@ class Trunk(nnx.Module):
         return self.embed.tokens.logits(out), features
 
 
+def _parts(config: OPTConfig, fmt: Format) -> tuple[Make, Make]:
+    """What makes the trunk, and what makes a layer."""
+    return lambda rngs: Trunk(config, fmt, rngs=rngs), lambda rngs: Block(config, fmt, rngs=rngs)
+
+
 def init(key: jax.Array, config: OPTConfig, fmt: Format) -> Params:
     """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    rngs = nnx.Rngs(params=key)
-    params = nnx.to_pure_dict(nnx.state(Trunk(config, fmt, rngs=rngs), nnx.Param))
-    layers = init_layers(lambda r: Block(config, fmt, rngs=r), rngs, config.layers, fmt.stacked)
-    return {**params, "layers": layers}
+    return decoders.init(key, *_parts(config, fmt), count=config.layers, fmt=fmt)
 
 
 def decoder(config: OPTConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
@@ -159,24 +161,7 @@ def decoder(config: OPTConfig, fmt: Format, chosen: tuple[int, ...] | None = Non
 
     `chosen`: run these layers alone, over caches of all of them.
     """
-    trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
-    block_def: Any = structure(lambda r: Block(config, fmt, rngs=r))
-
-    def run(params, tokens, positions, visible, layers, start, capture, *, fresh) -> tuple[Output, Any]:
-        trunk = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
-        x = trunk.enter(tokens, positions)
-
-        def step(block, index, x, layers):
-            return block(x, visible, layers, index, start, fresh)
-
-        x, layers, hiddens = walk(block_def, params["layers"], config.layers, step, x, layers, capture, chosen)
-        logits, features = trunk.leave(x)
-        return Output(logits, features, hiddens), layers
-
-    def queries(params, hiddens, positions):
-        del positions
-        return of_each(block_def, params["layers"], lambda block, x: block.queries(x), hiddens)
-
+    run, queries = decoders.split(*_parts(config, fmt), count=config.layers, chosen=chosen)
     return Decoder(
         run, config.layers, config.heads, config.head_width, config.vocab_size, fmt, queries, config.max_positions
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from specjax.bench import formats, tasks
 from specjax.bench.record import Row
-from specjax.bench.runner import WIDTH, Case
+from specjax.bench.runner import SMALLEST, Case, check_sizes
 from specjax.reproduce.checks import Check
 from specjax.reproduce.published import Source
 
@@ -46,18 +46,13 @@ class Setup:
     def __post_init__(self) -> None:
         if self.models not in FAMILIES:
             raise ValueError(f"no models are named {self.models!r} (known: {', '.join(FAMILIES)})")
-        if self.dtype not in WIDTH:
-            raise ValueError(f"no dtype is named {self.dtype!r} (known: {', '.join(WIDTH)})")
-        for name in ("count", "max_new_tokens", "batch", "timed", "repeats", "gamma", "draws"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name.replace('_', '-')} must be a whole number of at least 1, got {value!r}")
+        check_sizes(self, (*SMALLEST, "gamma", "draws"))
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie in 0..{2**32 - 1}, got {self.seed!r}")
 
     def quick(self) -> "Setup":
         """The same in its smallest size, which shows that everything runs and says nothing about speed."""
-        return dataclasses.replace(self, count=2, max_new_tokens=8, batch=1, timed=1, repeats=1, draws=1)
+        return dataclasses.replace(self, **SMALLEST, draws=1)
 
     def key(self, experiment: str, **own: Any) -> Row:
         """What a row depends on."""

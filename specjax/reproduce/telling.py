@@ -1,10 +1,10 @@
 """Reports for people: in the terminal, and as Markdown. rich is imported when something is shown."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax import files
 from specjax.bench.record import Row, show
 from specjax.reproduce.checks import Check, Verdict
 from specjax.reproduce.setup import Report
@@ -86,6 +86,4 @@ def write_markdown(file: Path, parts: Sequence[str], about: Mapping[str, str]) -
     """All reports in one file, which appears whole."""
     ran = ", ".join(f"{name} {version}" for name, version in about.items() if version)
     text = "\n".join(["# Published tables and figures, measured again", "", f"{ran}. {LEGEND}.", "", *parts])
-    aside = file.with_name(f".{file.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, file)
+    files.write_text(file, text)

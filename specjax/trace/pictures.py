@@ -4,67 +4,18 @@ Colours are those of Okabe and Ito, which colour-blind readers tell apart; what 
 """
 
 import math
-import os
 import statistics
-import tempfile
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from specjax.trace.lanes import Kind, Lane, longest, told
 from specjax.trace.rounds import Depth
 from specjax.trace.strip import Cell, Line, Mark, used, wrap
 
-FORMATS = ("svg", "png")
-DPI = 150
 INK, GREY, PALE = "#222222", "#8a8a8a", "#f2f2f2"
 GREEN, VERMILLION, BLUE, SKY, YELLOW, ORANGE, PURPLE = (
     "#009e73", "#d55e00", "#0072b2", "#56b4e9", "#f0e442", "#e69f00", "#54278f",
 )  # fmt: skip
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def save(path: Path, draw: Callable[[Any], Any]) -> None:
-    """Draws into `path`, whose ending says the format; the file appears whole or not at all.
-
-    The same figure gives the same file: no date, no random names.
-
-    Args:
-      draw: takes matplotlib's Figure class and returns a figure.
-
-    Raises:
-      ValueError: matplotlib is not installed, or the ending is another.
-    """
-    kind = path.suffix[1:]
-    if kind not in FORMATS:
-        raise ValueError(f"a picture's name ends in .svg or .png, got {path.name!r}")
-    require()
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none"}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # shown as a box, and so be it
-            metadata = {"Date": None} if kind == "svg" else None
-            draw(Figure).savefig(name, format=kind, dpi=DPI, metadata=metadata)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def require() -> None:
-    """Raises ValueError where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ValueError("drawing pictures needs matplotlib (pip install 'specjax[plot]')") from error
-
 
 # --- the strip of tokens ---------------------------------------------------------------------------------------------
 

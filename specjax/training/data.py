@@ -1,16 +1,14 @@
 """Text in, batches out: documents, held-out splits by hash, tokens packed on disk, batches as functions of the step."""
 
-import gzip
 import hashlib
 import json
-import lzma
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from specjax import files
 
 if TYPE_CHECKING:
     from specjax.model import Model
@@ -18,46 +16,38 @@ if TYPE_CHECKING:
 SEPARATOR = "<|endofbook|>"  # stands alone on a line between two documents of a text file
 
 
-def _open(file: Path):
-    """Text of a file, unpacked by its ending."""
-    openers = {".gz": gzip.open, ".xz": lzma.open}
-    return openers.get(file.suffix, open)(file, "rt", encoding="utf-8")
-
-
 def documents(file: Path | str, *, field: str = "text") -> Iterator[str]:
     """Documents of a text file (separated by SEPARATOR lines) or of a JSONL file (one a line, under `field`).
 
     Raises:
-      ValueError: a line of JSONL that does not parse or lacks the field; the message names file and line.
+      ValueError: a file that cannot be read, or a line of JSONL that does not parse or lacks the field; the message
+        names file and line.
     """
-    file = Path(file)
-    with _open(file) as stream:
-        if ".jsonl" in file.suffixes:
-            for number, line in enumerate(stream, start=1):
-                try:
-                    yield json.loads(line)[field]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from error
-            return
-        held: list[str] = []
-        for line in stream:
-            if line.strip() == SEPARATOR:
-                yield "".join(held)
-                held = []
-            else:
-                held.append(line)
-        if held:
+    if ".jsonl" in Path(file).suffixes:
+        for number, line in files.lines(file, "documents"):
+            try:
+                yield json.loads(line)[field]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from error
+        return
+    held: list[str] = []
+    for _, line in files.lines(file, "documents"):
+        if line.strip() == SEPARATOR:
             yield "".join(held)
+            held = []
+        else:
+            held.append(line)
+    if held:
+        yield "".join(held)
 
 
 def pairs(file: Path | str) -> Iterator[tuple[str, str]]:
     """(source, target) of a file with a tab between them on every line."""
-    with _open(Path(file)) as stream:
-        for number, line in enumerate(stream, start=1):
-            cells = line.rstrip("\n").split("\t")
-            if len(cells) < 2:
-                raise ValueError(f"{file}, line {number}: expected two columns with a tab between them")
-            yield cells[0], cells[1]
+    for number, line in files.lines(file, "pairs"):
+        cells = line.rstrip("\n").split("\t")
+        if len(cells) < 2:
+            raise ValueError(f"{file}, line {number}: expected two columns with a tab between them")
+        yield cells[0], cells[1]
 
 
 def share(text: str) -> float:
@@ -92,17 +82,12 @@ def pack(
       block: characters a piece, at least.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent) as aside:
-        whole = Path(aside) / file.name
-        with whole.open("wb") as stream:
-            for text in texts:
-                for ids in (*encode(_pieces(text, block)), [end]):
-                    if max(ids, default=0) > np.iinfo(np.uint16).max:
-                        raise ValueError(
-                            f"token {max(ids)} does not fit into 16 bits: use a vocabulary of at most 65,536"
-                        )
-                    np.asarray(ids, np.uint16).tofile(stream)
-        os.replace(whole, file)
+    with files.whole(file) as aside, aside.open("wb") as stream:
+        for text in texts:
+            for ids in (*encode(_pieces(text, block)), [end]):
+                if max(ids, default=0) > np.iinfo(np.uint16).max:
+                    raise ValueError(f"token {max(ids)} does not fit into 16 bits: use a vocabulary of at most 65,536")
+                np.asarray(ids, np.uint16).tofile(stream)
 
 
 def _pieces(text: str, block: int) -> list[str]:
@@ -184,9 +169,8 @@ def own_outputs(
             targets[start + row, : len(tokens)] = tokens
         say(f"the teacher's own outputs: {min(start + rows, len(sources))} of {len(sources)}")
     folder.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}")
-    np.savez(aside, source=sources, target=targets)  # named .npz already, so numpy adds nothing
-    os.replace(aside, file)
+    with files.whole(file) as aside:
+        np.savez(aside, source=sources, target=targets)  # named .npz already, so numpy adds nothing
     return Pairs(sources, targets)
 
 

@@ -10,8 +10,6 @@ of its use: what it learns is how often this draft, as sure as it is, is right a
 """
 
 import functools
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from specjax import api, drafters, theory
+from specjax import api, drafters, files, theory
 from specjax import decoding as loop
 from specjax.policies.drafting import TOP, Disco, features, score
 from specjax.policies.policy import Policy, Rule, as_planned, check_gamma, learn_nothing
@@ -172,10 +170,8 @@ def save(params: Disco, file: Path | str) -> None:
     """One safetensors file, under a temporary name until it is whole."""
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".saving-") as aside:
-        whole = Path(aside) / file.name
-        save_file({name: np.asarray(value) for name, value in params._asdict().items()}, whole)
-        os.replace(whole, file)
+    with files.whole(file) as aside:
+        save_file({name: np.asarray(value) for name, value in params._asdict().items()}, aside)
 
 
 def load(file: Path | str) -> Disco:

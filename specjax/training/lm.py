@@ -23,10 +23,9 @@ import optax.contrib
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
-from specjax import checkpoint, convert
+from specjax import checkpoint, convert, files
 from specjax.models.format import Format
 from specjax.training import losses
-from specjax.training.tokenizer import write_text
 from specjax.types import Params, PyTree
 
 KEPT = 2  # checkpoints kept on disk
@@ -232,7 +231,7 @@ def forget_after(file: Path, step: int) -> None:
     if not file.is_file():
         return
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
-    write_text(file, "".join(line + "\n" for line in lines))
+    files.write_text(file, "".join(line + "\n" for line in lines))
 
 
 def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:

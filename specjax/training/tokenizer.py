@@ -1,12 +1,13 @@
 """Byte-level BPE tokenizers of a chosen size, saved as folders that transformers loads as they stand."""
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from specjax import files
 
 OPT_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0..3, as OPT has them
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # ids 0..2, as T5 has them
@@ -50,12 +51,5 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, *, specials: t
     }
     if "<s>" in specials:
         config["bos_token"] = "</s>"
-    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=False))
-    write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    aside = file.with_name(f".{file.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, file)
+    files.write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=False))
+    files.write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")

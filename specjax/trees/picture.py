@@ -1,11 +1,10 @@
 """A tree and its mask as a picture, SVG or PNG (matplotlib, which is imported when a picture is made)."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax import plotting
 from specjax.trees.static import Tree
 
 INK, PAPER, ACCENT = "#222222", "#e6e6e6", "#31688e"
@@ -23,25 +22,7 @@ def save(tree: Tree, path: Path, *, values: Sequence[float] | None = None) -> No
     Raises:
       ValueError: matplotlib is not installed, or the ending is another.
     """
-    kind = path.suffix[1:]
-    if kind not in ("svg", "png"):
-        raise ValueError(f"a picture's name ends in .svg or .png, got {path.name!r}")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("drawing a picture needs matplotlib (pip install 'specjax[plot]')") from error
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9}):
-            figure = draw(tree, Figure, values)
-            figure.savefig(name, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    plotting.save(path, lambda figure: draw(tree, figure, values), font_size=9.0)
 
 
 def places(tree: Tree) -> list[float]:

@@ -1,10 +1,10 @@
 """Verifiers: which path of a draft to accept, and what to append. Each says lossless or lossy in its first line."""
 
-import difflib
 import enum
 from typing import NamedTuple
 
 from specjax.base import VerifyFn
+from specjax.names import lookup
 from specjax.trees import ROOT, Tree
 from specjax.types import Siblings
 from specjax.verify.block import block as block_verification
@@ -131,8 +131,4 @@ def get(name: str) -> Verifier:
     Raises:
       ValueError: there is none; the nearest name is suggested, and all are listed.
     """
-    if name not in TABLE:
-        near = difflib.get_close_matches(name, TABLE, n=1, cutoff=0.5)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no verifier is named {name!r}{hint} (there are: {', '.join(TABLE)})")
-    return TABLE[name]
+    return lookup(name, TABLE, "verifier")

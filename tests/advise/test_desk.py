@@ -13,11 +13,12 @@ from specjax.advise import measure, rank, say, ways
 from specjax.advise.measure import Run
 from specjax.advise.rank import MISS
 from specjax.advise.ways import PLAIN
-from specjax.cli import drafting, record, setup
+from specjax.cli import record, setup
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options
 from specjax.model import Model
 from specjax.models import opt
+from specjax.naming import drafting
 from tests.cli import toys
 
 NEW = 4000  # tokens a text: rounds need not come out even

@@ -7,7 +7,7 @@ import pytest
 import specjax as sj
 from specjax import trees
 from specjax.advise import ways
-from specjax.cli import drafting
+from specjax.naming import drafting
 
 DRAFTS = ("hub/large", "small")
 WAYS = [

@@ -81,13 +81,13 @@ def test_bytes_that_are_no_text_or_no_gzip(tmp_path):
     with pytest.raises(ValueError, match=r"a\.txt line 2 is not UTF-8"):
         formats.read(tmp_path / "a.txt")
     (tmp_path / "a.jsonl.gz").write_bytes(b"{}")
-    with pytest.raises(ValueError, match="is no gzip file"):
+    with pytest.raises(ValueError, match="is no whole gzip file"):
         formats.read(tmp_path / "a.jsonl.gz")
     whole = gzip.compress(json.dumps(GSM8K).encode())
     (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="is no gzip file"):
+    with pytest.raises(ValueError, match="is no whole gzip file"):
         formats.read(tmp_path / "a.jsonl.gz")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"cannot read the prompts of .*absent\.txt: No such file"):
         formats.read(tmp_path / "absent.txt")
 
 

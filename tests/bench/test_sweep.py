@@ -79,11 +79,11 @@ def test_the_best_is_named_and_so_is_a_loss():
 def test_pictures_of_every_axis(axis, tmp_path):
     from functools import partial
 
-    from specjax.trace import pictures
+    from specjax import plotting
 
     sweep = Sweep(axis, PAIR.ways, temperatures=(0.0, 1.0))
     lines = sweeps.curves(sweep, [row(point) for point in sweeps.points(sweep)])
-    pictures.save(tmp_path / "a.svg", partial(sweeps.picture, sweep=sweep, lines=lines, title="a title"))
+    plotting.save(tmp_path / "a.svg", partial(sweeps.picture, sweep=sweep, lines=lines, title="a title"))
     drawn = (tmp_path / "a.svg").read_text()
     assert "a title" in drawn and "tokens a call" in drawn and (axis in drawn)
 
@@ -93,7 +93,7 @@ def test_pictures_of_every_axis(axis, tmp_path):
     [
         ({"axis": "gama"}, "axis 'gama' is none of gamma,"),
         ({"ways": ()}, "ways of a sweep must be a tuple"),
-        ({"count": 0}, "count of a sweep must be a whole number of at least 1, got 0"),
+        ({"count": 0}, "count must be a whole number of at least 1, got 0"),
         ({"tasks": ("storey",)}, "no task is named 'storey'"),
         ({"dtype": "float8"}, "no dtype is named 'float8'"),
         ({"temperatures": (-1.0,)}, "temperatures must be at least 0, got -1"),

@@ -1,10 +1,11 @@
 """The toy checkpoints, and the program run in this process."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from specjax import convert, decoding
 from specjax.cli import main
 from tests.cli import toys
 
@@ -41,3 +42,36 @@ def specjax_program(capsys, monkeypatch):
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def refused(specjax_program):
+    """Runs the program with what it cannot do: it has to say so, with the words `said`, in one line and no more."""
+
+    def run(*args: str, said: str = "") -> Ran:
+        ran = specjax_program(*args)
+        command, colon, message = ran.err.partition(": error: ")
+        assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1
+        assert colon and " ".join(["specjax", *args]).startswith(command) and said in message
+        return ran
+
+    return run
+
+
+@pytest.fixture
+def no_model_is_loaded(monkeypatch):
+    """The test fails where the program loads a model."""
+    _forbid(monkeypatch, convert, "locate", "a model was loaded")
+
+
+@pytest.fixture
+def nothing_is_computed(monkeypatch):
+    """The test fails where the program begins to decode."""
+    _forbid(monkeypatch, decoding, "prefill", "something was computed")
+
+
+def _forbid(monkeypatch, module: Any, name: str, said: str) -> None:
+    def done(*args: Any, **options: Any) -> None:
+        raise AssertionError(said)
+
+    monkeypatch.setattr(module, name, done)

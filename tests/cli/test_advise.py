@@ -6,10 +6,9 @@ import signal
 
 import pytest
 
-import specjax as sj
 from specjax.advise import measure
 from specjax.advise.measure import Run
-from specjax.cli import drafting
+from specjax.naming import drafting
 
 BAD = {
     "drafter": (["--drafters", "modle"], "did you mean 'model'"),
@@ -34,14 +33,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
-    def loaded(*args, **options):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(sj, "load", loaded)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_bad_options_get_one_line(case, refused):
     args, said = BAD[case]
-    ran = specjax_program("advise", *args)
-    assert ran.code == 2 and said in ran.err and len(ran.err.splitlines()) == 1
+    refused("advise", *args, said=said)
 
 
 def test_models_that_do_not_go_together_are_refused(specjax_program, models):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specjax.cli.arguments import lookup, one_line, parse
+from specjax.cli.arguments import one_line, parse
 from specjax.cli.options import Options
 
 
@@ -32,15 +32,6 @@ def test_bad_arguments_give_one_line(args, said, capsys):
     assert said in str(caught.value) and "\n" not in str(caught.value)
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err == ""  # no frame of several lines beside it
-
-
-def test_lookup_suggests_the_nearest_name():
-    assert lookup("model", {"model": 1}, "drafter") == 1
-    with pytest.raises(ValueError, match="no drafter is named 'modle', did you mean 'model'"):
-        lookup("modle", {"model": 1, "plain": 2}, "drafter")
-    with pytest.raises(ValueError, match=r"known: model, plain") as caught:
-        lookup("zzz", {"model": 1, "plain": 2}, "drafter")
-    assert "did you mean" not in str(caught.value)
 
 
 def test_one_line_is_never_empty():

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-import specjax as sj
 from specjax.bench import grid
-from specjax.cli import bench_tasks, drafting
+from specjax.cli import bench_tasks
+from specjax.naming import drafting
 
 
 @pytest.fixture
@@ -85,14 +85,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
-    def loaded(*args, **options):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(sj, "load", loaded)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_bad_options_get_one_line(case, refused):
     args, said = BAD[case]
-    ran = specjax_program("bench", "tasks", *args)
-    assert ran.code == 2 and said in ran.err and len(ran.err.splitlines()) == 1
+    refused("bench", "tasks", *args, said=said)
 
 
 def test_every_way_once_and_a_drafter_brings_its_own_gamma():

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import specjax as sj
-from specjax import decoding
 from specjax.cli.comparing import differences, logit_margin
 from specjax.cli.generate import main as generate_main
 
@@ -153,20 +152,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_nothing_is_computed(case, specjax_program, models, tmp_path, monkeypatch):
-    def computed(*args, **options):
-        raise AssertionError("something was computed")
-
-    monkeypatch.setattr(decoding, "prefill", computed)
+@pytest.mark.usefixtures("nothing_is_computed")
+def test_bad_input_is_one_line_and_nothing_is_computed(case, refused, models, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a"}\n{"prompt": \n')
     empty = tmp_path / "empty"
     empty.mkdir()
     args, said = BAD[case]
     filled = [a.format(empty=empty, bad=bad, **models) if a.startswith("{") else a for a in args]
-    ran = specjax_program("generate", "--target", models["target"], *filled)
-    assert ran.code == 2 and ran.out == "" and said in ran.err
-    assert len(ran.err.splitlines()) == 1 and ran.err.startswith("specjax generate: error: ")
+    refused("generate", "--target", models["target"], *filled, said=said)
 
 
 def test_errors_can_be_traced(models, monkeypatch):

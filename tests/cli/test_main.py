@@ -63,3 +63,10 @@ def test_failures_while_running_are_one_line(error, monkeypatch, capsys):
     monkeypatch.setenv("SPECJAX_TRACEBACK", "1")
     with pytest.raises(type(error)):
         main(["generate", "x"])
+
+
+def test_the_tests_that_forbid_work_see_it(specjax_program, models, request):
+    for fixture, said in (("nothing_is_computed", "something was computed"), ("no_model_is_loaded", "was loaded")):
+        request.getfixturevalue(fixture)
+        with pytest.raises(AssertionError, match=said):
+            specjax_program("generate", "--target", models["target"], "--drafter", "plain", "x")

@@ -140,21 +140,23 @@ BAD = {
     "prompts twice": (["pairs", "--prompts", "story=a.txt", "story=b.txt"], "names the task 'story' twice"),
     "no prompts": (["pairs", "--prompts", "absent.txt"], "absent.txt"),
     "format": (["figure-3", "--format", "svg", "svg"], "--format takes svg, png or both"),
-    "figures": (["figure-3", "--figures", "absent/figures"], "--figures absent/figures: cannot write there"),
-    "json": (["figure-3", "--json", "absent/rows.jsonl"], "--json absent/rows.jsonl: cannot write there"),
+    "figures": (
+        ["figure-3", "--figures", "absent/figures"],
+        "--figures absent/figures: cannot write into the folder absent",
+    ),
+    "json": (
+        ["figure-3", "--json", "absent/rows.jsonl"],
+        "absent/rows.jsonl: cannot write into the folder absent",
+    ),
     "preset": (["absent.py"], "absent.py: no such preset"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_options_get_one_line(case, specjax_program, monkeypatch):
-    def loaded(*args, **options):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(sj, "load", loaded)
+@pytest.mark.usefixtures("no_model_is_loaded")
+def test_bad_options_get_one_line(case, refused):
     args, said = BAD[case]
-    ran = specjax_program("reproduce", *args)
-    assert ran.code == 2 and ran.out == "" and said in ran.err and len(ran.err.splitlines()) == 1
+    refused("reproduce", *args, said=said)
 
 
 def test_prompts_of_a_file(tmp_path):

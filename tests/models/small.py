@@ -176,3 +176,19 @@ def assert_parity(
         alive = at < np.asarray(lengths)
         assert_close(np.asarray(out.logits)[alive, 0], expected[alive, at[alive]], 1e-4)
         cache = keep(cache, None, jnp.asarray(alive, jnp.int32))
+
+
+def count(model: Any, config: Any) -> int:
+    """Parameters of a model of any size; nothing is allocated."""
+    params = jax.eval_shape(lambda key: model.init(key, config, Format(dtype="bfloat16")), jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def check_counts(model: Any, published: dict[str, int]) -> None:
+    """Every published shape has its published number of parameters. Layers are equal, so that two short models tell
+    what each layer adds."""
+    shapes = model.sizes()
+    assert shapes.keys() == published.keys()
+    for name, config in shapes.items():
+        one, two = (count(model, dataclasses.replace(config, layers=n)) for n in (1, 2))
+        assert one + (config.layers - 1) * (two - one) == published[name], name

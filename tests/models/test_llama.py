@@ -1,6 +1,5 @@
 """Llama family: rotary positions and their scalings, published shapes, and (with torch) parity with transformers."""
 
-import dataclasses
 import math
 
 import jax
@@ -58,25 +57,15 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def count(config: llama.LlamaConfig) -> int:
-    params = jax.eval_shape(lambda key: llama.init(key, config, Format(dtype="bfloat16")), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def test_published_sizes_have_the_published_counts():
-    """Layers are equal, so two short models tell what each layer adds."""
-    shapes = llama.sizes()
-    assert shapes.keys() == PUBLISHED.keys()
-    for name, config in shapes.items():
-        one, two = (count(dataclasses.replace(config, layers=n)) for n in (1, 2))
-        assert one + (config.layers - 1) * (two - one) == PUBLISHED[name], name
+    small.check_counts(llama, PUBLISHED)
 
 
 @pytest.mark.parametrize(
     "name", ["llama-2-7b", *(pytest.param(n, marks=pytest.mark.slow) for n in PUBLISHED if n != "llama-2-7b")]
 )
 def test_whole_models_have_the_published_counts(name):
-    assert count(llama.sizes()[name]) == PUBLISHED[name]
+    assert small.count(llama, llama.sizes()[name]) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-0.5b"])

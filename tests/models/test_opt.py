@@ -1,7 +1,5 @@
 """OPT: published shapes, paths, and (with torch) parity with transformers, 350m's form included."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,23 +15,13 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def count(config: opt.OPTConfig) -> int:
-    params = jax.eval_shape(lambda key: opt.init(key, config, Format(dtype="bfloat16")), jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def test_published_sizes_have_the_published_counts():
-    """Layers are equal, so two short models tell what each layer adds."""
-    shapes = opt.sizes()
-    assert shapes.keys() == PUBLISHED.keys()
-    for name, config in shapes.items():
-        one, two = (count(dataclasses.replace(config, layers=n)) for n in (1, 2))
-        assert one + (config.layers - 1) * (two - one) == PUBLISHED[name], name
+    small.check_counts(opt, PUBLISHED)
 
 
 @pytest.mark.parametrize("name", ["125m", *(pytest.param(n, marks=pytest.mark.slow) for n in PUBLISHED if n != "125m")])
 def test_whole_models_have_the_published_counts(name):
-    assert count(opt.sizes()[name]) == PUBLISHED[name]
+    assert small.count(opt, opt.sizes()[name]) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ["opt", "opt-350m"])

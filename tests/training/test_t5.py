@@ -7,6 +7,7 @@ import pytest
 
 import specjax as sj
 from specjax.cli import train_t5 as command
+from specjax.cli.training import Course
 from specjax.training import data
 from specjax.training.data import Pairs
 
@@ -47,9 +48,10 @@ def corpus(tmp_path):
 def small(corpus, folder, **given):
     options = {
         "run": folder, "data": corpus, "vocab_size": 300, "width": 16, "encoder_layers": 1, "decoder_layers": 1,
-        "heads": 1, "head_width": 8, "tokens": 64, "widths": (12, 32), "steps": 4, "every": 2, "held_out": 0.2,
+        "heads": 1, "head_width": 8, "tokens": 64, "widths": (12, 32), "held_out": 0.2,
     }  # fmt: skip
-    return command.TrainT5(**(options | given))
+    course = {"steps": 4, "every": 2} | {key: given.pop(key) for key in list(given) if hasattr(Course, key)}
+    return command.TrainT5(**(options | given), course=Course(**course))
 
 
 @pytest.mark.slow

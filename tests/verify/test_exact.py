@@ -12,6 +12,7 @@ from specjax.trees import Tree
 from specjax.types import Siblings
 from specjax.verify import block, kseq, multiround, non_iterative, traversal, walk
 from tests import laws
+from tests.laws import GREEDY_Q, PAIRS, P, Q
 from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, target_law
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
@@ -23,20 +24,6 @@ WALKS = {
     "traversal": traversal.walk_with,
     "traversal-without": traversal.walk_without,
     "non-iterative": non_iterative.walk,
-}
-P, Q, SPARSE_P, SPARSE_Q = (
-    laws.random_model(seed, 3, sharpness=sharpness, zeros=zeros)
-    for seed, sharpness, zeros in ((1, 1.0, 0.0), (2, 2.0, 0.0), (3, 1.0, 0.5), (4, 1.0, 0.5))
-)
-GREEDY_P, GREEDY_Q = laws.one_hot_model(5, 3), laws.one_hot_model(6, 3)
-PAIRS = {
-    "dense": (P, Q),
-    "equal": (P, P),
-    "zero masses": (SPARSE_P, SPARSE_Q),
-    "draft surer": (P, SPARSE_Q),
-    "greedy target": (GREEDY_P, Q),
-    "greedy draft": (P, GREEDY_Q),
-    "both greedy": (GREEDY_P, GREEDY_Q),
 }
 P2, Q2 = laws.random_model(11, 2, sharpness=1.0), laws.random_model(12, 2, sharpness=1.5)
 UNEVEN = Tree((-1, 0, 1, 0, 3, 3, 0, 4))  # depth-first numbers, a leaf at depth 1, arms of different length

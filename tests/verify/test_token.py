@@ -11,15 +11,11 @@ from specjax.sampling import sampling_params, warp
 from specjax.types import Draft
 from specjax.verify import token, token_level
 from tests import battery, laws
+from tests.laws import GREEDY_P, GREEDY_Q, PAIRS, SPARSE_P, P, Q
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
 verify = jax.jit(token_level, static_argnames="tree")
 LARGEST_U = np.float32(1) - np.finfo(np.float32).epsneg  # 1 - ulp
-P, Q, SPARSE_P, SPARSE_Q = (
-    laws.random_model(seed, 3, sharpness=sharpness, zeros=zeros)
-    for seed, sharpness, zeros in ((1, 1.0, 0.0), (2, 2.0, 0.0), (3, 1.0, 0.5), (4, 1.0, 0.5))
-)
-GREEDY_P, GREEDY_Q = laws.one_hot_model(5, 3), laws.one_hot_model(6, 3)
 
 
 def emitted(p, q, gamma, vocab=3, **more) -> np.ndarray:
@@ -27,17 +23,6 @@ def emitted(p, q, gamma, vocab=3, **more) -> np.ndarray:
     with enable_x64(True):
         outcomes = list(token_outcomes(*chain_batch(p, q, vocab, gamma, **more)))
     return laws.completed(outcomes, p, vocab, gamma + 1)
-
-
-PAIRS = {
-    "dense": (P, Q),
-    "equal": (P, P),
-    "zero masses": (SPARSE_P, SPARSE_Q),
-    "draft surer": (P, SPARSE_Q),
-    "greedy target": (GREEDY_P, Q),
-    "greedy draft": (P, GREEDY_Q),
-    "both greedy": (GREEDY_P, GREEDY_Q),
-}
 
 
 @pytest.mark.parametrize("gamma", range(5))

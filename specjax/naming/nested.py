@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli import grammar
-from specjax.cli.grammar import Key, Kind, Spec, whole
+from specjax.naming import grammar
+from specjax.naming.grammar import Key, Kind, Spec, whole
 
 if TYPE_CHECKING:
     from specjax.trees import Tree

@@ -5,8 +5,8 @@ The oracle is not here: it needs the answer. Nothing here imports jax before a p
 
 from typing import Any
 
-from specjax.cli import grammar
-from specjax.cli.grammar import Key, Kind, Spec, real, reals, whole, write_reals
+from specjax.naming import grammar
+from specjax.naming.grammar import Key, Kind, Spec, real, reals, whole, write_reals
 
 Settings = dict[str, Any]
 GAMMA_MAX = Key("the longest draft", whole(1), 16)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specjax.cli import grammar, policing
-from specjax.cli.grammar import Key, Kind, Spec, one_of, real, whole
-from specjax.cli.nested import (
+from specjax import files
+from specjax.naming import grammar, policing
+from specjax.naming.grammar import Key, Kind, Spec, one_of, real, whole
+from specjax.naming.nested import (
     LARGEST_TREE,
     SIZE,
     read_cache,
@@ -239,10 +240,7 @@ def read_lines(file: str) -> list[str]:
     Raises:
       ValueError: no such file, no text, or nothing in it.
     """
-    try:
-        lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the text of {file}: {error}") from None
+    lines = [line for _, line in files.filled(files.lines(file))]
     if not lines:
         raise ValueError(f"{file} holds no text")
     return lines

@@ -6,10 +6,11 @@
 A value that has settings of its own, or a comma in it, stands in parentheses. Nothing here imports jax.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from specjax.names import hint, lookup
 
 LARGEST = 2**31 - 1
 
@@ -49,7 +50,7 @@ class Kind(NamedTuple):
       bare: the key whose value may stand alone, as the path in `disco:PATH`; None: there is none.
       check: (settings) -> None; raises ValueError for settings that do not go together.
       models: draft models that it needs, of its settings.
-      makes: what it drafts, in words; a key of `drafting.MAKES`.
+      makes: what it drafts, in words; a key of `catalogue.MAKES`.
     """
 
     about: str
@@ -75,7 +76,7 @@ def parse(text: str, table: Table, what: str) -> Spec:
         do not go together; in one line.
     """
     name, colon, rest = text.strip().partition(":")
-    kind = table[nearest(name.strip(), table, what)]
+    kind = lookup(name.strip(), table, what)
     where = f"{what} {name.strip()!r}"
     if colon and not rest.strip():
         raise ValueError(f"{where}: nothing stands after the colon")
@@ -103,17 +104,6 @@ def label(spec: Spec, table: Table) -> str:
             value = setting.write(spec.settings[key])
             told.append(f"{key}=({value})" if re.search(r"[,=()]", value) else f"{key}={value}")
     return spec.name + (":" + ",".join(told) if told else "")
-
-
-def nearest(name: str, table: Mapping[str, Any], what: str) -> str:
-    """The name, if the table has it.
-
-    Raises:
-      ValueError: it has not; says the nearest name and all that there are.
-    """
-    if name in table:
-        return name
-    raise ValueError(f"no {what} is named {name!r}{_hint(name, table)} (there are: {', '.join(table)})")
 
 
 def split(text: str, where: str) -> list[str]:
@@ -146,17 +136,12 @@ def _pair(part: str, kind: Kind, number: int, where: str) -> tuple[str, str]:
     elif not equals:
         raise ValueError(f"{where}: {part!r} is not KEY=VALUE (keys: {', '.join(kind.keys)})")
     if key not in kind.keys:
-        raise ValueError(f"{where} has no setting {key!r}{_hint(key, kind.keys)} (there are: {', '.join(kind.keys)})")
+        raise ValueError(f"{where} has no setting {key!r}{hint(key, kind.keys)} (known: {', '.join(kind.keys)})")
     if value.startswith("(") and value.endswith(")"):
         value = value[1:-1].strip()
     if not value:
         raise ValueError(f"{where}: {key} has no value")
     return key, value
-
-
-def _hint(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -215,7 +200,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text not in names:
-            raise ValueError(f"must be one of {', '.join(names)}, got {text!r}{_hint(text, dict.fromkeys(names))}")
+            raise ValueError(f"must be one of {', '.join(names)}, got {text!r}{hint(text, names)}")
         return text
 
     return read

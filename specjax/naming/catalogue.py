@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 from specjax import verify
-from specjax.cli import drafting, nested, policing
-from specjax.cli.grammar import Kind, Table
-from specjax.cli.options import Drafting
+from specjax.naming import drafting, nested, policing
+from specjax.naming.grammar import Kind, Table
 from specjax.trees import chain, regular
 from specjax.types import Siblings
 
-HELP = "help"
 MAKES = {  # a drafter's drafts, as one that a verifier is asked about: tree, siblings, whether each row has its own
     drafting.CHAIN: (chain(2), Siblings.WITH_REPLACEMENT, False),
     drafting.COPIES: (chain(2), Siblings.POINTS, False),
@@ -23,11 +21,14 @@ cascade:gamma=6,inner=(model:gamma=3). Settings that are left out have the value
 """
 
 
-def show(chosen: Drafting) -> None:
-    """Prints what was asked for."""
-    print(GRAMMAR)
-    told = listing(drafting.DRAFTERS, "drafter") if chosen.drafter == HELP else listing(policing.POLICIES, "policy")
-    print("\n".join(told))
+def of_drafters() -> str:
+    """Every drafter, and how it is written."""
+    return "\n".join([GRAMMAR, *listing(drafting.DRAFTERS, "drafter")])
+
+
+def of_policies() -> str:
+    """Every policy, and how it is written."""
+    return "\n".join([GRAMMAR, *listing(policing.POLICIES, "policy")])
 
 
 def listing(table: Table, what: str) -> Iterator[str]:

@@ -1,0 +1,126 @@
+"""What the commands that train have in common: the course of a run, its progress, its end."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from specjax import files
+
+if TYPE_CHECKING:
+    from specjax.model import Model
+
+INTERRUPTED = 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """How long it trains, how fast, and on whose word."""
+
+    steps: int = 10_000
+    """Of the whole run; a run that has ended is prolonged by a larger number."""
+    rate: float = 1e-3
+    """Peak learning rate: warm-up, constant, then linear decay to a tenth over the last third."""
+    warmup: int = 100
+    teacher: str | None = None
+    """A model with the same tokenizer to distil from."""
+    distil: float = 0.9
+    """Weight of the divergence from the teacher, the rest being the data's own loss."""
+    every: int = 300
+    """Steps between evaluations and checkpoints."""
+    muon: bool = False
+    """Muon instead of AdamW on the layers' kernels: fewer steps for the same loss."""
+    half: bool = False
+    """Multiply in bfloat16; master weights stay float32."""
+    dtype: str = "bfloat16"
+    """Of the exported weights."""
+    seed: int = 0
+
+
+def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None) -> None:
+    """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
+    for file in data:
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such data file")
+    if not 0.0 <= course.distil <= 1.0:
+        raise ValueError(f"--distil must lie in 0..1, got {course.distil}")
+    if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{tokenizer} holds no tokenizer.json")
+
+
+def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
+    """Runs `train(say)` with a line of progress; it returns the model's folder, or None where it was stopped."""
+    console = Console(stderr=True)
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
+        line = progress.add_task("starting", total=None)
+        folder = train(lambda text: progress.update(line, description=text))
+    if folder is None:
+        console.print("stopped and saved: the same command goes on from there")
+        return INTERRUPTED
+    console.print(f"model: {folder}")
+    return 0
+
+
+def begin(run: Path, given: str) -> Path:
+    """The note of what a run was begun with; whoever has prepared the data writes `given` there.
+
+    Raises:
+      ValueError: the run was begun with something else.
+    """
+    note = run / "data.json"
+    if note.is_file() and files.read_text(note) != given:
+        raise ValueError(f"{run} was begun with other data or another tokenizer: use a new --run folder")
+    return note
+
+
+def teacher(course: Course, vocab_size: int) -> "Model | None":
+    """The model to distil from, where there is one.
+
+    Raises:
+      ValueError: its vocabulary is another.
+    """
+    from specjax.load import load
+
+    if course.teacher is None:
+        return None
+    model = load(course.teacher)
+    if model.vocab_size != vocab_size:
+        raise ValueError(f"teacher {model.name} has {model.vocab_size} tokens, the student {vocab_size}")
+    return model
+
+
+def finish(
+    course: Course, task: Any, run: Path, *, family: str, config: Any, published: Mapping[str, Any], tokenizer: Path,
+    say: Callable[[str], None],
+) -> Path | None:  # fmt: skip
+    """Trains to the end, draws the curve and exports the model; its folder, or None where it was stopped before.
+
+    Args:
+      task: of `training.tasks`. family, config: of the student. published: the same as Hugging Face's config.json.
+    """
+    from specjax.training import lm
+
+    recipe = lm.Recipe(
+        steps=course.steps, warmup=course.warmup, decay=course.steps // 3, rate=course.rate, half=course.half,
+        distil=course.distil if course.teacher is not None else 0.0, every=course.every, seed=course.seed,
+        muon=course.muon,
+    )  # fmt: skip
+    state = lm.train(
+        task, recipe, run, family=family, config=config, report=lambda record: say(told(record, recipe.steps))
+    )
+    lm.draw_curve(run)
+    if int(state.step) < recipe.steps:
+        return None
+    folder = run / "model"
+    lm.export(state.params, folder, published, dtype=course.dtype, tokenizer=tokenizer)
+    return folder
+
+
+def told(record: Mapping[str, Any], steps: int) -> str:
+    """One record of a run as a line."""
+    shown = {key: record[key] for key in ("loss", "held_out_perplexity", "held_out_overlap") if key in record}
+    numbers = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in shown.items())
+    return f"step {record['step']} of {steps}: {numbers}, {record['seconds_a_step']:.2f} s a step"

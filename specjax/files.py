@@ -1,0 +1,93 @@
+"""Text files, read by lines: every error names file and line. And files that appear whole or not at all."""
+
+import contextlib
+import gzip
+import lzma
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+PACKED = {".gz": ("gzip", gzip.open), ".xz": ("xz", lzma.open)}
+DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)  # what unpacking says of bytes that are no archive
+
+
+def lines(file: Path | str, what: str = "text") -> Iterator[tuple[int, str]]:
+    """The lines of a text file, each with its number and its end, read as they are asked for.
+
+    Files are unpacked where their name ends in .gz or .xz; line ends are those of `decoded`.
+
+    Args:
+      what: what the file should hold, for the error that says that it cannot be read.
+
+    Raises:
+      ValueError: the file cannot be read, is no archive though its name says so, or is not UTF-8; what, where, and what
+        to do, in one line.
+    """
+    ending = Path(file).suffix
+    packer, opened = PACKED.get(ending, ("", open))
+    try:
+        with opened(file, "rb") as stream:
+            yield from decoded(stream, str(file))
+    except DAMAGED as error:
+        raise ValueError(f"{file} is no whole {packer} file, though its name ends in {ending}: {error}") from None
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"cannot read the {what} of {file}: {why}: name a text file that can be read") from None
+
+
+def decoded(stream: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    """The lines of a stream of bytes with their numbers; they end in a line feed whatever system wrote them.
+
+    Args:
+      stream: lines as bytes, such as a file opened for bytes. name: what errors call it.
+
+    Raises:
+      ValueError: a line that is not UTF-8.
+    """
+    for number, line in enumerate(stream, start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} line {number} is not UTF-8: save the file as UTF-8") from None
+        if number == 1:
+            text = text.removeprefix("\ufeff")  # some editors mark UTF-8 with it
+        yield number, text.replace("\r\n", "\n")
+
+
+def filled(numbered: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines that are not blank, with their numbers, without their ends."""
+    return [(number, line.rstrip("\r\n")) for number, line in numbered if line.strip()]
+
+
+def read_text(file: Path | str, what: str = "text") -> str:
+    """The whole text of a file, as `lines` reads it."""
+    return "".join(line for _, line in lines(file, what))
+
+
+@contextlib.contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """A temporary file beside `file`, of the same ending, to write to: it takes the name when the block has ended, and
+    is removed where the block fails."""
+    handle, name = tempfile.mkstemp(prefix=f".{file.stem}.", suffix=file.suffix, dir=file.parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are the user's alone
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a text file, which appears whole or not at all."""
+    with whole(file) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

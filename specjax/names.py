@@ -1,0 +1,27 @@
+"""Names that stand in a table: who asks for one that does not is told the nearest, and all that do."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def lookup(name: str, table: Mapping[str, T], what: str) -> T:
+    """table[name].
+
+    Args:
+      what: what the table holds, for the message: "drafter".
+
+    Raises:
+      ValueError: no such name; says what was looked for, the nearest name, and all that there are.
+    """
+    if name in table:
+        return table[name]
+    raise ValueError(f"no {what} is named {name!r}{hint(name, table)} (known: {', '.join(table)})")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as a question that ends a message; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f", did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,151 @@
+"""Every drafter and policy through the program, by the names of the catalogue."""
+
+import json
+import re
+
+import pytest
+
+import specjax as sj
+from specjax import drafters
+from specjax.naming import catalogue, drafting, policing
+from specjax.naming.drafting import make, needs, parse
+from tests.cli import toys
+
+NEW = ["--max-new-tokens", "8", "--temperature", "0", "--ignore-eos", "--json"]
+PROMPT = "abcabcabc"
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory) -> dict[str, str]:
+    """Folders of a target of two layers, a draft that is often right, a smaller one; a text; a fitted table."""
+    root = tmp_path_factory.mktemp("family")
+    toys.write_model(root / "target", layers=2)
+    toys.write_model(root / "draft", layers=2, noise=0.03)
+    toys.write_model(root / "small", noise=0.03)
+    (root / "text").write_text("abcabd\nbcabca\n")
+    made = {name: str(root / name) for name in ("target", "draft", "small", "text")}
+    target = sj.load(made["target"])
+    table = drafters.fitting.fit_texts(target, ["abcabd", "bcabca"])
+    drafters.fitting.save(table, root / "table.safetensors")
+    return made | {"table": str(root / "table.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def plain(family) -> list[int]:
+    return sj.generate(sj.load(family["target"]), [PROMPT], max_new_tokens=8, temperature=0.0, ignore_eos=True).tokens[
+        0
+    ]
+
+
+RUNS = {  # each drafter, and the verifier that suits it
+    "tree:shape=2x1": "multiround-without", "ngram:gamma=2": "token", "table:gamma=2,file={table}": "token",
+    "plain": "token",
+}  # fmt: skip
+HEAVY = {
+    "model:gamma=2": "token", "suffix:gamma=2": "token", "lookahead:window=2,ngram=3,guesses=2": "deterministic",
+    "quantised:gamma=2": "token",
+    "dynamic-tree:size=6,depth=2,width=2": "deterministic", "cascade:gamma=3,inner=(model:gamma=2)": "token",
+    "suffix-tree:size=5,depth=2": "deterministic", "layer-skip:gamma=2,layers=0": "token",
+    "small-kv:gamma=2,budget=8": "token", "bridge:gamma=2": "token", "reencode:gamma=2": "token",
+}  # fmt: skip
+MORE = [
+    "model:gamma=2,budget=8", "cascade:gamma=3,inner=(model:gamma=2,budget=8),middle=target,budget=12,"
+    "cache=(retrieval:window=6,chunk=2)",
+    "model:policy=(heuristic:gamma_max=3)", "model:policy=(threshold:theta=0.1,gamma_max=3)", "model:policy=fixed:2",
+    "model:policy=(goodput:target=0/2e-4/0.03,gamma_max=3)", "model:policy=(best:alpha=0.9,c=0.1,gamma_max=3)",
+    "model:policy=fixed:0", "tree:shape=2x2,siblings=with", "tree:shape=0-0-1,siblings=points", "tree:shape=chain:3",
+    "tree:shape=(sequoia:accept=0.6/0.2,size=5)", "suffix:corpus={text}", "suffix-tree:corpus={text}",
+    "table:text={text},order=3", "cascade:inner=(tree:shape=2x2)", "cascade:inner=(lookahead:window=2,ngram=3)",
+    "cascade:inner=(layer-skip:gamma=1)", "cascade:inner=(cascade:gamma=3,inner=ngram)", "layer-skip", "ngram",
+    "small-kv:gamma=2,budget=12,cache=(snapkv:window=6,observed=2,every=4)",
+    "small-kv:gamma=2,budget=12,cache=(retrieval:window=6,chunk=2,every=4)",
+]  # fmt: skip
+
+
+def _arguments(text: str, family: dict[str, str]) -> list[str]:
+    filled = text.format(**family)
+    models = [family["draft"], family["draft" if "cascade:gamma=3,inner=ngram" in text else "small"]]
+    drafts = [arg for name in models[: needs(parse(filled))] for arg in ("--draft", name)]
+    return ["generate", "--target", family["target"], *drafts, "--drafter", filled, PROMPT, *NEW]
+
+
+def test_every_drafter_runs():
+    assert {parse(text.format(table="x")).name for text in RUNS | HEAVY} == set(drafting.DRAFTERS)
+
+
+@pytest.mark.parametrize("text", [*RUNS, *(pytest.param(text, marks=pytest.mark.slow) for text in HEAVY)])
+def test_it_says_what_plain_decoding_says(text, family, plain, specjax_program):
+    ran = specjax_program(*_arguments(text, family))
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["tokens"] == [plain] and told["lossless"] is True
+    assert told["verifier"] == (RUNS | HEAVY)[text] and (told["stats"]["drafted"] > 0) == (text != "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", MORE)
+def test_so_it_does_with_other_settings(text, family, plain, specjax_program):
+    ran = specjax_program(*_arguments(text, family))
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out)
+    assert told["tokens"] == [plain] and told["lossless"] is True
+
+
+def test_the_catalogue_names_verifiers_that_serve(family):
+    target, draft, small = (sj.load(family[name]) for name in ("target", "draft", "small"))
+    for text in RUNS | HEAVY:
+        spec = parse(text.format(**family))
+        kind, part = drafting.DRAFTERS[spec.name], make(spec, target, [draft, small]).drafter
+        if kind.makes:
+            assert catalogue.verifiers(kind) == catalogue.serving(part.tree, part.siblings, part.dynamic), text
+
+
+def test_too_few_models(family):
+    with pytest.raises(ValueError, match="the drafter 'cascade' needs 2 draft models, got 0"):
+        make(parse("cascade"), sj.load(family["target"]), [])
+
+
+WRONG = {
+    "layers out of range": (["--drafter", "layer-skip:layers=0+7"], "layers must be some of 0..1"),
+    "all layers": (["--drafter", "layer-skip:layers=0-1"], "names all 2 layers"),
+    "no table": (["--drafter", "table:absent.safetensors"], "there is no file at absent.safetensors"),
+    "no text": (["--drafter", "suffix:corpus=absent.txt"], "there is no corpus at absent.txt"),
+    "no classifier": (["--draft", "{draft}", "--policy", "disco:absent"], "there is no file at absent"),
+    "a text for a table": (["--drafter", "table:{text}"], "is not a readable safetensors file"),
+    "unknown policy": (["--draft", "{draft}", "--policy", "heurstic"], "did you mean 'heuristic'"),
+    "policy of ngram": (["--drafter", "ngram", "--policy", "heuristic"], "takes no policy"),
+    "policy beside gamma": (["--draft", "{draft}", "--policy", "heuristic", "--gamma", "3"], "beside the policy"),
+    "gamma of a tree": (["--drafter", "tree", "--draft", "{draft}", "--gamma", "3"], "no meaning for the drafter"),
+    "gamma twice": (["--drafter", "ngram:gamma=4", "--gamma", "3"], "say gamma once"),
+    "one draft of two": (["--drafter", "cascade", "--draft", "{draft}"], "needs --draft, 2 times.*got 1"),
+    "three drafts": (["--draft", "a", "--draft", "b", "--draft", "c"], "say which --drafter uses them"),
+    "draft too many": (["--drafter", "model", "--draft", "{draft}", "--draft", "b"], "--draft b is not used"),
+    "lossy": (["--drafter", "ngram", "--verifier", "lossy-typical", "--lossless"], "'lossy-typical' is lossy"),
+    "wrong verifier": (["--drafter", "suffix-tree", "--verifier", "token"], "serves a chain.*deterministic"),
+    "shape": (["--drafter", "tree:shape=3by2", "--draft", "{draft}"], "shape must be children by level"),
+    "small window": (["--drafter", "small-kv:budget=6"], "raise the budget or lower gamma"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.usefixtures("nothing_is_computed")
+def test_what_cannot_work_is_one_line_and_nothing_is_computed(case, refused, family):
+    args, said = WRONG[case]
+    ran = refused("generate", "x", "--target", family["target"], *(arg.format(**family) for arg in args))
+    assert re.search(said, ran.err)
+
+
+def test_a_lossy_run_says_so(specjax_program, family):
+    args = ["--target", family["target"], "--drafter", "ngram:gamma=2", "--verifier", "lossy-typical", *NEW]
+    ran = specjax_program("generate", PROMPT, *args)
+    told = json.loads(ran.out)
+    assert ran.code == 0 and told["lossless"] is False and told["verifier"] == "lossy-typical"
+
+
+def test_help_lists_everything(specjax_program):
+    ran = specjax_program("generate", "--drafter", "help")
+    assert ran.code == 0 and ran.err == ""
+    for name, kind in drafting.DRAFTERS.items():
+        assert f"\n{name}: {kind.about}" in ran.out and all(key in ran.out for key in kind.keys)
+    told = specjax_program("trace", "--policy", "help")
+    assert told.code == 0 and all(f"\n{name}: " in told.out for name in policing.POLICIES)
