@@ -1,8 +1,8 @@
 """Every test runs with strict numerics, on 8 fake CPU devices; tests that cannot or need not run are deselected.
 
 Set before JAX starts, for the whole process: strictness is worth nothing where a test can forget it. Processes that
-tests start inherit the platform, the compilation cache and how well to compile, not the strictness and not the 8 devices: they run as the
-user's would.
+tests start inherit the platform, the compilation cache and how well to compile, not the strictness and not the 8
+devices: they run as the user's would.
 """
 
 import gc
