@@ -15,6 +15,7 @@ from specjax import checks, defaults, drafters, sampling, sharding, stopping, ve
 from specjax import decoding as loop
 from specjax.clock import timed
 from specjax.drafters import Guide
+from specjax.drafters.bounded import BoundedModel
 from specjax.metrics import Stats, stats
 from specjax.model import Model
 from specjax.sampling import LogitBias, Stages
@@ -276,6 +277,11 @@ def check_parts(target: Model, guide: Guide, verifier: str | Verifier | None) ->
     """
     if not isinstance(target, Model):
         raise ValueError(f"the target must be a model from specjax.load, got {type(target).__name__}: load it first")
+    if isinstance(target, BoundedModel):
+        raise ValueError(
+            f"{target.name} forgets, so its laws are not those of the model: it can draft, and the target is the model "
+            "itself"
+        )
     if not isinstance(guide, Guide):
         raise ValueError(
             f"drafter must be one from specjax.drafters, got {type(guide).__name__}: for a draft model write "

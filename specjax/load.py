@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ def load(
         if kind not in FAMILIES:
             raise ValueError(f"{name} is of model type {kind!r}: specjax runs {', '.join(FAMILIES)}")
         family = FAMILIES[kind]
+        eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is told before weights are read
         config = family.module.from_published(checkpoint.config)
         fmt = default_format(dtype, sharded=mesh is not None, stacked=stacked)
         abstract = jax.eval_shape(lambda key: family.module.init(key, config, fmt), jax.random.key(0))
@@ -83,7 +85,7 @@ def load(
         fmt=fmt,
         params=params,
         text=_text(checkpoint),
-        eos=end_tokens(checkpoint.path, checkpoint.config),
+        eos=eos,
         mesh=mesh,
         rules=rules,
     )
@@ -104,10 +106,22 @@ def _text(checkpoint: convert.Checkpoint) -> text.Text | None:
 
 
 def end_tokens(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Tokens that end a text: those of generation_config.json, which knows more of them, else of config.json."""
+    """Tokens that end a text: those of generation_config.json, which knows more of them, else of config.json.
+
+    Raises:
+      ValueError: the file is no JSON object, or names something that is no token.
+    """
     file = path / "generation_config.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    found: Any = {}
+    if file.is_file():
+        try:
+            found = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{file} is corrupted: not JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{file} is corrupted: not an object of settings")
     eos = found.get("eos_token_id", config.get("eos_token_id"))
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(not isinstance(token, Integral) for token in tokens):
+        raise ValueError(f"{path} has eos_token_id {eos!r}: expected a token's number, or a list of them")
+    return tuple(int(token) for token in tokens)

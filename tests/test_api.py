@@ -348,6 +348,10 @@ def test_bad_drafters(target):
         sj.generate(battery.target("opt"), [[1]], drafter=sj.drafters.model(target))
     with pytest.raises(ValueError, match="draft t5 is encoder-decoder and target opt is decoder-only"):
         sj.generate(battery.target("opt"), [[1]], drafter=sj.drafters.model(battery.target("t5")))
+    with pytest.raises(
+        ValueError, match="opt on 8 slots forgets, so its laws are not those of the model"
+    ):
+        sj.generate(sj.drafters.bounded(battery.target("opt"), budget=8), [[1]])
 
 
 def test_scores_are_checked(target):
