@@ -106,13 +106,12 @@ def main(args: Sequence[str]) -> int:
     ask = parse(Ask, args, prog=PROG)
     check(ask)
     given = given_prompts(ask.text)
-    from rich.console import Console
 
     from specjax.advise import desk, pictures, say
     from specjax.cli import record
-    from specjax.cli.progress import Progress, deferred_interrupt
+    from specjax.cli.progress import Progress, deferred_interrupt, tables_and_errors
 
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = tables_and_errors()
     with Progress(errors, show=True) as progress:
         target, drafts = load(ask.models, progress.tell)
         prompts = given if given is not None else sample_prompts(ask.text, target)
@@ -264,8 +263,8 @@ def candidate_table(advice: Any) -> Any:
 
     table = Table(box=box.SIMPLE, title="ways of decoding, whole requests against plain decoding", title_justify="left",
                   title_style="bold")  # fmt: skip
-    table.add_column("drafter", no_wrap=True)
-    for name in ("tokens/round", "round in steps", "predicted", "measured", "turns"):
+    table.add_column("drafter", overflow="fold")  # gives way in a narrow terminal: numbers are shown whole
+    for name in ("tokens/\nround", "round in\nsteps", "predicted", "measured", "turns"):
         table.add_column(name, justify="right", no_wrap=True)
     step = advice.measured.curve.step
 

@@ -128,14 +128,13 @@ def main(args: Sequence[str]) -> int:
     check(options)
     items, drafts = read_items(options.what), draft_names(options.ways)
     cases = list_cases(options, items, drafts)
-    from rich.console import Console
 
     from specjax.bench import machine, record
-    from specjax.cli.progress import Progress
+    from specjax.cli.progress import Progress, tables_and_errors
 
     about = machine.versions()
     kept = record.Record(options.measuring.json, about)
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = tables_and_errors()
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
     shown: list[Row] = []
     with Progress(errors, show=True) as progress:

@@ -1,12 +1,24 @@
 """Progress on stderr, and Ctrl-C that waits for the round under way."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.status import Status
+
+FILE_COLUMNS = 160
+
+
+def tables_and_errors() -> tuple[Console, Console]:
+    """Consoles on stdout, for tables, and on stderr. What goes into a file or a pipe has `FILE_COLUMNS` columns where
+    COLUMNS does not say otherwise: no column is cut to a terminal that is not there."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_COLUMNS
+    return console, Console(stderr=True, highlight=False)
 
 
 class Progress:

@@ -111,16 +111,15 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: Output) -> int:
 
     wanted = list(dict.fromkeys(task for one in chosen.values() for task in one.tasks))
     items = read_prompts(setup.prompts, wanted, setup.count)
-    from rich.console import Console
 
     from specjax.bench import machine, record, runner
-    from specjax.cli.progress import Progress
+    from specjax.cli.progress import Progress, tables_and_errors
     from specjax.reproduce import telling
     from specjax.reproduce.models import family
 
     about = machine.versions()
     kept = record.Record(output.json, about)
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = tables_and_errors()
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
     parts: list[str] = []
     measured = False

@@ -142,14 +142,13 @@ def run(sweep: Sweep, title: str, results: Results) -> int:
 
     points = sweeps.points(sweep)
     cases = sweeps.cases(sweep, sweeps.read_items(sweep))
-    from rich.console import Console
 
     from specjax.bench import machine, record, runner
-    from specjax.cli.progress import Progress
+    from specjax.cli.progress import Progress, tables_and_errors
 
     about = machine.versions()
     kept = record.Record(results.json, about)
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = tables_and_errors()
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
     found: list[tuple[Any, record.Row]] = []
     left_out: list[str] = []
