@@ -21,51 +21,55 @@ WAYS = ("plain", *SELECTIONS, "layer-skip", "quantised")
 
 
 def measure(
-    target: str, dtype: str, text: str, *, prompt: int, rows: int, gamma: int, budget: int, temperature: float, new: int
+    target: str,
+    dtype: str,
+    text: str,
+    *,
+    way: str,
+    prompt: int,
+    rows: int,
+    gamma: int,
+    budget: int,
+    temperature: float,
+    new: int,
 ) -> Iterator[Row]:
-    """One row for each way of `WAYS` on the same rows of a text.
+    """The row of one of `WAYS` on rows of a text, the same for all ways; none where the model has no such way.
 
     `mb_per_token`: megabytes that one committed token of one row reads: the draft steps of a round and the target's
     pass over all its slots, by the arithmetic of `drafters.reading`, divided by the tokens that a round was measured
-    to commit. Seconds are those of decoding, without the prompt.
+    to commit. `bytes_of_plain`: over those of plain decoding, one pass a token. Seconds are those of decoding, without
+    the prompt.
 
     Args:
       target: a decoder-only model's name. text: a file; its tokens are cut into the prompts.
       prompt: tokens of a prompt. rows: B. budget: slots of `small_kv`. new: tokens of a row.
 
     Raises:
-      ValueError: an encoder-decoder, a text that cannot be read or is too short, or rows longer than the model's
-        positions.
+      ValueError: an encoder-decoder, a text that is too short, or rows longer than the model's positions.
     """
     model = load(target, dtype=dtype)
+    if way == "layer-skip" and model.config.layers < 2:
+        return  # it has no layer to leave out
     given = cut(model, files.read_text(text), prompt, rows)
     slots = prompt + new + gamma + 1
     whole = reading.of_target(model, batch=rows, slots=slots)
-    plain: Row = {}
-    for way in WAYS:
-        if way == "layer-skip" and model.config.layers < 2:
-            continue  # it has no layer to leave out
-        guide, step = _way(model, way, rows, slots, gamma, budget)
-        settings = {"max_new_tokens": new, "temperature": temperature, "ignore_eos": True}
-        before = machine.ticks()
-        out = api.generate(model, given, drafter=guide, **settings)
-        load_of_others = machine.others(before, machine.ticks())
-        drafted = 0.0 if step is None else gamma * step.total
-        row: Row = {
-            "bench": "long-context", "target": target, "dtype": dtype, "way": way, "rows": rows, "prompt": prompt,
-            "gamma": 0 if step is None else gamma, "budget": budget if way in SELECTIONS else None, "new": new,
-            "temperature": temperature, "accepted_per_tested": out.stats.accepted_per_tested,
-            "tokens_per_call": out.stats.tokens_per_call,
-            "draft_step_mb": None if step is None else step.total / 1e6, "target_pass_mb": whole.total / 1e6,
-            "mb_per_token": (drafted + whole.total) / out.stats.tokens_per_call / 1e6,
-            "prefill_seconds": out.stats.seconds["prefill"], "decode_seconds": out.stats.seconds["decode"],
-            "tokens_per_second": out.stats.tokens_per_second, "load": load_of_others,
-        }  # fmt: skip
-        plain = plain or row
-        row["bytes_of_plain"] = row["mb_per_token"] / plain["mb_per_token"]
-        row["speedup"] = row["tokens_per_second"] / plain["tokens_per_second"]
-        yield row
-        jax.clear_caches()  # the programs of this way, and the constants that they hold
+    guide, step = _way(model, way, rows, slots, gamma, budget)
+    before = machine.ticks()
+    out = api.generate(model, given, drafter=guide, max_new_tokens=new, temperature=temperature, ignore_eos=True)
+    load_of_others = machine.others(before, machine.ticks())
+    drafted = 0.0 if step is None else gamma * step.total
+    read = (drafted + whole.total) / out.stats.tokens_per_call
+    yield {
+        "bench": "long-context", "target": target, "dtype": dtype, "way": way, "rows": rows, "prompt": prompt,
+        "gamma": 0 if step is None else gamma, "budget": budget if way in SELECTIONS else None, "new": new,
+        "temperature": temperature, "accepted_per_tested": out.stats.accepted_per_tested,
+        "tokens_per_call": out.stats.tokens_per_call,
+        "draft_step_mb": None if step is None else step.total / 1e6, "target_pass_mb": whole.total / 1e6,
+        "mb_per_token": read / 1e6, "bytes_of_plain": read / whole.total,
+        "prefill_seconds": out.stats.seconds["prefill"], "decode_seconds": out.stats.seconds["decode"],
+        "tokens_per_second": out.stats.tokens_per_second, "load": load_of_others,
+    }  # fmt: skip
+    jax.clear_caches()  # the programs of this way, and the constants that they hold
 
 
 def cut(model: Model, text: str, prompt: int, rows: int) -> list[list[int]]:

@@ -167,7 +167,8 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
             }
             given |= {"prompt": options.prompt_tokens, "budget": options.budget, "temperature": warmth}
             given |= {"new": options.max_new_tokens}
-            yield key | given, partial(long_context.measure, **given)
+            for way in long_context.WAYS:  # minutes each, and so a case each: a stopped run loses one at the most
+                yield key | given | {"way": way}, partial(long_context.measure, **given, way=way)
     elif name == "committed":
         spec = drafting.parse(options.drafter)
         gammas = options.gamma or (5,)
