@@ -11,7 +11,7 @@ from specjax import api, defaults, presets, verify
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
-from specjax.names import lookup
+from specjax.names import check_name
 from specjax.naming import drafting
 from specjax.naming.grammar import Spec
 
@@ -49,7 +49,7 @@ class RunConfig:
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
                 wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise ValueError(f"{name} of a preset must be {wanted}, got {value!r}")
-        lookup(self.dtype, dict.fromkeys(DTYPES), "dtype")
+        check_name(self.dtype, DTYPES, "dtype")
         needed = drafting.needs(self.spec)
         if len(self.drafts) != needed:
             raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")

@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import lzma
 import os
-import tempfile
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -70,14 +70,13 @@ def read_text(file: Path | str, what: str = "text") -> str:
 def whole(file: Path) -> Iterator[Path]:
     """A temporary file beside `file`, of the same ending, to write to: it takes the name when the block has ended, and
     is removed where the block fails."""
-    handle, name = tempfile.mkstemp(prefix=f".{file.stem}.", suffix=file.suffix, dir=file.parent)
-    os.close(handle)
+    aside = file.with_name(f".{file.stem}.{secrets.token_hex(4)}{file.suffix}")
+    aside.touch(exist_ok=False)  # with the rights of any file of the user's, which a temporary file would not have
     try:
-        yield Path(name)
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are the user's alone
-        os.replace(name, file)
+        yield aside
+        os.replace(aside, file)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -85,9 +84,3 @@ def write_text(file: Path, text: str) -> None:
     """Writes a text file, which appears whole or not at all."""
     with whole(file) as aside:
         aside.write_text(text, encoding="utf-8")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

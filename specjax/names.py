@@ -1,7 +1,7 @@
 """Names that stand in a table: who asks for one that does not is told the nearest, and all that do."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,9 +16,14 @@ def lookup(name: str, table: Mapping[str, T], what: str) -> T:
     Raises:
       ValueError: no such name; says what was looked for, the nearest name, and all that there are.
     """
-    if name in table:
-        return table[name]
-    raise ValueError(f"no {what} is named {name!r}{hint(name, table)} (known: {', '.join(table)})")
+    check_name(name, table, what)
+    return table[name]
+
+
+def check_name(name: str, known: Collection[str], what: str) -> None:
+    """Raises the ValueError of `lookup` where a name is none of those that are known."""
+    if name not in known:
+        raise ValueError(f"no {what} is named {name!r}{hint(name, known)} (known: {', '.join(known)})")
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import files
-from specjax.names import lookup
+from specjax.names import check_name
 
 AUTO = "auto"
-COMPRESSED = ".gz"
 
 
 class Item(NamedTuple):
@@ -63,7 +62,7 @@ def read(file: Path | str, format: str = AUTO) -> tuple[str, list[Item]]:
     if not lines:
         raise ValueError(f"{path} holds no prompt: it is empty")
     name = detect(path, *lines[0]) if format == AUTO else format
-    lookup(name, {AUTO: None, **FORMATS}, "format of prompts")
+    check_name(name, [AUTO, *FORMATS], "format of prompts")
     kind = FORMATS[name]
     return name, [_item(kind, path, number, line) for number, line in lines]
 
@@ -74,7 +73,7 @@ def detect(path: Path, number: int, line: str) -> str:
     Raises:
       ValueError: it is none that is known.
     """
-    ending = path.with_suffix("").suffix if path.suffix == COMPRESSED else path.suffix
+    ending = path.with_suffix("").suffix if path.suffix in files.PACKED else path.suffix
     if ending in (".txt", ".tsv"):
         return ending[1:]
     if ending not in (".jsonl", ".json"):

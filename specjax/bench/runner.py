@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.record import Record, Row, name
-from specjax.names import lookup
+from specjax.names import check_name
 
 
 class Missing(Exception):
@@ -88,7 +88,7 @@ SMALLEST = {"count": 2, "max_new_tokens": 8, "batch": 1, "timed": 1, "repeats": 
 
 def check_sizes(settings: Any, names: Sequence[str]) -> None:
     """Raises ValueError where the dtype is none, or a setting of these names no whole number of at least 1."""
-    lookup(settings.dtype, WIDTH, "dtype")
+    check_name(settings.dtype, WIDTH, "dtype")
     for size in names:
         value = getattr(settings, size)
         if not isinstance(value, int) or value < 1:

@@ -14,7 +14,7 @@ from specjax import presets
 from specjax.bench import formats, tasks
 from specjax.bench.record import Row
 from specjax.bench.runner import SMALLEST, Case, Missing, Shelf, check_sizes
-from specjax.names import lookup
+from specjax.names import check_name
 
 NUMBERS = ("gamma", "temperature", "nodes")  # axes along which a line is drawn
 NAMES = ("draft", "drafter", "verifier")  # axes of names, in the preset's order
@@ -80,7 +80,7 @@ class Sweep:
             if not isinstance(values, tuple) or not values:
                 raise ValueError(f"{name} of a sweep must be a tuple of at least one, got {values!r}")
         for task in self.tasks:
-            lookup(task, tasks.TASKS, "task")
+            check_name(task, tasks.TASKS, "task")
         if self.file is not None and len(self.tasks) > 1:
             raise ValueError(f"prompts of a file are for one task, and the sweep names {', '.join(self.tasks)}")
         if any(not temperature >= 0 for temperature in self.temperatures):
@@ -128,7 +128,7 @@ def points(sweep: Sweep) -> list[Point]:
         if len(given) < needed:
             raise ValueError(f"the drafter {way.drafter!r} needs {needed} draft models, and there are {len(given)}")
         for verifier in way.verifiers or sweep.verifiers:
-            lookup(verifier, {SUITS: None, **verify.TABLE}, "verifier")
+            check_name(verifier, [SUITS, *verify.TABLE], "verifier")
             found.append(Point("", way, spec, drafting.label(spec), tuple(given[:needed]), verifier, 0.0))
     return [
         point._replace(task=task, temperature=temperature)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.formats import Item
-from specjax.names import lookup
+from specjax.names import check_name
 
 PLAIN, PREFIX, OWN, AUTO = "plain", "prefix", "own", "auto"
 
@@ -159,7 +159,7 @@ def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str
     Raises:
       ValueError: no such style.
     """
-    lookup(style, dict.fromkeys(STYLES), "style of prompts")
+    check_name(style, STYLES, "style of prompts")
     if style == AUTO:
         style = PREFIX if encoder_decoder else PLAIN
     if style in (PLAIN, PREFIX):

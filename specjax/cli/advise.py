@@ -9,7 +9,7 @@ from specjax import files
 from specjax.cli import INTERRUPTED, checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
-from specjax.names import lookup
+from specjax.names import check_name
 
 PROG = "specjax advise"
 DONE = 0
@@ -150,7 +150,7 @@ def main(args: Sequence[str]) -> int:
 def check(ask: Ask) -> None:
     """Raises ValueError for what cannot work, before any work."""
     for name in ask.measuring.drafters:
-        lookup(name, dict.fromkeys(KINDS), "drafter that is weighed")
+        check_name(name, KINDS, "drafter that is weighed")
     checks.once(drafters=ask.measuring.drafters)
     checks.at_least(
         1, count=ask.text.count, batch=ask.use.batch, max_new_tokens=ask.use.max_new_tokens,
@@ -177,7 +177,7 @@ def check(ask: Ask) -> None:
     from specjax.bench import tasks
 
     if ask.text.task is not None:
-        lookup(ask.text.task, {name: task for name, task in tasks.TASKS.items() if task.samples}, "task")
+        check_name(ask.text.task, [name for name, task in tasks.TASKS.items() if task.samples], "task")
 
 
 def draft_names(models: Models) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import tyro
 
 from specjax.cli import checks
 from specjax.cli.arguments import parse
+from specjax.names import check_name
 from specjax.naming import drafting
 
 Row = dict[str, Any]
@@ -101,14 +102,14 @@ def main(args: Sequence[str]) -> int:
 
 def check(options: Bench) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
+    from specjax.bench import runner
     from specjax.models import opt
 
-    if options.size and options.size not in opt.sizes():
-        raise ValueError(f"no OPT shape is named {options.size!r}: there are {', '.join(opt.sizes())}")
+    if options.size:
+        check_name(options.size, opt.sizes(), "OPT shape")
     checks.once(dtype=options.dtype)
-    unknown = [name for name in options.dtype if name not in ("float32", "bfloat16", "float16")]
-    if unknown:
-        raise ValueError(f"--dtype {unknown[0]!r} is none of float32, bfloat16, float16")
+    for dtype in options.dtype:
+        check_name(dtype, runner.WIDTH, "dtype")
     checks.at_least(0, temperature=options.temperature)
     checks.at_least(
         1, repeats=options.repeats, rows=options.rows, gamma=options.gamma, max_new_tokens=options.max_new_tokens,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
-from specjax.names import lookup
+from specjax.names import check_name
 from specjax.naming.grammar import Spec
 
 PROG = "specjax bench tasks"
@@ -168,14 +168,14 @@ def check(options: TaskBench) -> None:
 
     what, ways, measuring = options.what, options.ways, options.measuring
     for name in what.tasks:
-        lookup(name, tasks.TASKS, "task")
+        check_name(name, tasks.TASKS, "task")
     for name in ways.drafters:
         drafting.check_files(drafting.parse(name))
     for name in ways.verifiers:
         verifier = verify.get(name)
         if ways.lossless:
             verifier.require_lossless()
-    lookup(what.style, dict.fromkeys(tasks.STYLES), "style of prompts")
+    check_name(what.style, tasks.STYLES, "style of prompts")
     listed = {
         "tasks": what.tasks, "drafters": tuple(map(canonical, ways.drafters)), "gamma": ways.gamma,
         "verifiers": ways.verifiers,

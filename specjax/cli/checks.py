@@ -46,7 +46,7 @@ def picture(**options: Path | None) -> None:
     for name, file in options.items():
         if file is None:
             continue
-        if file.suffix not in (".svg", ".png"):
+        if file.suffix[1:] not in plotting.FORMATS:
             raise ValueError(f"--{_told(name)} {file}: a picture's name ends in .svg or .png")
         writable(**{name: file})
         plotting.require()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import sys
 import types
 
@@ -18,8 +19,9 @@ GSM8K = {"question": "1 + 1?", "answer": "It is <<1+1=2>>2.\n#### 2"}
 
 def write(path, *entries) -> str:
     lines = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in entries)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(lines.encode()))
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix)
+    if pack is not None:
+        path.write_bytes(pack(lines.encode()))
     else:
         path.write_text(lines, encoding="utf-8")
     return str(path)
@@ -37,6 +39,7 @@ def write(path, *entries) -> str:
         ("pairs.tsv", ["Good morning.\tGuten Morgen."], "tsv", [Item("Good morning.", "1", "", "Guten Morgen.")]),
         ("p.txt", ["\ufeffEinst", "", "lebte ein König"], "txt", [Item("Einst", "1"), Item("lebte ein König", "3")]),
         ("p.txt.gz", ["Once"], "txt", [Item("Once", "1")]),
+        ("p.txt.xz", ["Once"], "txt", [Item("Once", "1")]),
     ],
 )  # fmt: skip
 def test_every_format_is_known_by_its_file(name, entries, kind, items, tmp_path):
