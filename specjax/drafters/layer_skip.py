@@ -8,7 +8,7 @@ Draft & Verify (Zhang et al. 2023, arXiv 2309.08168), which searches the best se
 """
 
 import reprlib
-from typing import Any
+from collections.abc import Sequence
 
 from specjax import checks
 
@@ -20,7 +20,7 @@ def spread(count: int, kept: int) -> tuple[int, ...]:
     return tuple(round(i * (count - 1) / (kept - 1)) for i in range(kept))
 
 
-def check_layers(layers: Any, count: int) -> tuple[int, ...]:
+def check_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
     """The layers that draft: as asked, or half of all by `spread`.
 
     Raises:

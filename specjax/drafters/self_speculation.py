@@ -1,5 +1,6 @@
 """Constructors of self-speculation: the target drafts for itself, over few slots, few layers or coarse weights."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from specjax import checks
@@ -50,13 +51,13 @@ def bounded(
     return _bounded.bound(draft, budget=budget, selection=selection, slack=slack, block=block)
 
 
-def layer_skip(target: Any, *, gamma: int = 4, layers: Any = None) -> Guide:
+def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> Guide:
     """Some of the target's layers draft for all of them, over its own weights and cache: nothing is held twice.
 
     Args:
       target: the model that will be the target, from `specjax.load`.
       gamma: draft tokens a round, at least 1.
-      layers: a sequence of the layers that draft (of the decoder, in T5), ascending; by default half, evenly spread.
+      layers: which layers draft (of the decoder, in T5), ascending; by default half, evenly spread.
     """
     needs_model("layer_skip", target)
     checks.whole("gamma", gamma, least=1)
