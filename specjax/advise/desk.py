@@ -134,7 +134,7 @@ def advise(
     max_new_tokens: int = 64,
     ignore_eos: bool = False,
     seed: int = 0,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] | None = None,
     verify: int = 3,
     turns: int = 3,
     tell: Callable[[str], None] = lambda line: None,
@@ -151,7 +151,8 @@ def advise(
       prompts: as for `specjax.generate`, of the kind that will be decoded.
       temperature, max_new_tokens, ignore_eos, seed: as for `specjax.generate`.
       batch: prompts decoded together.
-      kinds: drafters that are weighed: model, tree, ngram, suffix, lookahead, cascade.
+      kinds: drafters that are weighed, of model, tree, dynamic-tree, ngram, suffix, suffix-tree, lookahead, cascade,
+        layer-skip, quantised. None: all, but the last two only where no draft is given, which costs far less.
       verify: how many ways are tried, and up to three more that these make look better; 0: none, and the answer is
         theory's alone.
       turns: timed runs of every way; medians count.
@@ -186,7 +187,7 @@ def make_work(
     prompts: api.Prompts,
     *,
     batch: int,
-    kinds: Sequence[str],
+    kinds: Sequence[str] | None = None,
     turns: int,
     options: dict[str, Any],
     tell: Callable[[str], None],
@@ -207,6 +208,7 @@ def make_work(
         checks.whole(name, value, least=1)
     if not (np.isfinite(options["temperature"]) and options["temperature"] >= 0):
         raise ValueError(f"temperature must be at least 0 and finite, got {options['temperature']}")
+    kinds = [kind for kind in KINDS if not (given and kind in ways.SELF)] if kinds is None else kinds
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
         raise ValueError(f"kinds of drafters are {', '.join(KINDS)}; got {unknown[0] if unknown else 'none'}")

@@ -4,6 +4,7 @@ First all prompts are decoded in every way, which counts what is accepted; then 
 which times rounds; the target's own texts are read by the draft models, which ranks them. All times are warm.
 """
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -29,14 +30,18 @@ COPIED = 8  # of the drafters that look tokens up
 # Two trees tell what a level of a tree takes, and what else a round with one: a wide one, and a deep one whose first
 # levels have a second guess.
 SHAPES = (regular((2, 2)), from_paths([*((0,) * depth for depth in range(1, 9)), (1,), (0, 1), (0, 0, 1)]))
+OWN = (1, 4)  # draft lengths of the ways over the target's own weights, whose tokens are dear
 LOOKAHEADS = ((4, 3, 4), (7, 5, 7))  # window, n-gram, guesses: a narrow one and the usual one
+DYNAMIC = ((8, 4, 2), (16, 6, 4))  # nodes, levels, width of a tree that a model grows
+SUFFIXES = ((8, 6), (16, 8))  # nodes, levels of a tree of what followed before
 ENOUGH = 2.0  # seconds of plain decoding that a way is timed for, where single runs are short
 MORE = 5  # times as many turns as were asked for, at the most
 PAD = 32  # texts to be ranked are padded to multiples of this
-KINDS = ("model", "tree", "ngram", "suffix", "lookahead", "cascade")
+KINDS = ("model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree", "lookahead", "cascade", *ways.SELF)
 
 
-class Work(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Work:
     """What is decoded.
 
     Attributes:
@@ -55,6 +60,13 @@ class Work(NamedTuple):
     turns: int = 3
     tell: Callable[[str], None] = lambda line: None
     stop: Callable[[], bool] = lambda: False
+    _guides: dict[Way, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def guide(self, way: Way) -> Any:
+        """The drafter of a way, made once: one may have weights of its own."""
+        if way not in self._guides:
+            self._guides[way] = ways.guide(way, self.drafts, self.target)
+        return self._guides[way]
 
     @property
     def sampled(self) -> bool:
@@ -133,7 +145,7 @@ def decode(work: Work, way: Way, number: int) -> Run:
     Raises:
       RuntimeError: the logits hold NaN.
     """
-    guide, batch = ways.guide(way, work.drafts), work.batches[number]
+    guide, batch = work.guide(way), work.batches[number]
     everything = [prompt for one in work.batches for prompt in one]
     tokens, length = api.tokenize(work.target, everything)
     room = api.cache_room(work.target, guide, tokens, length, work.options["max_new_tokens"], None)
@@ -193,13 +205,41 @@ def probes(work: Work) -> list[Way]:
             found += [ways.chain("model", SHORT, number), ways.chain("model", LONG, number)]
         if "tree" in work.kinds:
             found += [ways.tree(shape, number) for shape in SHAPES]
-    return found + [ways.chain(kind, COPIED) for kind in ("ngram", "suffix") if kind in work.kinds]
+    found += [ways.chain(kind, COPIED) for kind in ("ngram", "suffix") if kind in work.kinds]
+    return found + [ways.chain(kind, gamma) for kind in ways.SELF if kind in work.kinds for gamma in OWN]
+
+
+def wholes(work: Work) -> list[Way]:
+    """The ways that are weighed as they are run."""
+    drafts = range(len(work.drafts))
+    every = [
+        *(ways.dynamic_tree(*one, draft) for draft in drafts for one in DYNAMIC),
+        *(ways.suffix_tree(*one) for one in SUFFIXES),
+        *(ways.lookahead(*one) for one in LOOKAHEADS),
+    ]
+    return [way for way in every if way.kind in work.kinds]
+
+
+def possible(work: Work, notes: Notes, every: Sequence[Way]) -> list[Way]:
+    """Those that this target can have; the others are left out, and why is said."""
+    found = []
+    for way in every:
+        try:
+            work.guide(way)
+        except ValueError as error:
+            reason = f"{way.kind}: {error}"
+            if reason not in notes.left_out:
+                notes.left_out.append(reason)
+        else:
+            found.append(way)
+    return found
 
 
 def survey(work: Work, notes: Notes) -> None:
     """Runs all that theory needs, and writes it down in `notes` as it comes."""
-    drafting = probes(work)
+    drafting = possible(work, notes, probes(work))
     timed_alone = [way for way in drafting if way.kind == "model" and way["gamma"] == SHORT]
+    timed_alone += [way for way in drafting if way.kind in ways.SELF and way["gamma"] == OWN[0]]
     timed_alone += [way for way in drafting if way.kind == "tree" and ways.shape_of(way) == SHAPES[0]]
     counted = [PLAIN, *(way for way in drafting if way not in timed_alone)]
     for place, way in enumerate(counted, start=1):
@@ -218,8 +258,8 @@ def survey(work: Work, notes: Notes) -> None:
         decode(work, way, 0)
     ran = [way for way in drafting if way in notes.passes or way in timed_alone]
     notes.load.append(take_turns(work, [PLAIN, *curve, *ran], notes.turns, turns_of(work, notes), [0]))
-    if PLAIN in notes.turns and "lookahead" in work.kinds:
-        _survey_lookahead(work, notes)
+    if PLAIN in notes.turns:
+        _survey_wholes(work, notes)
 
 
 def turns_of(work: Work, notes: Notes) -> int:
@@ -242,19 +282,18 @@ def _pass(work: Work, notes: Notes, way: Way, line: str) -> None:
     notes.passes[way] = runs
 
 
-def _survey_lookahead(work: Work, notes: Notes) -> None:
-    """Lookahead as it is run; a window whose call takes longer than its tokens could gain is left out, and said."""
+def _survey_wholes(work: Work, notes: Notes) -> None:
+    """Each as it is run; one whose call takes longer than its tokens could gain is left out, and said."""
     curve = curve_of(notes.turns)
-    for window, ngram, guesses in LOOKAHEADS:
-        way = ways.lookahead(window, ngram, guesses)
-        nodes = (window + guesses) * (ngram - 1)
-        if curve.relative(nodes) >= ngram:
+    for way in possible(work, notes, wholes(work)):
+        nodes, most = ways.nodes(way), ways.levels(way) + 1
+        if curve.relative(nodes) >= most:
             notes.left_out.append(
-                f"{ways.label(way)}: a call of its {nodes} nodes would take {curve.relative(nodes):.1f} steps of plain "
-                f"decoding, and commits at most {ngram} tokens"
+                f"{ways.label(way, work.names)}: a call of its {nodes} nodes would take {curve.relative(nodes):.1f} "
+                f"steps of plain decoding, and commits at most {most} tokens"
             )
             continue
-        _pass(work, notes, way, f"acceptance of {ways.label(way)}")
+        _pass(work, notes, way, f"acceptance of {ways.label(way, work.names)}")
         if way in notes.passes:
             beside: dict[Way, list[Run]] = {}
             take_turns(work, [PLAIN, way], beside, turns_of(work, notes), [0])
@@ -274,7 +313,7 @@ def _survey_inner(work: Work, notes: Notes) -> None:
     if work.stop():
         return
     work.tell(f"how well {ways.short(work.drafts[small].name)} drafts for {ways.short(work.drafts[middle].name)}")
-    pair = work._replace(target=work.drafts[middle])
+    pair = dataclasses.replace(work, target=work.drafts[middle])
     run = decode(pair, ways.chain("model", SHORT, small), 0)
     tried = sum(run.reached[:-1])
     notes.inners.append(Inner(middle, small, sum(run.reached[1:]) / tried if tried else 0.0))
@@ -336,14 +375,14 @@ def gather(notes: Notes, *, sampled: bool) -> Measured | None:
     chains = tuple(
         _chain(notes, curve, kind, drafts)
         for kind, drafts in dict.fromkeys((way.kind, way.drafts) for way in timed_ways)
-        if kind in ("model", "ngram", "suffix")
+        if kind in (*ways.DRAWN, "ngram", "suffix")
     )
     ranked = tuple(
         Ranks(number, rows, _tree_cost(notes, curve, number))
         for number, rows in notes.ranks.items()
         if ways.tree(SHAPES[1], number) in timed_ways
     )
-    wholes = tuple(_whole(notes, way) for way in timed_ways if way.kind == "lookahead")
+    wholes = tuple(_whole(notes, way) for way in timed_ways if way.kind in ways.WHOLE)
     verifier = "block" if sampled else "token"
     return Measured(curve, plain, chains, ranked, wholes, tuple(notes.inners), verifier)
 
@@ -377,7 +416,7 @@ def round_seconds(turns: dict[Way, list[Run]], way: Way) -> tuple[float, float]:
     step = statistics.median(run.seconds for run in turns[PLAIN])
     if way == PLAIN:
         values = [run.seconds for run in turns[PLAIN]]
-    elif way.kind == "lookahead":  # timed later, in turns of its own
+    elif way.kind in ways.WHOLE:  # timed later, in turns of its own
         values = [run.seconds for run in turns[way]]
     else:
         values = [step * own.seconds / base.seconds for own, base in zip(turns[way], turns[PLAIN], strict=True)]

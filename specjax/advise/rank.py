@@ -107,7 +107,7 @@ class Ranks(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A way that is weighed just as it was run (lookahead, whose costs and gains are not a chain's)."""
+    """A way that is weighed just as it was run, one of `ways.WHOLE`: its costs and gains are not a chain's."""
 
     way: Way
     tokens: float
@@ -169,7 +169,7 @@ def rank(measured: Measured, *, gamma_max: int = GAMMA_MAX) -> list[Candidate]:
 
 def chains(measured: Measured, chain: Chain, *, gamma_max: int = GAMMA_MAX) -> Iterator[Candidate]:
     """Every draft length from 1 on."""
-    verifier = measured.verifier if chain.way.kind == "model" else "token"
+    verifier = measured.verifier if chain.way.kind in ways.DRAWN else "token"
     for gamma in range(1, gamma_max + 1):
         tokens, error = expected(chain.reached, gamma)
         seconds = measured.curve.at(gamma + 1) + chain.cost.overhead + gamma * chain.cost.step

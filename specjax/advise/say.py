@@ -67,9 +67,9 @@ def _tried(advice: "Advice", measured: Measured) -> list[str]:
         lines.append("That is no gain beyond what the turns differ by.")
     for chain in measured.chains:
         alpha, c = first_accepted(chain), chain.cost.step / measured.curve.step
-        if chain.way.kind == "model" and c >= alpha:
+        if chain.way.kind in ways.DRAWN and c >= alpha:
             lines.append(
-                f"A token of {ways.short(advice.drafts[chain.way.drafts[0]])} costs {c:.2f} steps of the target and is "
+                f"A token of {_drawn_by(advice, chain)} costs {c:.2f} steps of the target and is "
                 f"accepted {alpha:.2f} of the time: it costs more than it saves, at every length."
             )
     return lines
@@ -97,13 +97,17 @@ def first_accepted(chain: Chain) -> float:
 def _acceptance(advice: "Advice", chain: Chain, measured: Measured) -> str:
     chance = rank.betas(chain.reached, len(chain.reached) - 1)
     told = ", ".join(f"{value:.2f}" for value in chance[:4])
-    if chain.way.kind == "model":
+    if chain.way.kind in ways.DRAWN:
         c = chain.cost.step / measured.curve.step
         return (
-            f"{ways.short(advice.drafts[chain.way.drafts[0]])}: a token costs {c:.3f} steps; accepted by position, all "
+            f"{_drawn_by(advice, chain)}: a token costs {c:.3f} steps; accepted by position, all "
             f"before it being accepted: {told}, ..."
         )
     return f"{chain.way.kind}: costs next to nothing; accepted by position, rounds without a match counted: {told}, ..."
+
+
+def _drawn_by(advice: "Advice", chain: Chain) -> str:
+    return ways.short(advice.drafts[chain.way.drafts[0]]) if chain.way.drafts else chain.way.kind
 
 
 def _doubts(advice: "Advice") -> list[str]:
@@ -123,7 +127,8 @@ def _doubts(advice: "Advice") -> list[str]:
 def python_line(advice: "Advice") -> str:
     """`sj.generate(...)` with the drafter to use; `sj` is specjax."""
     way, options = advice.way, advice.settings
-    given = [f'sj.load("{advice.target}")', "prompts"]
+    load = f'sj.load("{advice.target}")'
+    given = [f"target := {load}" if way.kind in ways.SELF else load, "prompts"]
     if way != PLAIN:
         given.append(f"drafter={ways.python(way, advice.drafts)}")
         given += [f'verifier="{way.verifier}"'] * (way.verifier != "token")

@@ -12,7 +12,7 @@ class Way:
     """One way of decoding.
 
     Attributes:
-      kind: plain, verify (a draft that costs nothing), model, tree, ngram, suffix, lookahead, cascade.
+      kind: plain, verify (a draft that costs nothing), or the name of a drafter as the command line has it.
       settings: names and values, as the drafter's constructor takes them; of a tree its parents, of a cascade the
         gamma of its inner drafter as `inner`.
       drafts: places of the draft models in the list that was given; of a cascade the middle one first.
@@ -30,6 +30,9 @@ class Way:
 
 
 PLAIN = Way("plain")
+SELF = ("layer-skip", "quantised")  # drafters over the target's own weights: chains, as those of a draft model
+DRAWN = ("model", *SELF)  # chains of tokens that a model draws
+WHOLE = ("lookahead", "dynamic-tree", "suffix-tree")  # weighed just as they are run
 
 
 def verify(width: int) -> Way:
@@ -49,6 +52,14 @@ def tree(shape: Tree, draft: int) -> Way:
 
 def lookahead(window: int, ngram: int, guesses: int) -> Way:
     return Way("lookahead", (("window", window), ("ngram", ngram), ("guesses", guesses)), (), "deterministic")
+
+
+def dynamic_tree(size: int, depth: int, width: int, draft: int) -> Way:
+    return Way("dynamic-tree", (("size", size), ("depth", depth), ("width", width)), (draft,), "deterministic")
+
+
+def suffix_tree(size: int, depth: int) -> Way:
+    return Way("suffix-tree", (("size", size), ("depth", depth)), (), "deterministic")
 
 
 def cascade(gamma: int, inner: int, middle: int, small: int) -> Way:
@@ -76,7 +87,7 @@ def regular_shape(shape: Tree) -> tuple[int, ...] | None:
 
 def label(way: Way, drafts: Sequence[str] = ()) -> str:
     """In words, short enough for a table."""
-    drawn = "" if way.verifier == "token" or way.kind in ("tree", "lookahead") else f", {way.verifier}"
+    drawn = "" if way.verifier == "token" or way.kind in ("tree", *WHOLE) else f", {way.verifier}"
     names = " > ".join(short(drafts[number]) for number in way.drafts) if drafts else ""
     named = f" {names}" if names else ""
     if way.kind == "tree":
@@ -86,6 +97,9 @@ def label(way: Way, drafts: Sequence[str] = ()) -> str:
         return f"tree {told}{named}"
     if way.kind == "lookahead":
         return "lookahead " + ",".join(str(value) for _, value in way.settings)
+    if way.kind in ("dynamic-tree", "suffix-tree"):
+        wide = f", {way['width']} wide" if way.kind == "dynamic-tree" else ""
+        return f"{way.kind} of {way['size']} nodes, {way['depth']} levels{wide}{named}"
     if way.kind == "cascade":
         return f"cascade \u03b3={way['gamma']}, inner \u03b3={way['inner']}{named}"
     if way.kind == "verify":
@@ -97,7 +111,20 @@ def levels(way: Way) -> int:
     """Tokens drafted one after the other."""
     if way.kind == "tree":
         return shape_of(way).width - 1
+    if way.kind in ("dynamic-tree", "suffix-tree"):
+        return way["depth"]
     return way["ngram"] - 1 if way.kind == "lookahead" else way["gamma"]
+
+
+def nodes(way: Way) -> int:
+    """Tokens of a call of the target, the last committed one included."""
+    if way.kind == "tree":
+        return shape_of(way).size
+    if way.kind in ("dynamic-tree", "suffix-tree"):
+        return way["size"]
+    if way.kind == "lookahead":
+        return (way["window"] + way["guesses"]) * (way["ngram"] - 1)
+    return way["gamma"] + 1
 
 
 def short(model: str) -> str:
@@ -108,11 +135,12 @@ def short(model: str) -> str:
 # --- the drafter -----------------------------------------------------------------------------------------------------
 
 
-def guide(way: Way, drafts: Sequence[Any]) -> Any:
+def guide(way: Way, drafts: Sequence[Any], target: Any = None) -> Any:
     """The drafter with its weights.
 
     Args:
       drafts: the models that `way.drafts` counts.
+      target: that of the ways of `SELF`.
     """
     from specjax import drafters
     from specjax.bench.rounds import free
@@ -126,13 +154,12 @@ def guide(way: Way, drafts: Sequence[Any]) -> Any:
         return drafters.tree(own[0], shape_of(way), siblings=drafters.Siblings.POINTS)
     if way.kind == "cascade":
         return drafters.cascade(own[0], drafters.model(own[1], gamma=way["inner"]), gamma=way["gamma"])
-    make = {"model": drafters.model, "ngram": drafters.ngram, "suffix": drafters.suffix,
-            "lookahead": drafters.lookahead}  # fmt: skip
-    return make[way.kind](*own, **dict(way.settings))
+    own += [target] * (way.kind in SELF)
+    return getattr(drafters, way.kind.replace("-", "_"))(*own, **dict(way.settings))
 
 
 def python(way: Way, drafts: Sequence[str]) -> str:
-    """The drafter as Python, `sj` being specjax; "None" for plain decoding."""
+    """The drafter as Python, `sj` being specjax and `target` the loaded one; "None" for plain decoding."""
     load = [f'sj.load("{drafts[number]}")' for number in way.drafts]
     if way.kind == "plain":
         return "None"
@@ -143,8 +170,8 @@ def python(way: Way, drafts: Sequence[str]) -> str:
     if way.kind == "cascade":
         inner = f"sj.drafters.model({load[1]}, gamma={way['inner']})"
         return f"sj.drafters.cascade({load[0]}, {inner}, gamma={way['gamma']})"
-    given = [*load, *(f"{name}={value}" for name, value in way.settings)]
-    return f"sj.drafters.{way.kind}({', '.join(given)})"
+    given = [*load, *["target"] * (way.kind in SELF), *(f"{name}={value}" for name, value in way.settings)]
+    return f"sj.drafters.{way.kind.replace('-', '_')}({', '.join(given)})"
 
 
 def spec(way: Way) -> str:

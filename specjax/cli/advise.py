@@ -13,7 +13,8 @@ from specjax.names import check_name
 
 PROG = "specjax advise"
 DONE = 0
-KINDS = ("model", "tree", "ngram", "suffix", "lookahead", "cascade")
+NEEDING = ("model", "tree", "dynamic-tree", "cascade")  # a draft model
+KINDS = (*NEEDING, "ngram", "suffix", "suffix-tree", "lookahead", "layer-skip", "quantised")
 SHOWN = 12  # rows of the table
 
 
@@ -56,8 +57,9 @@ class Use:
 class Measuring:
     """How it is measured."""
 
-    drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: all)")] = ()
-    """Those that are weighed: model, tree, ngram, suffix, lookahead, cascade."""
+    drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: see there)")] = ()
+    """Those that are weighed: model, tree, dynamic-tree, cascade, ngram, suffix, suffix-tree, lookahead, layer-skip,
+    quantised. Without it all, but the last two, where the target drafts for itself, only if there is no --draft."""
     verify: Annotated[int, arg(metavar="N")] = 3
     """Ways that are really decoded, beside plain decoding; 0: the answer is theory's alone."""
     repeats: Annotated[int, arg(metavar="N")] = 3
@@ -125,7 +127,7 @@ def main(args: Sequence[str]) -> int:
             advice = desk.advise(
                 target, drafts, prompts, temperature=ask.use.temperature, batch=ask.use.batch,
                 max_new_tokens=ask.use.max_new_tokens, ignore_eos=ask.use.ignore_eos, seed=ask.use.seed,
-                kinds=ask.measuring.drafters or KINDS, verify=ask.measuring.verify, turns=ask.measuring.repeats,
+                kinds=ask.measuring.drafters or None, verify=ask.measuring.verify, turns=ask.measuring.repeats,
                 tell=tell, stop=asked,
             )  # fmt: skip
     command = say.command_line(advice, dtype=ask.models.dtype, prompts=ask.text.prompts)
@@ -157,7 +159,7 @@ def check(ask: Ask) -> None:
         repeats=ask.measuring.repeats,
     )  # fmt: skip
     checks.at_least(0, verify=ask.measuring.verify, seed=ask.use.seed, temperature=ask.use.temperature)
-    needing = [name for name in ask.measuring.drafters if name in ("model", "tree", "cascade")]
+    needing = [name for name in ask.measuring.drafters if name in NEEDING]
     names = draft_names(ask.models)
     if needing and not names:
         raise ValueError(

@@ -33,9 +33,11 @@ class Machine:
     Args:
       curve: a call of the target by its tokens. c: a step of the draft. bent: what it costs more, squared by length.
       alpha, copied: acceptance of what a model drafts, and of what is copied.
+      whole: tokens of a round of the ways that are weighed as they run. half: acceptance and c of the target in int8.
     """
 
-    def __init__(self, *, curve=FLAT, c=0.05, bent=0.0, alpha=0.8, copied=0.1, second=0.1):
+    def __init__(self, *, curve=FLAT, c=0.05, bent=0.0, alpha=0.8, copied=0.1, second=0.1, whole=(), half=(0.9, 0.9)):
+        self.whole, self.half = dict(whole), half
         self.curve, self.c, self.bent, self.alpha, self.copied = curve, c, bent, alpha, copied
         drawn = np.random.default_rng(0).random((2, NEW))
         ranks = np.where(drawn < alpha, 0, np.where(drawn < alpha + second * (1 - alpha), 1, MISS))
@@ -48,8 +50,8 @@ class Machine:
         tokens, seconds = self.round(way)
         calls = max(round(NEW / tokens), 1)
         reached = (10**6, round(10**6 * (tokens - 1)))
-        if way.kind in ("model", "ngram", "suffix"):
-            alpha = self.alpha if way.kind == "model" else self.copied
+        if way.kind in ("model", "ngram", "suffix", *ways.SELF):
+            alpha = self.accepted(way.kind)
             reached = tuple(round(10**6 * alpha**d) for d in range(way["gamma"] + 1))
         return Run(1.0, calls * seconds, calls, reached, [[1] * NEW] * rows)
 
@@ -61,25 +63,29 @@ class Machine:
             shape = ways.shape_of(way)
             tokens = rank.replay(shape, self.rows)[0]
             return tokens, self.curve[shape.size - 1] + (shape.width - 1) * self.c
-        if way.kind == "lookahead":
-            return 1.0, self.curve[(way["window"] + way["guesses"]) * (way["ngram"] - 1) - 1]
-        gamma, drawn = way["gamma"], way.kind == "model"
-        tokens = float(theory.expected_tokens(self.alpha if drawn else self.copied, gamma))
-        return tokens, self.curve[gamma] + (gamma * self.c + gamma**2 * self.bent if drawn else 0.0)
+        if way.kind in ways.WHOLE:
+            return self.whole.get(way.kind, 1.0), self.curve[ways.nodes(way) - 1]
+        gamma = way["gamma"]
+        c = {"model": self.c, "quantised": self.half[1], "layer-skip": 0.5}.get(way.kind)
+        tokens = float(theory.expected_tokens(self.accepted(way.kind), gamma))
+        return tokens, self.curve[gamma] + (gamma * c + gamma**2 * self.bent if c is not None else 0.0)
+
+    def accepted(self, kind) -> float:
+        return {"model": self.alpha, "quantised": self.half[0], "layer-skip": 0.1}.get(kind, self.copied)
 
 
 @pytest.fixture(scope="module")
 def models():
-    config = opt.OPTConfig(vocab_size=257, width=16, embed_width=16, layers=1, heads=2, mlp_width=32, max_positions=128)
+    config = opt.OPTConfig(vocab_size=257, width=16, embed_width=16, layers=2, heads=2, mlp_width=32, max_positions=128)
     return [Model(name, opt, config, toys.FMT, toys.params(0, config)) for name in ("big", "hub/small")]
 
 
 @pytest.fixture
 def ask(models, monkeypatch):
-    def run(machine, **options):
+    def run(machine, draft=True, **options):
         monkeypatch.setattr(measure, "decode", machine.decode)
         monkeypatch.setattr(measure, "ranks_of", lambda draft, prompts, texts: machine.rows)
-        return sj.advise(models[0], models[1], PROMPTS, max_new_tokens=NEW, **options)
+        return sj.advise(models[0], models[1:] if draft else [], PROMPTS, max_new_tokens=NEW, **options)
 
     return run
 
@@ -117,6 +123,44 @@ def test_text_that_repeats_itself_needs_no_model(ask):
     assert advice.helps and advice.way.kind in ("ngram", "suffix") and not advice.way.drafts
     assert "--draft " not in say.command_line(advice, prompts="my file.txt")
     assert say.command_line(advice, prompts="my file.txt").endswith("--prompts 'my file.txt'")
+
+
+@pytest.mark.parametrize("kind", ["dynamic-tree", "suffix-tree"])
+def test_what_is_weighed_as_it_runs_can_be_the_answer(ask, kind):
+    advice = ask(Machine(whole={kind: 6.5}))
+    assert advice.way.kind == kind and advice.way.verifier == "deterministic"
+    assert advice.speedup == pytest.approx(6.5, rel=0.02)
+    assert "--verifier deterministic" in say.command_line(advice) and f"--drafter {kind}:size=" in say.command_line(
+        advice
+    )
+
+
+def test_a_target_alone_may_draft_for_itself(ask):
+    machine = Machine(half=(0.95, 0.2))
+    advice = ask(machine, draft=False)
+    wanted = theory.best_gamma(0.95, 0.2, gamma_max=rank.GAMMA_MAX)
+    assert advice.way == ways.chain("quantised", int(wanted.gamma)) and advice.drafts == []
+    assert advice.python.startswith(
+        'sj.generate(target := sj.load("big"), prompts, drafter=sj.drafters.quantised(target, '
+    )
+    assert "quantised: a token costs 0.200 steps" in advice.reason
+    assert "layer-skip" in {one.way.kind for one in advice.candidates}
+    assert "--draft " not in say.command_line(advice)
+
+
+def test_beside_a_draft_model_the_target_drafts_for_itself_only_if_asked(ask):
+    machine = Machine()
+    ask(machine)
+    assert not {"layer-skip", "quantised"} & {way.kind for way in machine.ran}
+    assert {"model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree"} <= {way.kind for way in machine.ran}
+    asked = Machine()
+    assert {one.way.kind for one in ask(asked, kinds=("quantised",)).candidates} == {"quantised"}
+
+
+def test_the_command_line_knows_the_same_kinds():
+    from specjax.cli import advise
+
+    assert set(advise.KINDS) == set(measure.KINDS)
 
 
 def test_what_was_measured_overrules_theory(ask):

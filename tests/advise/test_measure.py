@@ -1,5 +1,7 @@
 """What is run and counted, on a toy model; and how notes become numbers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -96,7 +98,7 @@ def test_a_turn_that_is_stopped_is_left_out_whole(work, monkeypatch):
 
     monkeypatch.setattr(measure, "decode", decode)
     into = {}
-    halted = work._replace(stop=lambda: len(ran) >= 3)
+    halted = dataclasses.replace(work, stop=lambda: len(ran) >= 3)
     measure.take_turns(halted, [PLAIN, ways.verify(2)], into, 2, [0])
     assert {way: len(runs) for way, runs in into.items()} == {PLAIN: 1, ways.verify(2): 1}
 
@@ -105,6 +107,20 @@ def test_broken_weights_are_told_in_one_line(work):
     config = work.target.config
     params = toys.params(0, config)
     params["final_norm"]["scale"] = params["final_norm"]["scale"] * np.float32("nan")
-    broken = work._replace(target=Model("broken", opt, config, toys.FMT, params))
+    broken = dataclasses.replace(work, target=Model("broken", opt, config, toys.FMT, params))
     with pytest.raises(RuntimeError, match="the logits of broken hold NaN"):
         measure.decode(broken, PLAIN, 0)
+
+
+def test_what_a_target_cannot_have_is_left_out_and_said(work):
+    """Of one layer none can be skipped."""
+    notes = measure.fresh()
+    alone = dataclasses.replace(work, kinds=("layer-skip", "quantised"))
+    assert {way.kind for way in measure.possible(alone, notes, measure.probes(alone))} == {"quantised"}
+    assert len(notes.left_out) == 1 and notes.left_out[0].startswith("layer-skip: a model of 1 layer has none to skip")
+
+
+def test_a_way_has_one_drafter_however_often_it_runs(work):
+    way = ways.chain("quantised", 2)
+    assert work.guide(way) is work.guide(way)
+    assert dataclasses.replace(work, target=work.drafts[0]).guide(way) is not work.guide(way)
