@@ -151,7 +151,7 @@ def _damaged(folder: Path, error: Exception) -> ValueError:
 
 def _check_format(folder: Path, held: Format, wanted: Format) -> None:
     """Fields that change the arrays; the others (padding of rows, caches) may differ."""
-    for field in ("dtype", "out_in", "stacked"):
+    for field in ("dtype", "out_in", "stacked", "part"):
         if getattr(held, field) != getattr(wanted, field):
             raise ValueError(
                 f"checkpoint {folder} has weights of {field}={getattr(held, field)}, wanted are {field}="

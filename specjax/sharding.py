@@ -152,7 +152,7 @@ def path_of(keys: tuple) -> str:
 
 def _candidates(path: str, rules: Rules, fmt: Format) -> tuple[P, ...]:
     """The specs that the first matching rule allows, in the array's own orientation and rank."""
-    name = re.sub(r"(?<=\blayers\.)\d+\.", "", path)
+    name = re.sub(r"(?<=\blayers\.)\d+\.|(?<=\.kernel)\.\d+$", "", path)
     for rule in rules.table:
         if re.fullmatch(rule.pattern, name):
             break

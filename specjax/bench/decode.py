@@ -103,9 +103,10 @@ def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model
     layers add almost nothing (their output projections are scaled down)."""
     target = random_model(size, dtype)
     layers = dict(target.params["layers"])
+    scaled = lambda kernel: jax.tree.map(lambda part: (part * 0.02).astype(part.dtype), kernel)
+    quiet = lambda linear: {**linear, "kernel": scaled(linear["kernel"])}
     for index in range(draft_layers, target.config.layers):
         layer = layers[str(index)]
-        quiet = lambda linear: {**linear, "kernel": (linear["kernel"] * 0.02).astype(linear["kernel"].dtype)}
         attn, mlp = (
             {**layer["attn"], "o": quiet(layer["attn"]["o"])},
             {**layer["mlp"], "down": quiet(layer["mlp"]["down"])},

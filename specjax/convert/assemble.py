@@ -32,12 +32,24 @@ class Leaf(NamedTuple):
     pieces: tuple[str, ...]  # paths with separate layers: one, or L where layers are stacked
     stacked: bool
     flipped: bool  # stored (out, in), wanted (in, out)
+    part: tuple[int, int] = (0, 1)  # number of this array and count of those that the stored tensor is cut into
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of each stored tensor, as Hugging Face writes it."""
         shape = self.shape[1:] if self.stacked else self.shape
+        if self.part[1] > 1:
+            return shape[0], shape[1] * self.part[1]
         return shape[::-1] if self.flipped else shape
+
+    def stored_index(self, index: Index) -> Index:
+        """Where a slice of this array (of one layer of it) lies in the stored tensor."""
+        number, count = self.part
+        if count == 1:
+            return index[::-1] if self.flipped else index
+        start, stop, step = index[1].indices(self.shape[1])
+        before = number * self.shape[1]
+        return index[0], slice(before + start, before + stop, step)
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +66,11 @@ def leaves(params: Params, fmt: Format) -> list[Leaf]:
         if stacked:
             pieces = tuple(path.replace("layers.", f"layers.{i}.", 1) for i in range(value.shape[0]))
         flipped = path.endswith(".kernel") and not fmt.out_in
-        found.append(Leaf(path, tuple(value.shape), np.dtype(value.dtype), pieces, stacked, flipped))
+        base, _, number = path.rpartition(".")
+        part = (0, 1)
+        if base.endswith(".kernel"):
+            pieces, part = (base,), (int(number), len(lookup(params, base)))
+        found.append(Leaf(path, tuple(value.shape), np.dtype(value.dtype), pieces, stacked, flipped, part))
     return found
 
 
@@ -133,7 +149,7 @@ def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | Non
         inner = index[1:] if leaf.stacked else index
         chosen = names[index[0]] if leaf.stacked else names
         for part, name in zip(out if leaf.stacked else (out,), chosen, strict=True):
-            stored = source.read(name, inner[::-1] if leaf.flipped else inner)
+            stored = source.read(name, leaf.stored_index(inner))
             copy_into(part, stored.T if leaf.flipped else stored)
         return out
 
@@ -163,10 +179,12 @@ def copy_into(out: np.ndarray, values: np.ndarray) -> None:
 
 
 def stored_tensors(params: Params, table: NameTable, fmt: Format) -> list[tuple[str, Leaf, int]]:
-    """(Hugging Face name, parameter, layer within it) of everything to be written, in the order of the parameters."""
-    return [
-        (table.name(piece), leaf, number) for leaf in leaves(params, fmt) for number, piece in enumerate(leaf.pieces)
-    ]
+    """(Hugging Face name, parameter, layer within it) of everything to be written, in the order of the parameters.
+
+    Of a kernel in parts the first stands for all.
+    """
+    firsts = [leaf for leaf in leaves(params, fmt) if leaf.part[0] == 0]
+    return [(table.name(piece), leaf, number) for leaf in firsts for number, piece in enumerate(leaf.pieces)]
 
 
 def lookup(params: Mapping[str, Any], path: str) -> Any:

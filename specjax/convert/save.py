@@ -95,7 +95,7 @@ def _fetcher(params: Params, leaf: Leaf, number: int, kept: dict[str, np.ndarray
     def fetch() -> np.ndarray:
         if leaf.path not in kept:
             kept.clear()
-            kept[leaf.path] = np.asarray(lookup(params, leaf.path))
+            kept[leaf.path] = _on_host(params, leaf)
         value = kept[leaf.path][number] if leaf.stacked else kept[leaf.path]
         if not leaf.flipped:
             return np.ascontiguousarray(value)
@@ -104,6 +104,14 @@ def _fetcher(params: Params, leaf: Leaf, number: int, kept: dict[str, np.ndarray
         return out
 
     return fetch
+
+
+def _on_host(params: Params, leaf: Leaf) -> np.ndarray:
+    """The array, or the whole kernel that it is the first part of."""
+    if leaf.part[1] == 1:
+        return np.asarray(lookup(params, leaf.path))
+    parts = lookup(params, leaf.path.rpartition(".")[0])
+    return np.concatenate([np.asarray(parts[str(number)]) for number in range(len(parts))], axis=1)
 
 
 def _write_weights(folder: Path, tensors: list[Pending], shard_bytes: int) -> None:

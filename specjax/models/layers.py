@@ -4,7 +4,7 @@ Activations and the residual stream are float32; a kernel is multiplied in its o
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import jax
@@ -78,19 +78,34 @@ def scaled_dot(
     return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
+def in_parts(parts: Iterable[Any]) -> dict[str, Any]:
+    """Arrays of one kernel, along its inputs, under the keys that they are stored by."""
+    return {str(number): part for number, part in enumerate(parts)}
+
+
 class Linear(nnx.Module):
-    """y = x W + b, the kernel in the format's orientation and dtype, bias and scale float32."""
+    """y = x W + b, the kernel in the format's orientation and dtype, bias and scale float32.
+
+    A kernel in parts is a dict of arrays "0", "1", ..., each [out, inputs / parts].
+    """
 
     def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
         shape = (d_out, d_in) if fmt.out_in else (d_in, d_out)
         self.fmt = fmt
-        self.kernel = nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype))
+        kernel = (std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype)
+        parts = jnp.split(kernel, fmt.parts(d_in), axis=1) if fmt.part else [kernel]
+        self.kernel = nnx.Param(kernel) if len(parts) == 1 else nnx.Dict(in_parts(map(nnx.Param, parts)))
         self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
         scale = None if self.scale is None else self.scale[...]
-        y = scaled_dot(x, self.kernel[...], scale, out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
+        of = functools.partial(scaled_dot, scale=scale, out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
+        if isinstance(self.kernel, nnx.Dict):
+            kernels = [self.kernel[str(number)][...] for number in range(len(self.kernel))]
+            y = functools.reduce(jnp.add, map(of, jnp.split(x, len(kernels), axis=-1), kernels))
+        else:
+            y = of(x, self.kernel[...])
         return y if self.bias is None else y + self.bias[...][None, None]
 
 

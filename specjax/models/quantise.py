@@ -18,7 +18,7 @@ LIMIT = 127.0  # symmetric: -128 is not used
 
 def format_of(fmt: Format) -> Format:
     """The format of the quantised weights: layouts and caches are those of the format that they came from."""
-    return dataclasses.replace(fmt, dtype=INT8)
+    return dataclasses.replace(fmt, dtype=INT8, part=0)
 
 
 def quantise(params: Params, fmt: Format) -> Params:
@@ -33,9 +33,11 @@ def quantise(params: Params, fmt: Format) -> Params:
     def walk(node, path: tuple[str, ...]):
         if not isinstance(node, dict):
             return node
+        if path[-1:] == ("kernel",):  # in parts
+            return jnp.concatenate([node[str(number)] for number in range(len(node))], axis=-1)
         out = {name: walk(value, (*path, name)) for name, value in node.items()}
         if "kernel" in node:
-            out["kernel"], out["scale"] = channels(node["kernel"], axis=-1 if fmt.out_in else -2)
+            out["kernel"], out["scale"] = channels(out["kernel"], axis=-1 if fmt.out_in else -2)
         if "table" in node and path[-2:] == ("embed", "tokens"):
             out["table"], out["scale"] = channels(node["table"], axis=-1)
         return out

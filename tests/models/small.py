@@ -94,7 +94,9 @@ def laid_out(params: Params, fmt: Format) -> Params:
     def lay(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name.endswith("kernel"):
-            return (leaf.T if fmt.out_in else leaf).astype(fmt.dtype)
+            kernel = (leaf.T if fmt.out_in else leaf).astype(fmt.dtype)
+            count = fmt.parts(leaf.shape[0])
+            return kernel if count == 1 else {str(i): part for i, part in enumerate(jnp.split(kernel, count, axis=1))}
         return leaf.astype(fmt.dtype) if name == "embed.tokens.table" else leaf
 
     params = jax.tree_util.tree_map_with_path(lay, params)
