@@ -1,5 +1,6 @@
 """What the machine can do and what else it is doing: memory bandwidth, and the share of processor that others use."""
 
+import gc
 import os
 import platform
 import time
@@ -52,6 +53,25 @@ def bandwidth(megabytes: int = 512, repeats: int = 3) -> float:
             list(pool.map(np.max, parts))
             best = min(best, time.perf_counter() - started)
     return sum(part.nbytes for part in parts) / best
+
+
+MAPS = 0.4  # share of the memory maps of a process that compiled programs may hold before they are forgotten
+
+
+def forget_programs() -> bool:
+    """Lets go of all compiled programs if they use up the memory maps that a process may have, and says whether it did.
+
+    Linux allows 65,530; with none left, XLA dies of a segmentation fault. What is needed again is compiled again.
+    """
+    try:
+        with open("/proc/self/maps", "rb") as maps, open("/proc/sys/vm/max_map_count", encoding="ascii") as limit:
+            full = sum(1 for _ in maps) > MAPS * int(limit.read())
+    except OSError:
+        return False
+    if full:
+        jax.clear_caches()
+        gc.collect()
+    return full
 
 
 def versions() -> dict[str, str]:
