@@ -124,7 +124,7 @@ def kinds(result: dict) -> dict[str, int]:
     return {name: names.count(name) for name in names}
 
 
-@pytest.mark.parametrize("block", [1, 2, 8])
+@pytest.mark.parametrize("block", [1, pytest.param(2, marks=pytest.mark.slow), 8])
 def test_a_decode_step_of_opt_13b_on_eight_chips(block):
     """Scanned layers: the two all-reduces of a layer stand once in the text; the third is of the embedding, and the
     logits are gathered. Arguments are an eighth of 24 GiB of weights and of the cache, and the positions: the same
