@@ -139,6 +139,15 @@ def test_another_format_is_refused(saved, field, value):
         checkpoint.restore(saved, wanted(sharding.make_mesh(2, 4)), fmt=other)
 
 
+def test_kernels_in_parts_come_back_in_parts_alone(tmp_path):
+    kernel = {"0": jnp.ones((4, 2)), "1": jnp.zeros((4, 2))}
+    cut = Format(dtype="bfloat16", out_in=True, part=2)
+    checkpoint.save(tmp_path / "cut", {"kernel": kernel}, family="opt", config=CONFIG, fmt=cut)
+    assert same(checkpoint.restore(tmp_path / "cut", checkpoint.like({"kernel": kernel}), fmt=cut), {"kernel": kernel})
+    with pytest.raises(ValueError, match=r"part=2, wanted are part=0"):
+        checkpoint.restore(tmp_path / "cut", {"kernel": jnp.ones((4, 4))}, fmt=dataclasses.replace(cut, part=0))
+
+
 def test_a_damaged_checkpoint_is_called_so(tmp_path):
     folder = tmp_path / "cut"
     small = {"a": jnp.arange(4.0)}

@@ -220,6 +220,8 @@ def test_spec_follows_the_format():
     assert sharding.spec_for(q, sharding.OPT, Format()) == P(None, "model")
     assert sharding.spec_for(q, sharding.OPT, Format(out_in=True)) == P("model", None)
     assert sharding.spec_for("layers.attn.q.kernel", sharding.OPT, Format(stacked=True)) == P(None, None, "model")
+    parts = Format(out_in=True, part=8)  # each lies as the whole would
+    assert sharding.spec_for("layers.3.mlp.down.kernel.1", sharding.OPT, parts) == P(None, "model")
     table = "embed.tokens.table"  # [V, D] in every format
     assert sharding.spec_for(table, sharding.OPT, Format(out_in=True, stacked=True)) == P("model", None)
     assert sharding.spec_for(q, sharding.replicated(sharding.OPT), Format()) == P(None, None)

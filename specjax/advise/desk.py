@@ -187,7 +187,7 @@ def make_work(
     prompts: api.Prompts,
     *,
     batch: int,
-    kinds: Sequence[str] | None = None,
+    kinds: Sequence[str] | None,
     turns: int,
     options: dict[str, Any],
     tell: Callable[[str], None],

@@ -135,7 +135,7 @@ def short(model: str) -> str:
 # --- the drafter -----------------------------------------------------------------------------------------------------
 
 
-def guide(way: Way, drafts: Sequence[Any], target: Any = None) -> Any:
+def guide(way: Way, drafts: Sequence[Any], target: Any) -> Any:
     """The drafter with its weights.
 
     Args:

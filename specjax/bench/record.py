@@ -40,7 +40,13 @@ class Record:
         return self.known.get(name(case), [])
 
     def add(self, case: Mapping[str, Any], rows: Iterable[Row]) -> Iterator[Row]:
-        """Passes the rows on, and appends them to the file when the last one has come."""
+        """Passes the rows on, and appends them to the file when the last one has come.
+
+        Before the first is measured, the programs of earlier cases are forgotten if there are too many of them.
+        """
+        from specjax.bench import machine  # which imports jax: a file is checked without it
+
+        machine.forget_programs()
         seen = []
         for row in rows:
             seen.append(row)

@@ -99,13 +99,10 @@ def run(
     cases: Sequence[Case], kept: Record, shelf: Shelf, tell: Callable[[str], None], left_out: list[str]
 ) -> Iterator[tuple[Case, list[Row]]]:
     """Each case with its rows, from the file where it has them; what cannot be had goes to `left_out`, in words."""
-    from specjax.bench import machine
-
     for number, case in enumerate(cases, start=1):
         tell(f"{number} of {len(cases)}: {case.told}")
         rows = kept.rows(case.key)
         if not rows:
-            machine.forget_programs()
             try:
                 rows = list(kept.add(case.key, case.measure(shelf)))
                 kept.known[name(case.key)] = rows  # a later table of this run may have the same row

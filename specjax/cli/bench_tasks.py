@@ -143,8 +143,6 @@ def main(args: Sequence[str]) -> int:
             for number, case in enumerate(cases, start=1):
                 known = kept.rows(case.key)
                 progress.tell(f"{number} of {len(cases)}: {case.task}, {told(case.cell)}")
-                if not known:
-                    machine.forget_programs()
                 shown += known or list(kept.add(case.key, bench.rows(case)))
                 if options.measuring.markdown is not None and shown:
                     record.write_markdown(options.measuring.markdown, tables(shown))

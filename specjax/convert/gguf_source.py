@@ -103,14 +103,20 @@ def gguf_source(gguf: GGUF) -> TensorSource:
 
 
 def _stored(tensor: Any, order: np.ndarray | None, file: str) -> StoredTensor:
-    from gguf import GGMLQuantizationType, dequantize
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     shape = tuple(int(n) for n in reversed(tensor.shape))  # the file counts from the fastest axis
     kind = tensor.tensor_type
     plain = kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
+    block, packed = GGML_QUANT_SIZES[kind]  # weights of a block along the last axis, and its bytes
 
     def load(index: Index) -> np.ndarray:
-        rows = tensor.data[index[0]] if order is None else tensor.data[order[index[0]]]
-        return (rows if plain else dequantize(rows, kind))[(slice(None), *index[1:])]
+        at = index if order is None else (order[index[0]], *index[1:])
+        if plain:
+            return tensor.data[at]
+        start, stop, _ = index[-1].indices(shape[-1])
+        first, past = start // block, -(-stop // block)
+        blocks = tensor.data[(*at[:-1], slice(first * packed, past * packed))]
+        return dequantize(blocks, kind)[..., start - first * block : stop - first * block]
 
     return StoredTensor(shape, tensor.data.dtype if plain else np.dtype(np.float32), load, file)

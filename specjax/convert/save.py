@@ -16,7 +16,7 @@ import numpy as np
 from specjax.convert.assemble import Leaf, copy_into, lookup, stored_tensors
 from specjax.convert.safetensors_source import DTYPES
 from specjax.convert.tables import table_for
-from specjax.models.format import Format
+from specjax.models.format import Format, in_order
 from specjax.types import Params
 
 SHARD_BYTES = 5_000_000_000  # what Hugging Face cuts at
@@ -110,8 +110,8 @@ def _on_host(params: Params, leaf: Leaf) -> np.ndarray:
     """The array, or the whole kernel that it is the first part of."""
     if leaf.part[1] == 1:
         return np.asarray(lookup(params, leaf.path))
-    parts = lookup(params, leaf.path.rpartition(".")[0])
-    return np.concatenate([np.asarray(parts[str(number)]) for number in range(len(parts))], axis=1)
+    parts = in_order(lookup(params, leaf.path.rpartition(".")[0]))
+    return np.concatenate([np.asarray(part) for part in parts], axis=1)
 
 
 def _write_weights(folder: Path, tensors: list[Pending], shard_bytes: int) -> None:

@@ -4,7 +4,7 @@ Activations and the residual stream are float32; a kernel is multiplied in its o
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Int8
 
-from specjax.models.format import INT8, Format
+from specjax.models.format import INT8, Format, in_order
 from specjax.types import Params, PyTree
 
 
@@ -78,11 +78,6 @@ def scaled_dot(
     return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
-def in_parts(parts: Iterable[Any]) -> dict[str, Any]:
-    """Arrays of one kernel, along its inputs, under the keys that they are stored by."""
-    return {str(number): part for number, part in enumerate(parts)}
-
-
 class Linear(nnx.Module):
     """y = x W + b, the kernel in the format's orientation and dtype, bias and scale float32.
 
@@ -93,8 +88,8 @@ class Linear(nnx.Module):
         shape = (d_out, d_in) if fmt.out_in else (d_in, d_out)
         self.fmt = fmt
         kernel = (std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype)
-        parts = jnp.split(kernel, fmt.parts(d_in), axis=1) if fmt.part else [kernel]
-        self.kernel = nnx.Param(kernel) if len(parts) == 1 else nnx.Dict(in_parts(map(nnx.Param, parts)))
+        parts = [nnx.Param(part) for part in jnp.split(kernel, fmt.parts(d_in), axis=1)]
+        self.kernel = parts[0] if len(parts) == 1 else nnx.Dict({str(i): part for i, part in enumerate(parts)})
         self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
 
@@ -102,7 +97,7 @@ class Linear(nnx.Module):
         scale = None if self.scale is None else self.scale[...]
         of = functools.partial(scaled_dot, scale=scale, out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
         if isinstance(self.kernel, nnx.Dict):
-            kernels = [self.kernel[str(number)][...] for number in range(len(self.kernel))]
+            kernels = [part[...] for part in in_order(self.kernel)]
             y = functools.reduce(jnp.add, map(of, jnp.split(x, len(kernels), axis=-1), kernels))
         else:
             y = of(x, self.kernel[...])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
-from specjax.models.format import INT8, Format
+from specjax.models.format import INT8, Format, in_order
 from specjax.types import Params
 
 LIMIT = 127.0  # symmetric: -128 is not used
@@ -34,7 +34,7 @@ def quantise(params: Params, fmt: Format) -> Params:
         if not isinstance(node, dict):
             return node
         if path[-1:] == ("kernel",):  # in parts
-            return jnp.concatenate([node[str(number)] for number in range(len(node))], axis=-1)
+            return jnp.concatenate(in_order(node), axis=-1)
         out = {name: walk(value, (*path, name)) for name, value in node.items()}
         if "kernel" in node:
             out["kernel"], out["scale"] = channels(out["kernel"], axis=-1 if fmt.out_in else -2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from specjax.bench import machine, runner
+from specjax.bench import machine
 from specjax.bench.record import Record
 
 
@@ -28,9 +28,15 @@ def test_programs_are_forgotten_where_they_hold_too_many_memory_maps(monkeypatch
     assert programs[0]._cache_size() == 0 and maps() < held
 
 
-def test_there_is_room_before_every_case(monkeypatch):
-    asked = []
-    monkeypatch.setattr(machine, "forget_programs", lambda: asked.append(True))
-    cases = [runner.Case({"case": number}, "one", lambda shelf: [{"row": 1}]) for number in range(3)]
-    found = list(runner.run(cases, Record(None, {}), runner.Shelf("float32", lambda line: None), lambda line: None, []))
-    assert len(found) == 3 and len(asked) == 3
+def test_there_is_room_before_a_case_is_measured(monkeypatch, tmp_path):
+    """In every command alike: what is measured is measured through a record."""
+    done = []
+    monkeypatch.setattr(machine, "forget_programs", lambda: done.append("room"))
+
+    def measure():
+        done.append("row")
+        yield {"x": 1}
+
+    for file in (None, tmp_path / "rows.jsonl"):
+        assert list(Record(file, {}).add({"case": 1}, measure())) == [{"x": 1}]
+    assert done == ["room", "row"] * 2

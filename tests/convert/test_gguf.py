@@ -1,10 +1,12 @@
 """GGUF files of Llama and Qwen2: the same tensors, rows of q and k in our order, configuration and tokenizer."""
 
+import types
+
 import gguf
 import numpy as np
 import pytest
 
-from specjax.convert import load_params, locate, table_for
+from specjax.convert import gguf_source, load_params, locate, table_for
 from specjax.convert.gguf_config import gguf_tokenizer, llama3_divisors, merges_from_scores
 from specjax.convert.gguf_source import half_split_rows, open_gguf
 from specjax.models.format import Format
@@ -185,3 +187,19 @@ def test_an_unknown_pre_tokenizer_is_named(tmp_path):
     small(tmp_path / "a.gguf", add_tokenizer_model="gpt2", add_tokenizer_pre="kimi", add_token_list=["a"])
     with pytest.raises(ValueError, match="pre-tokenizer 'kimi'"):
         locate(tmp_path / "a.gguf").tokenizer()
+
+
+@pytest.mark.parametrize("start, stop, blocks", [(0, 96, 3), (32, 64, 1), (5, 7, 1), (30, 40, 2), (64, 96, 1)])
+def test_only_the_blocks_that_are_asked_for_are_unpacked(start, stop, blocks, monkeypatch):
+    """A kernel in parts, or a shard of its columns, would else unpack the whole tensor once for each."""
+    kind, unpacked = gguf.GGMLQuantizationType.Q8_0, []
+    values = np.random.default_rng(0).normal(size=(4, 96)).astype(np.float32)
+    whole = gguf.dequantize(data := gguf.quants.quantize(values, kind), kind)
+    tensor = types.SimpleNamespace(shape=(96, 4), tensor_type=kind, data=data)
+    real = gguf.dequantize
+    monkeypatch.setattr(gguf, "dequantize", lambda rows, kind: unpacked.append(rows.shape) or real(rows, kind))
+    order = np.array([2, 0, 3, 1])
+    for turned, want in ((None, whole), (order, whole[order])):
+        got = gguf_source._stored(tensor, turned, "file").load((slice(1, 3), slice(start, stop)))
+        np.testing.assert_array_equal(got, want[1:3, start:stop])
+    assert unpacked == [(2, 34 * blocks)] * 2  # 32 weights of a byte each and their scale
