@@ -31,6 +31,7 @@ COPIED = 8  # of the drafters that look tokens up
 # levels have a second guess.
 SHAPES = (regular((2, 2)), from_paths([*((0,) * depth for depth in range(1, 9)), (1,), (0, 1), (0, 0, 1)]))
 OWN = (1, 4)  # draft lengths of the ways over the target's own weights, whose tokens are dear
+IDLE = 1.05  # tokens a round: fewer can gain nothing worth timing, since every round calls the target
 LOOKAHEADS = ((4, 3, 4), (7, 5, 7))  # window, n-gram, guesses: a narrow one and the usual one
 DYNAMIC = ((8, 4, 2), (16, 6, 4))  # nodes, levels, width of a tree that a model grows
 SUFFIXES = ((8, 6), (16, 8))  # nodes, levels of a tree of what followed before
@@ -250,6 +251,8 @@ def survey(work: Work, notes: Notes) -> None:
         _rank_texts(work, notes)
     if "cascade" in work.kinds and len(work.drafts) > 1:
         _survey_inner(work, notes)
+    idle = _leave_idle_out(notes)
+    drafting, timed_alone = ([way for way in some if way.kind not in idle] for some in (drafting, timed_alone))
     curve = [ways.verify(width) for width in WIDTHS[1:]]
     for place, way in enumerate([*curve, *timed_alone], start=1):
         if work.stop():
@@ -260,6 +263,19 @@ def survey(work: Work, notes: Notes) -> None:
     notes.load.append(take_turns(work, [PLAIN, *curve, *ran], notes.turns, turns_of(work, notes), [0]))
     if PLAIN in notes.turns:
         _survey_wholes(work, notes)
+
+
+def _leave_idle_out(notes: Notes) -> list[str]:
+    """The kinds over the target's own weights that commit hardly more than plain decoding does; that is said."""
+    found = []
+    for way, runs in notes.passes.items():
+        tokens = accepted_and_one(joined(runs))
+        if way.kind in ways.SELF and tokens < IDLE:
+            found.append(way.kind)
+            notes.left_out.append(
+                f"{ways.label(way)}: a round commits {tokens:.2f} tokens, and every round calls the target"
+            )
+    return found
 
 
 def turns_of(work: Work, notes: Notes) -> int:
