@@ -110,6 +110,7 @@ def compiled(*, topology="v5e:2x4", data=1, model=8, rows=1, slots=1024, block=2
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # or the compile time would be that of reading a file
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here owns a chip, so other processes do no harm
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "XLA_FLAGS": "",  # those of the CPU backend kill a process with the TPU compiler, which knows them not
     }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(case)], env=environment, capture_output=True, text=True, timeout=300
