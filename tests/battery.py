@@ -15,9 +15,10 @@ from specjax import drafters, policies, sampling, stopping, theory
 from specjax.drafters import Guide
 from specjax.model import Model
 from specjax.models import llama, opt, t5
-from specjax.models.format import Format
+from specjax.models.format import Format, default_format
 from specjax.verify.token import token_level
 from tests import laws
+from tests.models.small import laid_out
 
 VOCAB, MAX_POSITIONS = 13, 64
 
@@ -28,7 +29,7 @@ def others_slow(values: Iterable, keep: Container) -> list:
     return [value if value in keep else pytest.param(*spread(value), marks=pytest.mark.slow) for value in values]
 
 
-FMT = Format()
+FMT = default_format("float32", platform="cpu")
 FAMILIES = {
     "opt": (opt, opt.OPTConfig(
         vocab_size=VOCAB, width=16, embed_width=16, layers=2, heads=2, mlp_width=32, max_positions=MAX_POSITIONS,
@@ -51,20 +52,20 @@ LENGTHS = np.array([1, 2, 3, 16, 9, 5, 4, 12], np.int32)
 def target(family: str) -> Model:
     """A model whose greedy continuations vary."""
     module, config = FAMILIES[family]
-    leaves, structure = jax.tree.flatten(module.init(jax.random.key(0), config, FMT))
+    leaves, structure = jax.tree.flatten(module.init(jax.random.key(0), config, Format()))
     keys = jax.random.split(jax.random.key(SEEDS[family]), len(leaves))
     drawn = [p + 0.6 * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)]
-    return Model(family, module, config, FMT, jax.tree.unflatten(structure, drawn), eos=(2,))
+    return Model(family, module, config, FMT, laid_out(jax.tree.unflatten(structure, drawn), FMT), eos=(2,))
 
 
 @functools.cache
 def draft(family: str, noise: float = 0.1) -> Model:
     """The target with noise on every weight: right some of the time."""
     model = target(family)
-    leaves, structure = jax.tree.flatten(model.params)
+    leaves, structure = jax.tree.flatten(laid_out(model.params, FMT))  # (in, out)
     keys = jax.random.split(jax.random.key(9), len(leaves))
     near = [p + noise * jnp.std(p) * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)]
-    return dataclasses.replace(model, name=f"{family} draft", params=jax.tree.unflatten(structure, near))
+    return dataclasses.replace(model, name=f"{family} draft", params=laid_out(jax.tree.unflatten(structure, near), FMT))
 
 
 def guide(kind: str, family: str) -> Guide:

@@ -1,9 +1,11 @@
 """How weights and caches lie in memory: a private matter of the models and of the loader, chosen by platform.
 
-What was measured on XLA's CPU backend, and why the choices below are what they are: float32 dots want kernels (in, out)
-and bfloat16 dots (out, in); a one-row bfloat16 dot converts the whole weight on every call, so one row is padded to
-two; a scan over stacked layers copies every weight of the stack, so layers are unrolled there; a bfloat16 dot that sums
-over many inputs packs its weights at half the speed of several that sum over fewer.
+What was measured on XLA's CPU backend, and why the choices below are what they are: a dot packs its right operand on
+every call and reads its left one as it lies, so that kernels belong on the left, stored (out, in): of several rows a
+float32 dot takes half the time then, and one of eight little more than one of one. A one-row bfloat16 dot converts the
+whole weight on every call, so one row is padded to two; of two, where packing is cheap, it is the faster on the right.
+A scan over stacked layers copies every weight of the stack, so layers are unrolled there; a bfloat16 dot that sums over
+many inputs is slower than several that sum over fewer.
 """
 
 import dataclasses
@@ -37,6 +39,7 @@ class Format:
       part: most inputs that one array of a kernel sums over; one of more is stored as several arrays, where they
         divide it. 0: no bound. For (out, in) kernels of separate layers.
       min_rows: a dot of fewer rows is padded to this many.
+      left: a dot of at least this many rows has its (out, in) kernel as the left operand. 0: none has.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
       cache_dtype: of keys and values.
     """
@@ -46,6 +49,7 @@ class Format:
     stacked: bool = False
     part: int = 0
     min_rows: int = 1
+    left: int = 0
     flat_heads: bool = True
     cache_dtype: str = "float32"
 
@@ -53,6 +57,8 @@ class Format:
         for name in (self.dtype, self.cache_dtype):
             if name not in MAX_DTYPES and not name == self.dtype == INT8:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
+        if self.left < 0 or (self.left and not self.out_in):
+            raise ValueError(f"left={self.left} is for (out, in) kernels, and at least 0")
         if self.part < 0 or (self.part and (self.stacked or not self.out_in)):
             raise ValueError(f"part={self.part} is for (out, in) kernels of separate layers, and at least 0")
 
@@ -87,10 +93,11 @@ def default_format(
         half = dtype != "float32"
         return Format(
             dtype=dtype,
-            out_in=half,
+            out_in=True,
             stacked=bool(stacked),
             part=PART if half and not stacked and not sharded else 0,
             min_rows=2 if half else 1,
+            left=3 if half else 2,
             flat_heads=not sharded,
             cache_dtype="float32",
         )

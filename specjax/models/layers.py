@@ -3,8 +3,9 @@
 Activations and the residual stream are float32; a kernel is multiplied in its own dtype with float32 accumulation.
 """
 
+import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -16,20 +17,45 @@ from specjax.models.format import INT8, Format, in_order
 from specjax.types import Params, PyTree
 
 
-def dot(x: Float[Array, "*B D"], kernel: Float[Array, "_ _"], *, out_in: bool, min_rows: int) -> Float[Array, "*B F"]:
+def dot(
+    x: Float[Array, "*B D"],
+    kernel: Float[Array, "_ _"] | Sequence[Float[Array, "_ _"]],
+    *,
+    out_in: bool,
+    min_rows: int = 1,
+    left: int = 0,
+) -> Float[Array, "*B F"]:
     """x times a kernel in the kernel's dtype, accumulated and returned in float32.
 
     Leading axes are collapsed: of a three-dimensional dot with an (out, in) kernel, XLA's CPU backend makes a
     transposed copy of the weight. Fewer rows than `min_rows` are padded: a one-row half-precision dot leaves its fast
     path there.
+
+    Args:
+      kernel: whole, or in parts along its inputs.
+      left: with at least this many rows the (out, in) kernel is the left operand; 0: never.
     """
+    parts = (kernel,) if isinstance(kernel, jax.Array) else tuple(kernel)
     lead = x.shape[:-1]
-    flat = x.astype(kernel.dtype).reshape(-1, x.shape[-1])
+    flat = x.astype(parts[0].dtype).reshape(-1, x.shape[-1])
     rows = flat.shape[0]
     if rows < min_rows:
         flat = jnp.pad(flat, ((0, min_rows - rows), (0, 0)))
-    out = cast(Array, _product(flat, kernel, 1 if out_in else 0))
+    side = Side.LEFT if left and len(flat) >= left else Side.OUT_IN if out_in else Side.IN_OUT
+    each = jnp.split(flat, len(parts), axis=1) if len(parts) > 1 else [flat]
+    out = functools.reduce(jnp.add, (_product(x, part, side) for x, part in zip(each, parts, strict=True)))
+    if side is Side.LEFT:
+        # Without the barrier XLA folds the transpose into the product, and the kernel is the right operand again.
+        out = jax.lax.optimization_barrier(out).T
     return out[:rows].reshape(*lead, out.shape[-1])
+
+
+class Side(enum.Enum):
+    """Where a kernel stands in its product, and along which of its axes the product sums."""
+
+    IN_OUT = 0
+    OUT_IN = 1
+    LEFT = 2
 
 
 def _multiply(x: Float[Array, "_ _"], y: Float[Array, "_ _"], axis_x: int, axis_y: int) -> Float[Array, "_ _"]:
@@ -38,24 +64,27 @@ def _multiply(x: Float[Array, "_ _"], y: Float[Array, "_ _"], axis_x: int, axis_
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: Float[Array, "N D"], kernel: Float[Array, "_ _"], axis: int) -> Float[Array, "N F"]:
-    """x times a kernel over the kernel's `axis`, whose gradient is multiplied in the operands' dtype too.
+def _product(x: Float[Array, "N D"], kernel: Float[Array, "_ _"], side: Side) -> Float[Array, "_ _"]:
+    """x times a kernel, [N,F], or transposed with the kernel on the left; the gradient is multiplied in the operands'
+    dtype too.
 
     Left to autodiff, the float32 cotangent would pull both products of the backward pass up to float32, at half the
     speed.
     """
-    return _multiply(x, kernel, 1, axis)
+    if side is Side.LEFT:
+        return _multiply(kernel, x, 1, 1)
+    return _multiply(x, kernel, 1, side.value)
 
 
-def _forward(x, kernel, axis):
-    return _multiply(x, kernel, 1, axis), (x, kernel)
+def _forward(x, kernel, side):
+    return _product(x, kernel, side), (x, kernel)
 
 
-def _backward(axis, saved, cotangent):
+def _backward(side, saved, cotangent):
     x, kernel = saved
-    cotangent = cotangent.astype(kernel.dtype)
-    to_x = _multiply(cotangent, kernel, 1, 1 - axis)
-    to_kernel = _multiply(cotangent, x, 0, 0) if axis == 1 else _multiply(x, cotangent, 0, 0)
+    cotangent = (cotangent.T if side is Side.LEFT else cotangent).astype(kernel.dtype)
+    to_x = _multiply(cotangent, kernel, 1, 1 if side is Side.IN_OUT else 0)
+    to_kernel = _multiply(x, cotangent, 0, 0) if side is Side.IN_OUT else _multiply(cotangent, x, 0, 0)
     return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
 
 
@@ -64,17 +93,18 @@ _product.defvjp(_forward, _backward)
 
 def scaled_dot(
     x: Float[Array, "*B D"],
-    kernel: Float[Array, "_ _"] | Int8[Array, "_ _"],
+    kernel: Float[Array, "_ _"] | Int8[Array, "_ _"] | Sequence[Float[Array, "_ _"]],
     scale: Float[Array, "F"] | None,
+    fmt: Format,
     *,
     out_in: bool,
-    min_rows: int,
 ) -> Float[Array, "*B F"]:
     """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
     on the way into the product, for the compiler to fuse where it can."""
+    of = functools.partial(dot, x, out_in=out_in, min_rows=fmt.min_rows, left=fmt.left)
     if scale is None:
-        return dot(x, kernel, out_in=out_in, min_rows=min_rows)
-    y = dot(x, kernel.astype(jnp.float32), out_in=out_in, min_rows=min_rows)
+        return of(kernel)
+    y = of(cast(Array, kernel).astype(jnp.float32))
     return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
@@ -85,9 +115,9 @@ class Linear(nnx.Module):
     """
 
     def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
-        shape = (d_out, d_in) if fmt.out_in else (d_in, d_out)
         self.fmt = fmt
-        kernel = (std * jax.random.normal(rngs.params(), shape)).astype(fmt.dtype)
+        drawn = std * jax.random.normal(rngs.params(), (d_in, d_out))  # the same in every format
+        kernel = (drawn.T if fmt.out_in else drawn).astype(fmt.dtype)
         parts = [nnx.Param(part) for part in jnp.split(kernel, fmt.parts(d_in), axis=1)]
         self.kernel = parts[0] if len(parts) == 1 else nnx.Dict({str(i): part for i, part in enumerate(parts)})
         self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
@@ -95,12 +125,9 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
         scale = None if self.scale is None else self.scale[...]
-        of = functools.partial(scaled_dot, scale=scale, out_in=self.fmt.out_in, min_rows=self.fmt.min_rows)
-        if isinstance(self.kernel, nnx.Dict):
-            kernels = [part[...] for part in in_order(self.kernel)]
-            y = functools.reduce(jnp.add, map(of, jnp.split(x, len(kernels), axis=-1), kernels))
-        else:
-            y = of(x, self.kernel[...])
+        parts = in_order(self.kernel) if isinstance(self.kernel, nnx.Dict) else [self.kernel]
+        kernel = [part[...] for part in parts] if len(parts) > 1 else parts[0][...]
+        y = scaled_dot(x, kernel, scale, self.fmt, out_in=self.fmt.out_in)
         return y if self.bias is None else y + self.bias[...][None, None]
 
 
@@ -149,10 +176,10 @@ def lookup(table: Float[Array, "V D"], index: Int[Array, "B S"]) -> Float[Array,
 class Table(nnx.Module):
     """An embedding table [V, D]: rows by `lookup`, and logits when the head is tied to it."""
 
-    def __init__(self, rows: int, width: int, dtype: str, *, std: float, rngs: nnx.Rngs, min_rows: int = 1):
-        self.min_rows = min_rows
-        self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(dtype))
-        self.scale = nnx.Param(jnp.ones((rows,), jnp.float32)) if dtype == INT8 else None
+    def __init__(self, rows: int, width: int, fmt: Format, *, std: float, rngs: nnx.Rngs):
+        self.fmt = fmt
+        self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(fmt.dtype))
+        self.scale = nnx.Param(jnp.ones((rows,), jnp.float32)) if fmt.dtype == INT8 else None
 
     def __call__(self, index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         if self.scale is not None:
@@ -161,7 +188,7 @@ class Table(nnx.Module):
 
     def logits(self, x: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
         scale = None if self.scale is None else self.scale[...]
-        return scaled_dot(x, self.table[...], scale, out_in=True, min_rows=self.min_rows)
+        return scaled_dot(x, self.table[...], scale, self.fmt, out_in=True)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

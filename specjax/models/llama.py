@@ -238,7 +238,7 @@ class Embed(nnx.Module):
     """Word table."""
 
     def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
-        self.tokens = Table(config.vocab_size, config.width, fmt.dtype, std=0.02, rngs=rngs, min_rows=fmt.min_rows)
+        self.tokens = Table(config.vocab_size, config.width, fmt, std=0.02, rngs=rngs)
 
 
 class Trunk(nnx.Module):

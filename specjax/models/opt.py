@@ -117,10 +117,9 @@ class Embed(nnx.Module):
     """Word table and learned positions."""
 
     def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
-        self.tokens = Table(
-            config.vocab_size, config.embed_width, fmt.dtype, std=0.02, rngs=rngs, min_rows=fmt.min_rows
-        )
-        self.positions = Table(config.max_positions + POSITION_OFFSET, config.width, "float32", std=0.02, rngs=rngs)
+        make = functools.partial(Table, std=0.02, rngs=rngs)
+        self.tokens = make(config.vocab_size, config.embed_width, fmt)
+        self.positions = make(config.max_positions + POSITION_OFFSET, config.width, Format())
 
 
 class Trunk(nnx.Module):

@@ -155,7 +155,7 @@ class Stack(nnx.Module):
 
     def __init__(self, config: T5Config, *, decoder: bool, rngs: nnx.Rngs):
         self.config, self.decoder = config, decoder
-        self.relative_bias = Table(config.buckets, config.heads, "float32", std=config.width**-0.5, rngs=rngs)
+        self.relative_bias = Table(config.buckets, config.heads, Format(), std=config.width**-0.5, rngs=rngs)
         self.final_norm = RMSNorm(config.width, config.eps)
 
     def bias(self, distance: Int[Array, "B S T"]) -> Float[Array, "B H S T"]:
@@ -171,7 +171,7 @@ class Embed(nnx.Module):
     """The word table, which encoder and decoder share."""
 
     def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
-        self.tokens = Table(config.vocab_size, config.width, fmt.dtype, std=1.0, rngs=rngs, min_rows=fmt.min_rows)
+        self.tokens = Table(config.vocab_size, config.width, fmt, std=1.0, rngs=rngs)
 
 
 class Trunk(nnx.Module):

@@ -10,9 +10,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from specjax.convert import save_pretrained
 from specjax.models import opt
-from specjax.models.format import Format
+from specjax.models.format import Format, default_format
+from tests.models.small import laid_out
 
-FMT = Format()
+FMT = default_format("float32", platform="cpu")
 EOS = "</s>"
 POSITIONS = 512
 
@@ -30,12 +31,12 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 def params(seed: int, config: opt.OPTConfig, *, noise: float = 0.0):
     """Random weights whose logits differ enough between tokens to make a law worth drafting from."""
-    tree = opt.init(jax.random.key(seed), config, FMT)
+    tree = opt.init(jax.random.key(seed), config, Format())
     leaves, form = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     grown = [leaf * 20 if leaf.ndim == 2 else leaf for leaf in leaves]
     stirred = [x + noise * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, grown, strict=True)]
-    return jax.tree.unflatten(form, stirred)
+    return laid_out(jax.tree.unflatten(form, stirred), FMT)
 
 
 def write_model(

@@ -11,11 +11,11 @@ import numpy as np
 
 from specjax.base import LanguageModel
 from specjax.models import llama, opt
-from specjax.models.format import Format
+from specjax.models.format import Format, default_format
 from specjax.models.rope import Llama3Scaling
 from specjax.types import Params
 
-FLOAT32 = Format()
+FLOAT32 = default_format("float32", platform="cpu")
 CONFIGS: dict[str, tuple[Any, Any]] = {
     "opt": (
         opt,
@@ -78,7 +78,7 @@ def _jitted(f: Callable, *static: str) -> Callable:
 def parameters(name: str) -> Params:
     """Separate float32 layers, kernels (in, out), drawn so that no bias is 0, no scale 1 and the logits spread."""
     module, config = CONFIGS[name]
-    params = module.init(jax.random.key(1), config, FLOAT32)
+    params = module.init(jax.random.key(1), config, Format())
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(2), len(leaves))
     drawn = [

@@ -10,17 +10,18 @@ import pytest
 from specjax.models import quantise
 from specjax.models.format import Format, default_format
 from specjax.models.layers import dot
+from tests import hlo
 from tests.models import small
 
 
-@pytest.mark.parametrize("out_in", [False, True])
+@pytest.mark.parametrize("out_in, left", [(False, 0), (True, 0), (True, 8)])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 3e-2)])
-def test_gradients_of_a_product(out_in, dtype, tolerance):
+def test_gradients_of_a_product(out_in, left, dtype, tolerance):
     keys = jax.random.split(jax.random.key(0), 3)
     x, weight = jax.random.normal(keys[0], (2, 3, 16)), jax.random.normal(keys[1], (16, 24))
     given = jax.random.normal(keys[2], (2, 3, 24))
     kernel = (weight.T if out_in else weight).astype(dtype)
-    ours = jax.grad(lambda x, k: (dot(x, k, out_in=out_in, min_rows=8) * given).sum(), (0, 1))(x, kernel)
+    ours = jax.grad(lambda x, k: (dot(x, k, out_in=out_in, min_rows=8, left=left) * given).sum(), (0, 1))(x, kernel)
     usual = jax.grad(lambda x, k: (jnp.einsum("bsd,df->bsf", x, k) * given).sum(), (0, 1))(x, weight)
     assert ours[0].dtype == jnp.float32 and ours[1].dtype == kernel.dtype
     for one, other in zip(ours, (usual[0], usual[1].T if out_in else usual[1]), strict=True):
@@ -36,7 +37,34 @@ def test_a_half_precision_gradient_multiplies_in_half_precision():
     assert len(dots) >= 2 and all(v.aval.dtype == jnp.bfloat16 for e in dots for v in e.invars)
 
 
-PARTS = Format(dtype="bfloat16", out_in=True, min_rows=2, part=24)
+@pytest.mark.parametrize("rows, left", [(1, False), (2, True), (9, True)])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, left, parts):
+    """In the compiled program: without a barrier XLA turns the product around again, and packs the kernel each time."""
+    shapes = [(rows, 32), *[(24, 32 // parts)] * parts]
+    run = jax.jit(lambda x, *kernel: dot(x, kernel, out_in=True, left=2) @ jnp.ones((24, 3)))
+    text = run.lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile().as_text()
+    dots = [one for one in hlo.program(text) if one.opcode == "dot" and 24 in one.shape]
+    assert len(dots) == parts and all((one.shape == (24, rows)) == left for one in dots)
+    assert hlo.copies(hlo.program(text), 24 * 32 // parts) == []
+    x, *kernel = (jax.random.normal(jax.random.key(number), shape) for number, shape in enumerate(shapes))
+    small.assert_close(dot(x, kernel, out_in=True, left=2), x @ jnp.concatenate(kernel, 1).T, 1e-6)
+
+
+def test_a_kernel_on_the_left_is_stored_for_it():
+    with pytest.raises(ValueError, match="left=2 is for"):
+        Format(left=2)
+    for dtype in ("float32", "bfloat16"):
+        assert default_format(dtype, platform="cpu").left and not default_format(dtype, platform="tpu").left
+
+
+def test_one_seed_draws_one_model_in_every_format():
+    module, config = small.CONFIGS["opt-350m"]
+    drawn, other = (module.init(jax.random.key(0), config, fmt) for fmt in (Format(), small.FLOAT32))
+    jax.tree.map(np.testing.assert_array_equal, small.laid_out(drawn, small.FLOAT32), other)
+
+
+PARTS = Format(dtype="bfloat16", out_in=True, min_rows=2, left=3, part=24)
 
 
 @pytest.mark.parametrize("inputs, count", [(16, 1), (24, 1), (25, 1), (32, 2), (75, 5), (96, 4), (97, 1), (100, 5)])

@@ -241,10 +241,11 @@ def in_our_layout(weights: dict, config: llama.LlamaConfig) -> dict:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parity_with_transformers(variant):
     theirs, config, params = hugging_face(VARIANTS[variant])
-    model = llama.language_model(config, Format(), capture=tuple(range(config.layers + 1)))
+    model = llama.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))
     abstract = jax.eval_shape(lambda key: llama.init(key, config, Format()), jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, abstract)
-    small.assert_parity(theirs, model, params, vocab=97, logits=lambda t: llama.score(params, config, Format(), t))
+    laid = small.laid_out(params, small.FLOAT32)
+    small.assert_parity(theirs, model, laid, vocab=97, logits=lambda t: llama.score(laid, config, small.FLOAT32, t))
 
 
 @pytest.mark.torch

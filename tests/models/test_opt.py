@@ -108,13 +108,14 @@ def test_parity_with_transformers(name):
     theirs, params = hugging_face(config)
     abstract = jax.eval_shape(lambda key: opt.init(key, config, Format()), jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, abstract)
-    model = opt.language_model(config, Format(), capture=tuple(range(config.layers + 1)))
+    laid = small.laid_out(params, small.FLOAT32)
+    model = opt.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))
     small.assert_parity(
         theirs,
         model,
-        params,
+        laid,
         vocab=config.vocab_size,
-        logits=lambda t: opt.score(params, config, Format(), t),
+        logits=lambda t: opt.score(laid, config, small.FLOAT32, t),
         last=lambda f: np.asarray(f if config.pre_norm else f @ params["project_out"]["kernel"]),
     )
 

@@ -12,12 +12,12 @@ from jax.tree_util import tree_flatten_with_path
 from specjax import trees
 from specjax.models import t5
 from specjax.models.cache import KV
-from specjax.models.format import Format
+from specjax.models.format import default_format
 from specjax.models.relative import bucket, plain_distance
 
 pytestmark = pytest.mark.torch
 
-FMT = Format()
+FMT = default_format("float32", platform="cpu")
 BOUND = 1e-4  # of the scale of what is compared
 SMALL = t5.T5Config(
     vocab_size=67, width=24, head_width=5, heads=4, mlp_width=40, encoder_layers=2, decoder_layers=3, buckets=8,
@@ -88,7 +88,7 @@ def from_torch(model, config):
         path = ".".join(str(k.key) for k in path)
         used.add(name_of(path, config))
         value = state[name_of(path, config)]
-        value = value.T if path.endswith("kernel") else value
+        value = value.T if path.endswith("kernel") and not FMT.out_in else value
         assert value.shape == leaf.shape, path
         return jnp.asarray(value)
 
@@ -109,7 +109,7 @@ def to_torch(params, model, config):
     state = model.state_dict()
     for path, leaf in tree_flatten_with_path(params)[0]:
         path = ".".join(str(k.key) for k in path)
-        value = np.array(leaf.T if path.endswith("kernel") else leaf)
+        value = np.array(leaf.T if path.endswith("kernel") and not FMT.out_in else leaf)
         state[name_of(path, config)] = torch.from_numpy(value)
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         state[name] = state["shared.weight"]
