@@ -121,10 +121,11 @@ def while_body(text: str) -> list[Instruction]:
     return bodies[0]
 
 
-def copies(body: list[Instruction], elements: int) -> list[str]:
-    """Copies and transposes of at least `elements` elements, fused ones included."""
+def copies(body: list[Instruction], elements: int, axes: int | None = None) -> list[str]:
+    """Copies and transposes of at least `elements` elements, fused ones included; those of so many axes alone."""
     kinds = ("copy", "copy-start", "transpose")
-    return [i.line for i in body if i.opcode in kinds and i.elements >= elements]
+    found = [i for i in body if i.opcode in kinds and i.elements >= elements]
+    return [i.line for i in found if axes in (None, len(i.shape))]
 
 
 def converts(body: list[Instruction], elements: int) -> list[str]:

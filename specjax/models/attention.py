@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 from specjax.models.cache import KV
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
+FEW = 64  # of fewer queries the keys are the left operand, which XLA's CPU backend reads as it lies, without packing it
 QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
 
 
@@ -36,7 +37,9 @@ def attend(
     # Queries of one key-value head side by side: [B, K, G * S, D].
     q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
     q = q.reshape(rows, kv_heads, group * block, width).astype(kv.k.dtype)
-    scores = _batched(q, kv.k, contract=3, flat=flat).reshape(rows, heads, block, slots)
+    few = flat and q.shape[2] < FEW
+    scores = _keys_first(q, kv.k) if few else _batched(q, kv.k, contract=3, flat=flat)
+    scores = scores.reshape(rows, heads, block, slots)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     scores = jnp.where(visible[:, None], scores, MASKED)
@@ -54,6 +57,14 @@ def _batched(x: Float[Array, "B K M C"], y: Float[Array, "B K T D"], *, contract
         out = jax.lax.dot_general(x3, y3, dims, preferred_element_type=jnp.float32)
         return out.reshape(*x.shape[:3], -1)
     return jax.lax.dot_general(x, y, (((3,), (contract,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+
+
+def _keys_first(q: Float[Array, "B K M D"], k: Float[Array, "B K T D"]) -> Float[Array, "B K M T"]:
+    """Their product with the keys as the left operand. Without the barrier XLA would turn it around again."""
+    k3, q3 = (a.reshape(-1, *a.shape[2:]) for a in (k, q))
+    dims = (((2,), (2,)), ((0,), (0,)))
+    out = jax.lax.dot_general(k3, q3, dims, preferred_element_type=jnp.float32)
+    return jax.lax.optimization_barrier(out).swapaxes(1, 2).reshape(*q.shape[:3], -1)
 
 
 def _in_chunks(q, kv, visible, *, scale, flat, bias):
