@@ -9,8 +9,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, theory
-from specjax.drafters import Guide
-from specjax.drafters.adaptive import BACKLOG
+from specjax.drafters import Guide, adaptive
 from specjax.policies import Policy, Round, Rule
 from specjax.policies.policy import as_planned, learn_nothing, on_forever
 from specjax.verify.token import token_level
@@ -227,7 +226,7 @@ def scripted(lengths) -> Rule:
     return Rule("scripted", _scripted(4), table)
 
 
-PAUSES = np.array([0] * (BACKLOG + 2) + [2] + [0] * 3 + [4, 0, 3])
+PAUSES = np.array([0] * (adaptive.BACKLOG + 2) + [2] + [0] * 3 + [4, 0, 3])
 LATE = np.roll(PAUSES, 1) * (np.arange(len(PAUSES)) > 0)
 SCRIPT = np.stack([PAUSES, PAUSES, PAUSES * 0, PAUSES, LATE, PAUSES, np.minimum(PAUSES, 1), PAUSES])
 
@@ -285,7 +284,7 @@ def test_a_round_is_as_long_as_its_longest_draft():
     assert target[10:12] == [3, 3]  # round 11: 2 of most rows, 1 of row 6; round 12: of the row that lags behind
     assert set(target) == {1, 3, 5}
     # The backlog is fed when it is full, and what waits before the first draft of two tokens: a pair, then one.
-    assert draft[:4] == [BACKLOG, BACKLOG, 2, 1]
+    assert draft[:4] == [adaptive.BACKLOG, adaptive.BACKLOG, 2, 1]
 
 
 def test_ended_rows_run_no_draft_model():
@@ -297,7 +296,7 @@ def test_ended_rows_run_no_draft_model():
     assert drafting == 2  # the round that ends them, and one in which the drafter has not heard of it
     assert len(target) == NEW
     assert draft.count(2) == 2 and draft.count(1) == 2 * 3
-    assert draft.count(BACKLOG) == (NEW - 2) // BACKLOG
+    assert draft.count(adaptive.BACKLOG) == (NEW - 2) // adaptive.BACKLOG
 
 
 def test_buckets_change_no_text():
@@ -315,8 +314,11 @@ def test_buckets_of_another_chain_are_refused():
         run("opt", wrong)
 
 
-def test_no_cache_is_copied_in_the_loop():
-    """Neither by the choice among the target's calls nor by the loop and the branches of the drafter."""
+def test_no_cache_is_copied_in_the_loop(monkeypatch):
+    """Neither by the choice among the target's calls nor by the loop and the branches of the drafter.
+
+    Blocks are shorter than the heads are wide, so that scores, which are transposed, are smaller than the caches."""
+    monkeypatch.setattr(adaptive, "BACKLOG", battery.FAMILIES["opt"][1].head_width - 1)
     decode, state, static = prepare("opt", guide("threshold-4", "opt"))
     text = loop.generate.lower(decode, state, verify=token_level, **static).compile().as_text()
     assert hlo.copies(hlo.while_body(text), state.cache.layers[0].k.size) == []
