@@ -314,12 +314,15 @@ def test_buckets_of_another_chain_are_refused():
         run("opt", wrong)
 
 
-def test_no_cache_is_copied_in_the_loop(monkeypatch):
+def test_no_cache_is_copied_in_the_loop():
     """Neither by the choice among the target's calls nor by the loop and the branches of the drafter.
 
     Blocks are shorter than the heads are wide, so that scores, which are transposed, are smaller than the caches."""
-    monkeypatch.setattr(adaptive, "BACKLOG", battery.FAMILIES["opt"][1].head_width - 1)
-    decode, state, static = prepare("opt", guide("threshold-4", "opt"))
+    guided, model = guide("threshold-4", "opt"), battery.draft("opt")
+    rule = policies.threshold(0.6, gamma_max=4)
+    short = adaptive.adaptive(model.lm, rule.policy, backlog=FAMILIES["opt"][1].head_width - 1)
+    params = adaptive.AdaptiveParams(model.params, rule.params)
+    decode, state, static = prepare("opt", guided._replace(drafter=short, params=params))
     text = loop.generate.lower(decode, state, verify=token_level, **static).compile().as_text()
     assert hlo.copies(hlo.while_body(text), state.cache.layers[0].k.size) == []
 

@@ -5,7 +5,7 @@
     row 2   t | . . . .      back like a rejection.
 
 A round in which no row drafts does not run the draft model. Its cache then lags by the committed tokens that it has not
-read: they wait in `missing`, and are fed in one block when a row drafts again, or when BACKLOG of them wait.
+read: they wait in `missing`, and are fed in one block when a row drafts again, or when `backlog` of them wait.
 
 Whether a node is proposed is settled before its token is drawn (invariant 7).
 """
@@ -24,7 +24,7 @@ from specjax.drafters.chain import draw, first_logits, next_logits, taken_back
 from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
 from specjax.types import Commit, Draft, Params
 
-BACKLOG = 8  # tokens that may wait: idle rounds pay an eighth of a draft step each
+BACKLOG = 8  # idle rounds pay an eighth of a draft step each
 
 
 class AdaptiveParams(NamedTuple):
@@ -64,11 +64,14 @@ class Writing(NamedTuple):
 
 
 @functools.cache
-def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -> Drafter:
+def adaptive(
+    lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), backlog: int = BACKLOG
+) -> Drafter:
     """A chain of up to policy.gamma_max tokens sampled from `lm`, each from its warped law.
 
     Args:
       buckets: draft lengths that the target verifies at, see `Drafter.buckets`.
+      backlog: how many committed tokens may wait before the draft model reads them.
 
     Raises:
       ValueError: a policy that drafts nothing, or buckets that do not fit it.
@@ -76,12 +79,12 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -
     gamma = policy.gamma_max
     if gamma < 1:
         raise ValueError(f"gamma_max must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
-    tree, late = trees.chain(gamma), trees.chain(BACKLOG - 1)
+    tree, late = trees.chain(gamma), trees.chain(backlog - 1)
 
     def init(params: AdaptiveParams, prompt, length, cache_len):
         # A block of the backlog is written whole: it needs room past the last token.
-        read = lm.prefill(params.model, prompt, length, cache_len + BACKLOG)
-        missing = jnp.zeros((prompt.shape[0], BACKLOG), read.pending.dtype)
+        read = lm.prefill(params.model, prompt, length, cache_len + backlog)
+        missing = jnp.zeros((prompt.shape[0], backlog), read.pending.dtype)
         zero = jnp.zeros_like(length)
         state = policy.start(params.policy, length)
         live = jnp.ones(length.shape, bool)
@@ -89,7 +92,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -
 
     def catch_up(params: AdaptiveParams, state: AdaptiveDraft, drafting):
         """(cache, lag): feeds what is missing where it is more than the round's first call takes along."""
-        due = (drafting & jnp.any(state.lag > 1)) | jnp.any(state.lag == BACKLOG)
+        due = (drafting & jnp.any(state.lag > 1)) | jnp.any(state.lag == backlog)
 
         def feed(fed):
             cache, lag = fed
@@ -127,8 +130,8 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = ()) -
         done = branch.where(drafting, write, begun)
 
         idle = done.step == 0
-        waiting = jnp.arange(BACKLOG, dtype=jnp.int32)[None] == lag[:, None]  # `pending`, where it was not fed
-        alone = jnp.arange(BACKLOG, dtype=jnp.int32)[None] == 0  # the last token drawn: never fed
+        waiting = jnp.arange(backlog, dtype=jnp.int32)[None] == lag[:, None]  # `pending`, where it was not fed
+        alone = jnp.arange(backlog, dtype=jnp.int32)[None] == 0  # the last token drawn: never fed
         missing = jnp.where(jnp.where(idle, waiting, alone), done.token[:, None], state.missing)
         count = jnp.sum(done.valid[:, 1:], axis=1, dtype=jnp.int32)
         after = AdaptiveDraft(done.cache, missing, lag, state.live, done.policy, done.step, count)
