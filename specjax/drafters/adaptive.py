@@ -64,9 +64,7 @@ class Writing(NamedTuple):
 
 
 @functools.cache
-def adaptive(
-    lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), backlog: int = BACKLOG
-) -> Drafter:
+def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), backlog: int = BACKLOG) -> Drafter:
     """A chain of up to policy.gamma_max tokens sampled from `lm`, each from its warped law.
 
     Args:
