@@ -1,11 +1,15 @@
 """Attention of a block: against the plain formula, in both forms of its dots, and in chunks."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.models import attention
 from specjax.models.cache import KV
+from tests import hlo
 from tests.models import small
 
 HEADS, WIDTH, SLOTS = 4, 8, 13
@@ -54,6 +58,17 @@ def test_a_query_that_sees_nothing_is_finite():
     visible[1, 2] = False
     got = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), scale=1.0, flat=True)
     assert np.isfinite(np.asarray(got)).all()
+
+
+@pytest.mark.parametrize("block, first", [(1, True), (5, True), (31, True), (32, False)])
+def test_of_few_queries_the_keys_are_the_left_operand_and_stay_there(block, first):
+    """In the compiled program: XLA packs the right operand of a product on every call."""
+    q, kv, visible, _ = drawn(3, block, 2)  # a head of keys serves two of queries
+    queries = 2 * block
+    run = jax.jit(functools.partial(attention.attend, scale=0.3, flat=True))
+    text = run.lower(jnp.asarray(q), kv, jnp.asarray(visible)).compile().as_text()
+    shapes = [one.shape for one in hlo.program(text) if one.opcode == "dot" and SLOTS in one.shape]
+    assert shapes == [(6, SLOTS, queries) if first else (6, queries, SLOTS)]
 
 
 @pytest.mark.parametrize("block", [7, 8, 9])
