@@ -16,7 +16,7 @@ from specjax.types import KeyArray
 
 BLOCK = 256  # about the root of a vocabulary, and a whole number of vector lanes on every platform
 RANKED = 256  # numbers ranked before a wide row is bisected: a nucleus of text is rarely larger
-WIDE = 16_384  # rows from here on are ranked first, on CPU, where a pass over the row costs more than a short ranking
+WIDE = 16_384  # of rows from here on, passes are worth avoiding on CPU: they are ranked before they are bisected
 
 
 def argmax(x: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
@@ -31,6 +31,19 @@ def argmax(x: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
 def maximum(x: Float[Array, "*lead V"]) -> Float[Array, "*lead"]:
     """Largest number of each row, NaN where there is one; inside one jit XLA shares its pass over x with `argmax`."""
     return jnp.max(_per_block(jnp.max, x), axis=-1)
+
+
+def total(x: Float[Array, "*lead V"]) -> Float[Array, "*lead"]:
+    """Sum of each row.
+
+    Of several wide rows, on CPU, their product with ones: XLA's reduction there keeps to one thread, and takes what it
+    sums, an exponential say, along.
+    """
+    plain = lambda x: jnp.sum(x, axis=-1)
+    if x.shape[-1] < WIDE or x.size == x.shape[-1]:
+        return plain(x)
+    product = lambda x: jnp.matmul(x, jnp.ones(x.shape[-1:], x.dtype))
+    return lax.platform_dependent(x, cpu=product, default=plain)
 
 
 def uniforms(key: KeyArray, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "..."]:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from specjax import branch, sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.categorical import argmax
 from specjax.models.cache import put_rows
 from specjax.sampling import SamplingParams, Stages
 from specjax.stopping import Stop, StopRules
@@ -149,11 +150,12 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
         stop = jnp.where(active & broken, int(Stop.NAN), jnp.where(active, ended.stop, state.stop))
 
         features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
-        told = Commit(block, n, features, jnp.argmax(log_p, -1).astype(jnp.int32))
+        told = Commit(block, n, features, argmax(log_p))
         cache = model.keep(cache, None if tree.is_chain and not drafter.dynamic else verdict.path, n)
         lent = (cache,) if drafter.borrows else ()
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
-        info = _info(tree, draft, verdict, log_p, block, n, active & ~broken)
+        shared = overlap(tree, draft, log_p, verdict, one_hot=not stages.sampled)
+        info = _info(tree, draft, verdict, shared, block, n, active & ~broken)
         state = GenerationState(
             tokens=put_rows(state.tokens, block, state.length, n > 0),
             length=state.length + n,
@@ -375,7 +377,7 @@ def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array
     return seen.at[rows, index].set(True, mode="drop")
 
 
-def _info(tree: Tree, draft: Draft, verdict: Verdict, log_p, block, n, active) -> Info:
+def _info(tree: Tree, draft: Draft, verdict: Verdict, shared, block, n, active) -> Info:
     """Diagnostics of a round. A node was tested where it is on the path, or the path ends at a node with children."""
     walked = tested(tree, draft, verdict)
     depth = jnp.arange(tree.width, dtype=jnp.int32)[None]
@@ -386,7 +388,7 @@ def _info(tree: Tree, draft: Draft, verdict: Verdict, log_p, block, n, active) -
         tested=on(walked),
         accepted=on(verdict.accepted),
         emitted=n,
-        overlap=jnp.where(active, overlap(tree, draft, log_p, verdict), 0.0),
+        overlap=jnp.where(active, shared, 0.0),
         depth_tested=((depth < walked[:, None]) & active[:, None]).astype(jnp.int32),
         depth_accepted=((depth < verdict.accepted[:, None]) & active[:, None]).astype(jnp.int32),
         proposed=draft.tokens,

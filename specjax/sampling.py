@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.categorical import argmax, maximum, threshold
+from specjax.categorical import argmax, maximum, threshold, total
 
 PerRow = int | float | Sequence[int | float] | np.ndarray  # one number for all rows, or one for each
 LogitBias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | np.ndarray
@@ -174,7 +174,7 @@ def _filter(params: SamplingParams, stages: Stages, x: Float[Array, "B S V"]) ->
         x = _keep(x, x >= cut[..., None])
     if stages.top_p:
         mass, share = jnp.exp(x), row(params.top_p)
-        cut = threshold(x, mass, share * jnp.sum(mass, axis=-1), active=share < 1)
+        cut = threshold(x, mass, share * total(mass), active=share < 1)
         x = _keep(x, x >= cut[..., None])
     if stages.min_p:
         x = _keep(x, jnp.exp(x) >= row(params.min_p)[..., None])
@@ -187,7 +187,7 @@ def _keep(x, kept):
 
 def _normalise(x: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
     """Log-softmax of logits whose maximum is 0."""
-    return x - jnp.log(jnp.sum(jnp.exp(x), axis=-1, keepdims=True))
+    return x - jnp.log(total(jnp.exp(x)))[..., None]
 
 
 def _one_hot(x: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:

@@ -190,3 +190,9 @@ def test_threshold_of_wide_rows_is_that_of_narrow_ones(monkeypatch):
     one = slice(0, 1)
     alone = categorical.threshold(x[one], mass[one], target[one], active[one])
     np.testing.assert_array_equal(kept(alone, one), kept(bisected)[one])
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 50_272), (3, 50_272), (2, 3, 20_001)])
+def test_total_is_the_sum(shape):
+    x = np.random.default_rng(0).random(shape, np.float32)
+    np.testing.assert_allclose(jax.jit(categorical.total)(x), x.sum(-1, dtype=np.float64), rtol=1e-5)

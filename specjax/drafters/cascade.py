@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.categorical import argmax
 from specjax.decoding import committed_block, judge, round_keys
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
@@ -123,7 +124,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         drafted, laws = record(now, block, laws_along(linear, verdict, log_p), n)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
         features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
-        told = Commit(block, n, features, jnp.argmax(log_p, -1).astype(jnp.int32))
+        told = Commit(block, n, features, argmax(log_p))
         cache = lm.keep(cache, None if linear else verdict.path, n)
         return Rounds(
             cache=cache,

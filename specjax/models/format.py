@@ -2,10 +2,10 @@
 
 What was measured on XLA's CPU backend, and why the choices below are what they are: a dot packs its right operand on
 every call and reads its left one as it lies, so that kernels belong on the left, stored (out, in): of several rows a
-float32 dot takes half the time then, and one of eight little more than one of one. A one-row bfloat16 dot converts the
-whole weight on every call, so one row is padded to two; of two, where packing is cheap, it is the faster on the right.
-A scan over stacked layers copies every weight of the stack, so layers are unrolled there; a bfloat16 dot that sums over
-many inputs is slower than several that sum over fewer.
+float32 dot takes half the time then, and one of eight little more than one of one. Kernels of few inputs are the
+exception. A one-row bfloat16 dot converts the whole weight on every call, so one row is padded to two; of two, where
+packing is cheap, it is the faster on the right. A scan over stacked layers copies every weight of the stack, so layers
+are unrolled there; a bfloat16 dot that sums over many inputs is slower than several that sum over fewer.
 """
 
 import dataclasses
@@ -40,6 +40,8 @@ class Format:
         divide it. 0: no bound. For (out, in) kernels of separate layers.
       min_rows: a dot of fewer rows is padded to this many.
       left: a dot of at least this many rows has its (out, in) kernel as the left operand. 0: none has.
+      left_inputs: only where it sums over at least this many inputs: the product comes out transposed, and of few
+        inputs turning it round again costs more than is won.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
       cache_dtype: of keys and values.
     """
@@ -50,6 +52,7 @@ class Format:
     part: int = 0
     min_rows: int = 1
     left: int = 0
+    left_inputs: int = 0
     flat_heads: bool = True
     cache_dtype: str = "float32"
 
@@ -98,6 +101,7 @@ def default_format(
             part=PART if half and not stacked and not sharded else 0,
             min_rows=2 if half else 1,
             left=3 if half else 2,
+            left_inputs=768 if half else 512,
             flat_heads=not sharded,
             cache_dtype="float32",
         )

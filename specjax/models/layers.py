@@ -24,6 +24,7 @@ def dot(
     out_in: bool,
     min_rows: int = 1,
     left: int = 0,
+    left_inputs: int = 0,
 ) -> Float[Array, "*B F"]:
     """x times a kernel in the kernel's dtype, accumulated and returned in float32.
 
@@ -34,6 +35,7 @@ def dot(
     Args:
       kernel: whole, or in parts along its inputs.
       left: with at least this many rows the (out, in) kernel is the left operand; 0: never.
+      left_inputs: and only where it, or each part of it, has at least this many inputs.
     """
     parts = (kernel,) if isinstance(kernel, jax.Array) else tuple(kernel)
     lead = x.shape[:-1]
@@ -41,7 +43,14 @@ def dot(
     rows = flat.shape[0]
     if rows < min_rows:
         flat = jnp.pad(flat, ((0, min_rows - rows), (0, 0)))
-    side = Side.LEFT if left and len(flat) >= left else Side.OUT_IN if out_in else Side.IN_OUT
+    side = Side.OUT_IN if out_in else Side.IN_OUT
+    if left and len(flat) >= left:
+        if parts[0].shape[1] >= left_inputs:
+            side = Side.LEFT
+        else:
+            # x may be another product's transposed result: folded into this product, XLA has no half-precision form
+            # for it.
+            flat = jax.lax.optimization_barrier(flat)
     each = jnp.split(flat, len(parts), axis=1) if len(parts) > 1 else [flat]
     out = functools.reduce(jnp.add, (_product(x, part, side) for x, part in zip(each, parts, strict=True)))
     if side is Side.LEFT:
@@ -101,7 +110,7 @@ def scaled_dot(
 ) -> Float[Array, "*B F"]:
     """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
     on the way into the product, for the compiler to fuse where it can."""
-    of = functools.partial(dot, x, out_in=out_in, min_rows=fmt.min_rows, left=fmt.left)
+    of = functools.partial(dot, x, out_in=out_in, min_rows=fmt.min_rows, left=fmt.left, left_inputs=fmt.left_inputs)
     if scale is None:
         return of(kernel)
     y = of(cast(Array, kernel).astype(jnp.float32))

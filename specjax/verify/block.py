@@ -4,10 +4,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from specjax.categorical import total
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
-from specjax.verify.token import law_after, law_of, residual
-from specjax.verify.walk import Walked, is_token, ratio, verdict_of
+from specjax.verify.token import law_left, law_of
+from specjax.verify.walk import Walked, ratio, verdict_of
 
 
 def block(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -45,7 +46,7 @@ def weights(p: Float[Array, "B gamma"], q: Float[Array, "B gamma"]) -> Float[Arr
 
 def excess(a: Float[Array, "B n"], p: Float[Array, "B n V"], q: Float[Array, "B n V"]) -> Float[Array, "B n"]:
     """S: the mass of max(0, a p - q)."""
-    return jnp.sum(jnp.maximum(a[..., None] * p - q, jnp.zeros_like(p)), axis=-1)
+    return total(jnp.maximum(a[..., None] * p - q, jnp.zeros_like(p)))
 
 
 def chance(
@@ -77,17 +78,6 @@ def walk(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "
     node = jnp.max(jnp.where(passed, number, 0), axis=1)
     root = ((0, 0), (1, 0))
     tested = jnp.pad(proposed & (number >= node[:, None]), root)
-    return Walked(node, _last_law(draft, log_p, node, a, proposed), tested, jnp.pad(ratio(num, den), root))
-
-
-def _last_law(draft: Draft, log_p, node, a, proposed) -> Float[Array, "B V"]:
-    """max(0, a p - q) after the accepted node, p where the draft ended there."""
-    weight = jnp.take_along_axis(jnp.pad(a, ((0, 0), (1, 0)), constant_values=1.0), node[:, None], axis=1)
-    more = jnp.take_along_axis(jnp.pad(proposed, ((0, 0), (0, 1))), node[:, None], axis=1)
-    p = jnp.exp(law_after(log_p, node))
-    if draft.log_q is None:
-        following = jnp.minimum(node + 1, draft.tokens.shape[1] - 1)
-        q = is_token(jnp.take_along_axis(draft.tokens, following[:, None], axis=1)[:, 0], p).astype(p.dtype)
-    else:
-        q = jnp.exp(law_after(draft.log_q, node))
-    return jnp.where(more, residual(weight * p, q), p)
+    weight = jnp.take_along_axis(jnp.pad(a, root, constant_values=1.0), node[:, None], axis=1)[:, 0]
+    more = jnp.take_along_axis(jnp.pad(proposed, ((0, 0), (0, 1))), node[:, None], axis=1)[:, 0]
+    return Walked(node, law_left(draft, log_p, node, more, weight), tested, jnp.pad(ratio(num, den), root))

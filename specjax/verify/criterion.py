@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.categorical import total
 from specjax.trees import NO_CHILD, Tree
 from specjax.trees.dynamic import layout_of
 from specjax.types import Draft
@@ -48,4 +49,4 @@ def longest(criterion: Criterion, tree: Tree, draft: Draft, log_p: Float[Array, 
 def entropy(log_p: Float[Array, "B n V"]) -> Float[Array, "B n"]:
     """H = - sum p log p, in nats; tokens of no mass count nothing."""
     p = jnp.exp(log_p)
-    return -jnp.sum(jnp.where(p > 0, p * log_p, jnp.zeros_like(p)), axis=-1)
+    return -total(jnp.where(p > 0, p * log_p, jnp.zeros_like(p)))

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from specjax.categorical import total
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
-from specjax.verify.walk import Rule, Walked, descend, mass_of, verdict_of
+from specjax.verify.walk import Rule, Walked, along, descend, mass_of, verdict_of
 
 HALVINGS = 16  # of [1, K]: rho is found to K / 65,536, and is on the safe side of its root
 
@@ -56,7 +57,7 @@ def discount(p: Float[Array, "B V"], q: Float[Array, "B V"], children: Int[Array
     k = jnp.maximum(children, 1).astype(p.dtype)
 
     def enough(rho):
-        beta = jnp.minimum(jnp.sum(shared(p, q, rho), axis=-1), 1.0)
+        beta = jnp.minimum(total(shared(p, q, rho)), 1.0)
         return taken(beta, k) <= rho * beta
 
     def halve(_, bounds):
@@ -82,7 +83,7 @@ def chance(at: Selection, token: Int[Array, "B"]) -> tuple[Float[Array, "B"], Fl
 def left(at: Selection) -> Float[Array, "B V"]:
     """Masses of the token when no child passed: p less what the K tests have given, p where there was no test."""
     mass = shared(at.p, at.q, at.rho)
-    beta = jnp.minimum(jnp.sum(mass, axis=-1), 1.0)
+    beta = jnp.minimum(total(mass), 1.0)
     some = (beta > 0) & (at.children > 0)
     share = jnp.where(some, taken(beta, at.children.astype(beta.dtype)) / jnp.where(some, beta, 1.0), 0.0)
     return residual(at.p, mass * share[:, None])
@@ -93,10 +94,10 @@ def walk(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "
     if draft.log_q is None:
         raise ValueError("kseq compares each child with the law it was drawn from, and this draft is of point masses: "
                          "use multiround, or deterministic")  # fmt: skip
-    most = tree.children.shape[1]
+    if tree.is_chain:
+        return along(u, tree, draft, log_p)
 
     def enter(p, q, children):
-        rho = jnp.ones_like(p[:, 0]) if most == 1 else discount(p, q, children)
-        return Selection(p, q, children, rho)
+        return Selection(p, q, children, discount(p, q, children))
 
     return descend(Rule(enter, chance, lambda at, token: at, left), u, tree, draft, log_p)

@@ -13,10 +13,8 @@ from specjax.categorical import argmax, draw, uniforms
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
 from specjax.verify.criterion import Criterion, entropy, longest
-from specjax.verify.multiround import Laws, refuse_with
-from specjax.verify.multiround import chance as lossless_chance
 from specjax.verify.token import law_after
-from specjax.verify.walk import Rule, Walk, descend, verdict_at, verdict_of
+from specjax.verify.walk import Walk, along, verdict_at, verdict_of
 
 
 @functools.cache
@@ -97,17 +95,11 @@ def lenient_walk(lenience: float) -> Walk:
     """`lossy_lenient` on given uniforms."""
     _between("lenience", lenience, 0.0, 1.0)
 
-    def chance(laws, token):
-        p, q = lossless_chance(laws, token)
-        return p, lenience * q
-
-    rule = Rule(lambda p, q, children: Laws(p, q), chance, refuse_with, lambda laws: laws.p)
-
     def walk(u, tree: Tree, draft, log_p):
         if not tree.is_chain:
             raise ValueError(f"lossy-lenient needs a chain, got a tree with parents {tree.parents}: "
                              "use lossy-typical or lossy-threshold")  # fmt: skip
-        return descend(rule, u, tree, draft, log_p)
+        return along(u, tree, draft, log_p, lenience=lenience)
 
     return walk
 

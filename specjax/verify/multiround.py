@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
-from specjax.verify.walk import Rule, Walked, descend, is_token, mass_of, normalised, verdict_of
+from specjax.verify.walk import Rule, Walked, along, descend, is_token, mass_of, normalised, verdict_of
 
 
 def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -82,11 +82,14 @@ def _last(laws: Laws) -> Float[Array, "B V"]:
 
 def walk_with(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Walked:
     """`multiround` on given uniforms."""
+    if tree.is_chain:
+        return along(u, tree, draft, log_p)
     return descend(Rule(_enter, chance, refuse_with, _last), u, tree, draft, log_p)
 
 
 def walk_without(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Walked:
     """`multiround_without` on given uniforms."""
-    refuse = refuse_with if tree.is_chain else refuse_without  # a chain's q is not asked again
-    rule = Rule(_enter, chance, refuse, _last)
+    if tree.is_chain:
+        return along(u, tree, draft, log_p)
+    rule = Rule(_enter, chance, refuse_without, _last)
     return descend(rule, u, tree, draft, log_p, in_order=draft.log_q is not None)

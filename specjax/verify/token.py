@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from specjax.categorical import draw, uniforms
+from specjax.categorical import argmax, draw, total, uniforms
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, KeyArray, Verdict
@@ -82,11 +82,16 @@ def tested(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B"]:
     return verdict.accepted + refused.astype(jnp.int32)
 
 
-def overlap(tree: Tree, draft: Draft, log_p: Float[Array, "B N V"], verdict: Verdict) -> Float[Array, "B"]:
+def overlap(
+    tree: Tree, draft: Draft, log_p: Float[Array, "B N V"], verdict: Verdict, *, one_hot: bool = False
+) -> Float[Array, "B"]:
     """Sum over the nodes whose children were tested of sum_x min(p(x), q(x)): on a chain, the chance of acceptance
     that the laws alone give.
 
     Zeros for point masses, which have no law of the draft. Costs a pass over [B, W - 1, V].
+
+    Args:
+      one_hot: the caller knows that every p is one-hot, in which case the sum is what q says of its token.
     """
     if draft.log_q is None:
         return jnp.zeros(log_p.shape[0], log_p.dtype)
@@ -95,7 +100,7 @@ def overlap(tree: Tree, draft: Draft, log_p: Float[Array, "B N V"], verdict: Ver
     else:
         along = jax.vmap(lambda laws, path: laws[path])
         log_p, log_q = along(log_p, verdict.path[:, :-1]), along(draft.log_q, verdict.path[:, :-1])
-    shared = jnp.sum(jnp.exp(jnp.minimum(log_p, log_q)), axis=-1)
+    shared = jnp.exp(law_of(log_q, argmax(log_p))) if one_hot else total(jnp.exp(jnp.minimum(log_p, log_q)))
     reached = _arange_like(shared) < tested(tree, draft, verdict)[:, None]
     return jnp.sum(jnp.where(reached, shared, jnp.zeros_like(shared)), axis=-1)
 
@@ -107,13 +112,24 @@ def last_law(draft: Draft, log_p: Float[Array, "B N V"], accepted: Int[Array, "B
     """
     if draft.tokens.shape[1] == 1:  # plain decoding: nothing is ever refused, and the vocabulary is passed over once
         return jnp.exp(log_p[:, 0])
-    p = jnp.exp(law_after(log_p, accepted))
+    return law_left(draft, log_p, accepted, _refused(draft, accepted))
+
+
+def law_left(
+    draft: Draft,
+    log_p: Float[Array, "B N V"],
+    node: Int[Array, "B"],
+    refused: Bool[Array, "B"],
+    weight: Float[Array, "B"] | None = None,
+) -> Float[Array, "B V"]:
+    """Masses of the token after a chain's node: max(0, weight p - q) where the next one was refused, else p."""
+    p = jnp.exp(law_after(log_p, node))
     if draft.log_q is None:
-        refused_token = jnp.take_along_axis(draft.tokens, _next(draft, accepted)[:, None], axis=1)
+        refused_token = jnp.take_along_axis(draft.tokens, _next(draft, node)[:, None], axis=1)
         q = (lax.broadcasted_iota(jnp.int32, p.shape, 1) == refused_token).astype(p.dtype)
     else:
-        q = jnp.exp(law_after(draft.log_q, accepted))
-    return residual(p, jnp.where(_refused(draft, accepted)[:, None], q, jnp.zeros_like(q)))
+        q = jnp.exp(law_after(draft.log_q, node))
+    return jnp.where(refused[:, None], residual(p if weight is None else weight[:, None] * p, q), p)
 
 
 def law_of(log_law: Float[Array, "B gamma V"], tokens: Int[Array, "B gamma"]) -> Float[Array, "B gamma"]:

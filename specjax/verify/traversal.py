@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.categorical import total
 from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify import block
@@ -80,7 +81,7 @@ def delete_with(parent: Level, token: Int[Array, "B"]) -> Level:
     weighed = parent.a[:, None] * parent.p
     q = is_token(token, parent.p).astype(parent.p.dtype) if parent.q is None else parent.q
     left = jnp.maximum(weighed - q, jnp.zeros_like(q))
-    z = jnp.sum(left, axis=-1)
+    z = total(left)
     den = z + (1 - parent.a)
     a = jnp.where(den > 0, z / jnp.where(den > 0, den, jnp.ones_like(den)), 1.0)  # a 1 and p == q: a stays 1
     return Level(parent.live, a, normalised(residual(weighed, q), parent.p), parent.q)

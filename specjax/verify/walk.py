@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.categorical import draw, uniforms
+from specjax.categorical import draw, total, uniforms
 from specjax.trees import NO_CHILD, Tree
 from specjax.trees.dynamic import Layout, layout_of
 from specjax.types import Draft, KeyArray, PyTree, Verdict
-from specjax.verify.token import law_after, roles
+from specjax.verify.token import law_after, law_left, law_of, roles
 
 
 class Walked(NamedTuple):
@@ -143,6 +143,27 @@ def descend(
     return Walked(node, mass, tested, chance)
 
 
+def along(
+    u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"], *, lenience: float = 1.0
+) -> Walked:
+    """Down a chain token by token, x passing with probability min(1, p(x) / (lenience q(x))): what the walks of trees
+    are there. One law a row is read, however long the chain.
+    """
+    if tree.size == 1:
+        nothing = jnp.zeros(u.shape, u.dtype)
+        return Walked(jnp.zeros(u.shape[:1], jnp.int32), jnp.exp(log_p[:, 0]), nothing > 0, nothing)
+    p = jnp.exp(law_of(log_p[:, :-1], draft.tokens[:, 1:]))
+    q = jnp.ones_like(p) if draft.log_q is None else jnp.exp(law_of(draft.log_q[:, :-1], draft.tokens[:, 1:]))
+    proposed = jnp.cumprod(draft.valid[:, 1:] & (q > 0), axis=1, dtype=jnp.int32) > 0
+    passed = proposed & (u[:, 1:] * (lenience * q) < p)
+    node = jnp.sum(jnp.cumprod(passed, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    tested = proposed & (lax.broadcasted_iota(jnp.int32, proposed.shape, 1) <= node[:, None])
+    refused = jnp.any(tested & ~passed, axis=1)
+    root = ((0, 0), (1, 0))
+    odds = jnp.where(tested, ratio(p, lenience * q), jnp.zeros_like(p))
+    return Walked(node, law_left(draft, log_p, node, refused), jnp.pad(tested, root), jnp.pad(odds, root))
+
+
 def choose(rows: Bool[Array, "B"], yes: PyTree, no: PyTree) -> PyTree:
     """Row by row, one of two states."""
     pick = lambda a, b: jnp.where(rows.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
@@ -161,9 +182,9 @@ def is_token(token: Int[Array, "B"], like: Float[Array, "B V"]) -> Bool[Array, "
 
 def normalised(mass: Float[Array, "B V"], otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """The law of these masses; a row without any is `otherwise`."""
-    total = jnp.sum(mass, axis=-1, keepdims=True)
-    some = total > 0
-    return jnp.where(some, mass / jnp.where(some, total, jnp.ones_like(total)), otherwise)
+    whole = total(mass)[:, None]
+    some = whole > 0
+    return jnp.where(some, mass / jnp.where(some, whole, jnp.ones_like(whole)), otherwise)
 
 
 def ratio(num: Float[Array, "*n"], den: Float[Array, "*n"]) -> Float[Array, "*n"]:

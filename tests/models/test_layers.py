@@ -1,6 +1,7 @@
 """Products with kernels: gradients in every orientation and dtype, against einsum in float32; kernels in parts."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,25 @@ def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, le
     assert hlo.copies(hlo.program(text), 24 * 32 // parts) == []
     x, *kernel = (jax.random.normal(jax.random.key(number), shape) for number, shape in enumerate(shapes))
     small.assert_close(dot(x, kernel, out_in=True, left=2), x @ jnp.concatenate(kernel, 1).T, 1e-6)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance):
+    """After one on the left, whose transposed result XLA would fold into a product that it has no bfloat16 form of."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = [(4, 48), (40, 48), (24, 40)]
+    x, wide, narrow = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    kernels = wide.astype(dtype), narrow.astype(dtype)
+
+    @jax.jit
+    def run(x, wide, narrow):
+        of = functools.partial(dot, out_in=True, min_rows=2, left=2, left_inputs=48)
+        return of(of(x, wide), narrow)
+
+    text = run.lower(x, *kernels).compile().as_text()
+    dots = {one.shape for one in hlo.program(text) if one.opcode == "dot"}
+    assert dots == {(40, 4), (4, 24)}
+    small.assert_close(run(x, *kernels), x @ wide.T @ narrow.T, tolerance)
 
 
 def test_a_kernel_on_the_left_is_stored_for_it():

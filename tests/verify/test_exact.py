@@ -10,7 +10,7 @@ import pytest
 from specjax import trees
 from specjax.trees import Tree
 from specjax.types import Siblings
-from specjax.verify import block, kseq, multiround, non_iterative, traversal, walk
+from specjax.verify import block, kseq, multiround, non_iterative, token, traversal, walk
 from tests import laws
 from tests.laws import GREEDY_Q, PAIRS, P, Q
 from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, target_law
@@ -203,11 +203,17 @@ def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
     ("excess", lambda a, p, q: jnp.sum(jnp.maximum(p - q, 0.0), axis=-1)),
     ("chance", lambda a, s, ends: (a, jnp.ones_like(a))),
     ("weights", lambda p, q: jnp.minimum(p / q, 1.0)),
-    ("residual", lambda p, q: p),
 ])  # fmt: skip
 def test_control_broken_blocks_are_seen(part, broken, monkeypatch):
     monkeypatch.setattr(block, part, broken)
     assert distance(lambda *args: block.walk(*args), P, Q, 3, trees.chain(3), WITH) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["block", "multiround", "kseq"])
+def test_control_a_chain_without_its_residual_is_seen(name, monkeypatch):
+    monkeypatch.setattr(token, "residual", lambda p, q: p)
+    fresh = lambda *args: WALKS[name](*args)
+    assert distance(fresh, P, Q, 3, trees.chain(3), WITH) > 1e-3
 
 
 @pytest.mark.parametrize(("name", "kind"), [

@@ -7,7 +7,7 @@ import pytest
 
 from specjax import trees
 from specjax.types import Draft, Siblings
-from specjax.verify import criterion, lossy, multiround
+from specjax.verify import criterion, lossy, token
 from specjax.verify.lossy import lossy_lenient, lossy_lenient_greedy, lossy_threshold, lossy_typical
 from tests import laws
 from tests.verify.enumerate import all_drafts, emitted, target_law
@@ -54,7 +54,7 @@ def test_lenience_of_one_is_lossless():
 
 def test_control_a_bound_without_the_residual_is_broken(monkeypatch):
     """Refused drafts replaced by p itself: the likeliest token gets more than p / l."""
-    monkeypatch.setattr(multiround, "residual", lambda p, q: p)
+    monkeypatch.setattr(token, "residual", lambda p, q: p)
     tree = trees.chain(1)
     law, _ = emitted(lambda *args: lossy.lenient_walk(0.99)(*args), all_drafts(P, Q, 3, tree, WITH), tree)
     assert np.any(law.sum(axis=1) > P(()) / 0.99 * 1.01)

@@ -196,6 +196,10 @@ def test_path_tested_and_overlap_by_hand():
         assert int(tested[row]) == reached
         np.testing.assert_allclose(overlap[row], np.minimum(p, q)[row, :reached].sum(), rtol=1e-5)
     assert len(kinds) > 1
+    sharp = jnp.where(log_p == log_p.max(-1, keepdims=True), 0.0, -jnp.inf)
+    usual, known = (token.overlap(tree, draft, sharp, verdict, one_hot=one_hot) for one_hot in (False, True))
+    assert float(known.max()) > 0
+    np.testing.assert_allclose(known, usual, rtol=1e-6)
     np.testing.assert_array_equal(token.overlap(tree, draft._replace(log_q=None), log_p, verdict), np.zeros(50))
 
 
