@@ -24,7 +24,7 @@ from specjax.model import Model
 from specjax.stopping import Stop
 from specjax.trees import from_paths, regular
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # tokens of a call of the target, for its curve
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)  # tokens of a call of the target, for its curve; it may jump past 8
 SHORT, LONG = 2, 8  # draft lengths that a draft model is run with: two tell its step from what else a round takes
 COPIED = 8  # of the drafters that look tokens up
 # Two trees tell what a level of a tree takes, and what else a round with one: a wide one, and a deep one whose first
