@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import categorical
+from tests import hlo
 from tests.laws import ALPHA, chi_square, power
 
 SIZES = (1, 11, 256, 257, 1000)  # V around the block, divisible or not
@@ -192,7 +193,12 @@ def test_threshold_of_wide_rows_is_that_of_narrow_ones(monkeypatch):
     np.testing.assert_array_equal(kept(alone, one), kept(bisected)[one])
 
 
-@pytest.mark.parametrize("shape", [(7,), (1, 50_272), (3, 50_272), (2, 3, 20_001)])
-def test_total_is_the_sum(shape):
+@pytest.mark.parametrize("shape, product", [
+    ((7,), False), ((3, 7), False), ((1, 50_272), False), ((3, 50_272), True), ((2, 3, 20_001), True),
+])  # fmt: skip
+def test_total_is_the_sum_and_of_several_wide_rows_a_product(shape, product):
     x = np.random.default_rng(0).random(shape, np.float32)
-    np.testing.assert_allclose(jax.jit(categorical.total)(x), x.sum(-1, dtype=np.float64), rtol=1e-5)
+    run = jax.jit(categorical.total)
+    np.testing.assert_allclose(run(x), x.sum(-1, dtype=np.float64), rtol=1e-5)
+    opcodes = [one.opcode for one in hlo.program(run.lower(x).compile().as_text())]
+    assert ("dot" in opcodes) == product

@@ -24,9 +24,11 @@ from specjax.model import Model
 from specjax.stopping import Stop
 from specjax.trees import from_paths, regular
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)  # tokens of a call of the target, for its curve; it may jump past 8
 SHORT, LONG = 2, 8  # draft lengths that a draft model is run with: two tell its step from what else a round takes
 COPIED = 8  # of the drafters that look tokens up
+# Tokens of a call of the target, for its curve. What the drafts above check is among them: between widths measured the
+# curve may jump, and a jump would count as time of the drafter.
+WIDTHS = tuple(sorted({1, 2, 3, 4, 5, 6, 8, 12, 16, SHORT + 1, LONG + 1, COPIED + 1}))
 # Two trees tell what a level of a tree takes, and what else a round with one: a wide one, and a deep one whose first
 # levels have a second guess.
 SHAPES = (regular((2, 2)), from_paths([*((0,) * depth for depth in range(1, 9)), (1,), (0, 1), (0, 0, 1)]))

@@ -7,8 +7,8 @@ from jaxtyping import Array, Bool, Float
 from specjax.categorical import total
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
-from specjax.verify.token import law_left, law_of
-from specjax.verify.walk import Walked, ratio, verdict_of
+from specjax.verify.token import law_left
+from specjax.verify.walk import Walked, chain_of, ratio, undrafted, verdict_of
 
 
 def block(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -61,11 +61,8 @@ def walk(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "
     if not tree.is_chain:
         raise ValueError(f"block verification needs a chain, got a tree with parents {tree.parents}: use traversal")
     if tree.size == 1:
-        nothing = jnp.zeros(u.shape, u.dtype)
-        return Walked(jnp.zeros(u.shape[:1], jnp.int32), jnp.exp(log_p[:, 0]), nothing > 0, nothing)
-    p = jnp.exp(law_of(log_p[:, :-1], draft.tokens[:, 1:]))
-    q = jnp.ones_like(p) if draft.log_q is None else jnp.exp(law_of(draft.log_q[:, :-1], draft.tokens[:, 1:]))
-    proposed = jnp.cumprod(draft.valid[:, 1:] & (q > 0), axis=1, dtype=jnp.int32) > 0
+        return undrafted(u, log_p)
+    p, q, proposed = chain_of(draft, log_p)
     ends = ~jnp.pad(proposed[:, 1:], ((0, 0), (0, 1)))
     a = weights(p, q)
     if draft.log_q is None:  # max(0, a p - 1 at the child) is a p without the child

@@ -48,9 +48,7 @@ def walk(
     """`token_level` on given uniforms: accept[:, i] tests node i + 1, correct draws the last token."""
     if not tree.is_chain:
         raise ValueError(f"token-level rejection needs a chain, got a tree with parents {tree.parents}")
-    proposed = draft.tokens[:, 1:]
-    p = jnp.exp(law_of(log_p[:, :-1], proposed))
-    q = jnp.ones_like(p) if draft.log_q is None else jnp.exp(law_of(draft.log_q[:, :-1], proposed))
+    p, q = chances(draft, log_p)
     passed = accepts(accept, p, q) & draft.valid[:, 1:]
     accepted = jnp.sum(jnp.cumprod(passed, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     path = jnp.minimum(_arange_like(draft.tokens), accepted[:, None])
@@ -130,6 +128,13 @@ def law_left(
     else:
         q = jnp.exp(law_after(draft.log_q, node))
     return jnp.where(refused[:, None], residual(p if weight is None else weight[:, None] * p, q), p)
+
+
+def chances(draft: Draft, log_p: Float[Array, "B N V"]) -> tuple[Float[Array, "B gamma"], Float[Array, "B gamma"]]:
+    """p and q of each token of a chain; q is 1 of point masses."""
+    proposed = draft.tokens[:, 1:]
+    p = jnp.exp(law_of(log_p[:, :-1], proposed))
+    return p, jnp.ones_like(p) if draft.log_q is None else jnp.exp(law_of(draft.log_q[:, :-1], proposed))
 
 
 def law_of(log_law: Float[Array, "B gamma V"], tokens: Int[Array, "B gamma"]) -> Float[Array, "B gamma"]:

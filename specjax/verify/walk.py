@@ -17,7 +17,7 @@ from specjax.categorical import draw, total, uniforms
 from specjax.trees import NO_CHILD, Tree
 from specjax.trees.dynamic import Layout, layout_of
 from specjax.types import Draft, KeyArray, PyTree, Verdict
-from specjax.verify.token import law_after, law_left, law_of, roles
+from specjax.verify.token import chances, law_after, law_left, roles
 
 
 class Walked(NamedTuple):
@@ -150,11 +150,8 @@ def along(
     are there. One law a row is read, however long the chain.
     """
     if tree.size == 1:
-        nothing = jnp.zeros(u.shape, u.dtype)
-        return Walked(jnp.zeros(u.shape[:1], jnp.int32), jnp.exp(log_p[:, 0]), nothing > 0, nothing)
-    p = jnp.exp(law_of(log_p[:, :-1], draft.tokens[:, 1:]))
-    q = jnp.ones_like(p) if draft.log_q is None else jnp.exp(law_of(draft.log_q[:, :-1], draft.tokens[:, 1:]))
-    proposed = jnp.cumprod(draft.valid[:, 1:] & (q > 0), axis=1, dtype=jnp.int32) > 0
+        return undrafted(u, log_p)
+    p, q, proposed = chain_of(draft, log_p)
     passed = proposed & (u[:, 1:] * (lenience * q) < p)
     node = jnp.sum(jnp.cumprod(passed, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
     tested = proposed & (lax.broadcasted_iota(jnp.int32, proposed.shape, 1) <= node[:, None])
@@ -162,6 +159,20 @@ def along(
     root = ((0, 0), (1, 0))
     odds = jnp.where(tested, ratio(p, lenience * q), jnp.zeros_like(p))
     return Walked(node, law_left(draft, log_p, node, refused), jnp.pad(tested, root), jnp.pad(odds, root))
+
+
+def undrafted(u: Float[Array, "B 1"], log_p: Float[Array, "B 1 V"]) -> Walked:
+    """The walk of a root alone: plain decoding, one pass over the vocabulary."""
+    nothing = jnp.zeros_like(u)
+    return Walked(jnp.zeros(u.shape[:1], jnp.int32), jnp.exp(log_p[:, 0]), nothing > 0, nothing)
+
+
+def chain_of(
+    draft: Draft, log_p: Float[Array, "B N V"]
+) -> tuple[Float[Array, "B gamma"], Float[Array, "B gamma"], Bool[Array, "B gamma"]]:
+    """(p, q, proposed) of a chain's tokens; the row's draft ends at one that its law could not have drawn."""
+    p, q = chances(draft, log_p)
+    return p, q, jnp.cumprod(draft.valid[:, 1:] & (q > 0), axis=1, dtype=jnp.int32) > 0
 
 
 def choose(rows: Bool[Array, "B"], yes: PyTree, no: PyTree) -> PyTree:

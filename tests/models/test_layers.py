@@ -10,7 +10,7 @@ import pytest
 
 from specjax.models import quantise
 from specjax.models.format import Format, default_format
-from specjax.models.layers import dot
+from specjax.models.layers import dot, scaled_dot
 from tests import hlo
 from tests.models import small
 
@@ -60,9 +60,11 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance):
     x, wide, narrow = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
     kernels = wide.astype(dtype), narrow.astype(dtype)
 
+    fmt = Format(dtype=dtype, out_in=True, min_rows=2, left=2, left_inputs=48)
+
     @jax.jit
     def run(x, wide, narrow):
-        of = functools.partial(dot, out_in=True, min_rows=2, left=2, left_inputs=48)
+        of = functools.partial(scaled_dot, scale=None, fmt=fmt, out_in=True)
         return of(of(x, wide), narrow)
 
     text = run.lower(x, *kernels).compile().as_text()
