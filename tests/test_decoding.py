@@ -207,6 +207,24 @@ def test_the_law_test_fails_a_draft_law_that_is_not_the_one_drawn_from(lie):
     assert least(sampled_counts(broken)) < laws.ALPHA
 
 
+def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
+    """Each tested token passes with the mass that p and q share: the sums agree within five standard errors, in a batch
+    with greedy rows too, whose laws have one token."""
+    rows = 4096
+    temperature = np.resize([0.0, *TEMPERATURES], rows)
+    state = run(
+        "opt", guide("model-3", "opt"), temperature, tokens=np.tile(battery.prompts()[4], (rows, 1)),
+        lengths=np.full((rows,), 9, np.int32), setting=Setting(max_new=8, cache_len=24),
+    )  # fmt: skip
+    totals = jax.device_get(state.totals)
+    for one in (0.0, *TEMPERATURES):
+        accepted, overlap, tested = (
+            getattr(totals, name)[temperature == one].sum() for name in ("accepted", "overlap", "tested")
+        )
+        spread = (tested * 0.25) ** 0.5 if one else 1e-4 * tested
+        assert abs(accepted - overlap) < 5 * spread, (one, accepted, overlap, tested)
+
+
 def test_the_law_test_sees_another_temperature():
     counts = sampled_counts(guide("model-2", "opt"))
     assert laws.chi_square(counts[0.7], exact_joint(0.85)) < laws.ALPHA

@@ -11,10 +11,13 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int, Int8
 
 from specjax.models.format import INT8, Format, in_order
 from specjax.types import Params, PyTree
+
+ROW_MAJOR = Layout((0, 1))
 
 
 def dot(
@@ -48,9 +51,9 @@ def dot(
         if parts[0].shape[1] >= left_inputs:
             side = Side.LEFT
         else:
-            # x may be another product's transposed result: folded into this product, XLA has no half-precision form
-            # for it.
-            flat = jax.lax.optimization_barrier(flat)
+            # x may come of another product's transposed result, which XLA would fold into this product through norms
+            # and activations: of a half-precision kernel it then widens all of it, or has no such product at all.
+            flat = with_layout_constraint(flat, ROW_MAJOR)
     each = jnp.split(flat, len(parts), axis=1) if len(parts) > 1 else [flat]
     out = functools.reduce(jnp.add, (_product(x, part, side) for x, part in zip(each, parts, strict=True)))
     if side is Side.LEFT:

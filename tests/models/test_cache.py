@@ -216,10 +216,12 @@ def test_half_precision_runs_the_same_code_within_a_bound(name, dtype, bound):
     small.assert_close(got.logits, node_scores(half, CHAIN, held, block), bound)
 
 
-# What the compiled loop does. Shapes are those of opt-125m and SmolLM2-135M, two layers of them: compiled, never run.
+# What the compiled loop does. Shapes are those of opt-125m, opt-350m and SmolLM2-135M, two layers of them: compiled,
+# never run.
 WIDE = {
     "opt": (opt, dataclasses.replace(opt.sizes()["125m"], layers=2, vocab_size=2048)),
     "llama": (llama, dataclasses.replace(llama.sizes()["smollm2-135m"], layers=2, vocab_size=2048)),
+    "opt-350m": (opt, dataclasses.replace(opt.sizes()["350m"], layers=2, vocab_size=2048)),
 }
 
 
@@ -259,7 +261,8 @@ def compiled_loop(name: str, fmt: Format, rows: int, width: int = 1, *, path: bo
     others_slow([(1, 1, False), (4, 1, False), (1, 4, True), (4, 4, True)], [(1, 1, False), (4, 4, True)]),
 )
 @pytest.mark.parametrize(
-    "name, dtype", [("opt", "float32"), ("llama", "float32"), ("opt", "bfloat16"), ("llama", "bfloat16")]
+    "name, dtype",
+    [("opt", "float32"), ("llama", "float32"), ("opt", "bfloat16"), ("opt-350m", "bfloat16"), ("llama", "bfloat16")],
 )
 def test_the_loop_copies_no_cache_and_converts_no_weight(name, dtype, rows, width, path):
     text, cache, kernel = compiled_loop(name, default_format(dtype, platform="cpu"), rows, width, path=path)

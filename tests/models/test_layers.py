@@ -52,9 +52,15 @@ def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, le
     small.assert_close(dot(x, kernel, out_in=True, left=2), x @ jnp.concatenate(kernel, 1).T, 1e-6)
 
 
+def _normed(x):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True))
+
+
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 3e-2)])
-def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance):
-    """After one on the left, whose transposed result XLA would fold into a product that it has no bfloat16 form of."""
+@pytest.mark.parametrize("between", [lambda x: x, lambda x: x + 1.0, jax.nn.relu, _normed])
+def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
+    """After one on the left, whose transposed result XLA would fold into its product, whatever stands between: of a
+    bfloat16 kernel it then widens all of it, or says that it has no such product."""
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(4, 48), (40, 48), (24, 40)]
     x, wide, narrow = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
@@ -65,12 +71,13 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance):
     @jax.jit
     def run(x, wide, narrow):
         of = functools.partial(scaled_dot, scale=None, fmt=fmt, out_in=True)
-        return of(of(x, wide), narrow)
+        return of(between(of(x, wide)), narrow)
 
-    text = run.lower(x, *kernels).compile().as_text()
-    dots = {one.shape for one in hlo.program(text) if one.opcode == "dot"}
-    assert dots == {(40, 4), (4, 24)}
-    small.assert_close(run(x, *kernels), x @ wide.T @ narrow.T, tolerance)
+    program = hlo.program(run.lower(x, *kernels).compile().as_text())
+    assert {one.shape for one in program if one.opcode == "dot"} == {(40, 4), (4, 24)}
+    kept = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    assert {one.dtype for one in program if one.shape in ((40, 48), (24, 40))} == {kept}
+    small.assert_close(run(x, *kernels), between(x @ wide.T) @ narrow.T, tolerance)
 
 
 def test_a_kernel_on_the_left_is_stored_for_it():
