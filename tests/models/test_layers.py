@@ -85,6 +85,7 @@ def test_a_kernel_on_the_left_is_stored_for_it():
         Format(left=2)
     for dtype in ("float32", "bfloat16"):
         assert default_format(dtype, platform="cpu").left and not default_format(dtype, platform="tpu").left
+        assert not default_format(dtype, platform="cpu", sharded=True).left
 
 
 def test_one_seed_draws_one_model_in_every_format():
