@@ -100,7 +100,7 @@ def default_format(
             stacked=bool(stacked),
             part=PART if half and not stacked and not sharded else 0,
             min_rows=2 if half else 1,
-            # Kernels on the right ask a layout of what comes of the left: a mesh's partitioner gathers what one is asked of.
+            # Kernels on the right ask a layout of what comes of the left, and a mesh's partitioner gathers for that.
             left=0 if sharded else (3 if half else 2),
             left_inputs=768 if half else 512,
             flat_heads=not sharded,
