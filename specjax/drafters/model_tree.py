@@ -18,11 +18,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.base import Cache, Drafter, LanguageModel
-from specjax.categorical import draw, uniforms
+from specjax.categorical import draw, largest, uniforms
 from specjax.drafters.chain import first_logits, taken_back
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
@@ -239,7 +238,7 @@ def _read_root(
 
 def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
     """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
-    score, tokens = lax.top_k(law, len(level.ranks))
+    score, tokens = largest(law, len(level.ranks))
     pick = lambda table, places, rank: table[:, places, rank]
     return [
         (pick(tokens, places, rank).astype(jnp.int32), pick(score, places, rank) > -jnp.inf)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax import checks
+from specjax.categorical import largest
 from specjax.drafters.sparse import Choice
 from specjax.models.attention import MASKED
 from specjax.models.cache import KV, Cache
@@ -60,7 +61,7 @@ class SnapKV:
         votes = weights.sum((2, 3))
         votes = jax.lax.reduce_window(votes, 0.0, jax.lax.add, (1, 1, self.pool), (1, 1, 1), "SAME")
         votes = jnp.where(slot[None, None] < before[:, None, None], votes, MASKED)
-        return jax.lax.top_k(votes, min(kept, slots))[1].astype(jnp.int32)
+        return largest(votes, min(kept, slots))[1].astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Retrieval:
         whole = (number[None, None] + 1) * self.chunk <= before[:, None, None]
         scores = jnp.where(whole, scores, MASKED)
         scores = jnp.where((number == 0)[None, None], jnp.inf, scores)
-        chosen = jax.lax.top_k(scores, min(kept // self.chunk, count))[1].astype(jnp.int32)
+        chosen = largest(scores, min(kept // self.chunk, count))[1].astype(jnp.int32)
         inside = jnp.arange(self.chunk, dtype=jnp.int32)
         return (chosen[..., None] * self.chunk + inside[None, None, None]).reshape(rows, heads, -1)
 

@@ -17,11 +17,11 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
 from specjax.base import Drafter
+from specjax.categorical import largest
 from specjax.drafters import history
 from specjax.drafters.corpus import END, NOTHING, Corpus, matches
 from specjax.drafters.history import History
@@ -100,7 +100,8 @@ def continuations(params: Corpus | tuple[()], state: History, depth: int, *, lon
     best = jnp.where(best >= shortest, best, 0)
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     ends = (run == best[:, None]) & (best[:, None] > 0)
-    latest, _ = lax.top_k(jnp.where(ends, at, -1), OWN)
+    found, _ = largest(jnp.where(ends, at, -1).astype(jnp.float32), OWN)  # exact: no row has 2^24 tokens
+    latest = found.astype(jnp.int32)
     ahead = jnp.arange(1, depth + 1, dtype=jnp.int32)[None, None]
     texts = _read(tokens, latest[..., None] + ahead, length[:, None, None])
     alive = latest >= 0
@@ -158,8 +159,8 @@ def beginnings(texts: Continuations, pending: Int[Array, "B"], *, size: int, con
     oldest = jnp.argmax(same, axis=3).astype(jnp.int32)  # the continuation that stands for all that agree
     stands = (oldest == jnp.arange(width, dtype=jnp.int32)[None, None]) & (count > 0)
     enough = count.astype(jnp.float32) >= confidence * matched(texts)[:, None, None]
-    score = jnp.where(stands & enough, count, 0).reshape(rows, depth * width)
-    _, chosen = lax.top_k(score, size - 1)
+    score = jnp.where(stands & enough, count, 0).astype(jnp.float32).reshape(rows, depth * width)
+    _, chosen = largest(score, size - 1)
     chosen = jnp.sort(chosen, axis=1).astype(jnp.int32)  # parents, a level above, come first
     valid = jnp.take_along_axis(score, chosen, axis=1) > 0
     level = chosen // width

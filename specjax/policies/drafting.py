@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax.categorical import largest
 from specjax.policies.policy import Drawn, Policy, Rule, as_planned, check_between, check_gamma, learn_nothing
 from specjax.types import Params
 
@@ -94,7 +95,7 @@ def features(logits: Float[Array, "B V"], position) -> Float[Array, "B F"]:
     log_law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     law = jnp.exp(log_law)
     entropy = -jnp.sum(jnp.where(law > 0, law * log_law, 0.0), axis=-1, keepdims=True) / jnp.log(float(size))
-    top = jax.lax.top_k(law, min(TOP, size))[0]
+    top = largest(law, min(TOP, size))[0]
     top = jnp.pad(top, ((0, 0), (0, TOP - top.shape[-1])))
     place = jnp.broadcast_to(jnp.asarray(position, jnp.float32) / 10, entropy.shape)
     return jnp.concatenate([top, entropy, place], axis=-1)

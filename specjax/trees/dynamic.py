@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.categorical import largest
 from specjax.trees.static import ROOT, Tree
 
 NOT_FED = -1  # in `slot`: the draft model has not read this node
@@ -98,11 +99,11 @@ def expand(growth: Growth, log_q: Float[Array, "B F V"], *, width: int) -> Growt
     rows, fed, vocab = log_q.shape
     _check_width(growth, fed, width, vocab)
     law = jnp.where(jnp.isnan(log_q), -jnp.inf, jnp.minimum(log_q, 0.0)).astype(jnp.float32)  # no step gains
-    step, tokens = jax.lax.top_k(law, width)  # [B, F, K]
+    step, tokens = largest(law, width)  # [B, F, K]
     above = jnp.take_along_axis(growth.score, growth.frontier, axis=1)
     score = (above[..., None] + step).reshape(rows, fed * width)
     parent = jnp.repeat(growth.frontier, width, axis=1)
-    _, chosen = jax.lax.top_k(score, width)
+    _, chosen = largest(score, width)
     held = growth.tokens.shape[1]
     born = growth.sees.shape[2]
     slots = born + jnp.arange(width, dtype=jnp.int32)
@@ -137,8 +138,8 @@ def rerank(growth: Growth, *, size: int) -> Nodes:
     candidates = growth.score.shape[1]
     if not 1 <= size <= candidates:
         raise ValueError(f"size must lie in 1..{candidates}, the nodes proposed, the root included; got {size}")
-    # The root has the best score there is, 0, and of equal scores top_k takes the first.
-    _, chosen = jax.lax.top_k(growth.score, size)
+    # The root has the best score there is, 0, and of equal scores the first is taken.
+    _, chosen = largest(growth.score, size)
     chosen = jnp.sort(chosen, axis=1)
     pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)
     # A parent's place among the chosen: how many of them come before it.
