@@ -21,7 +21,7 @@ from tests import battery, hlo
 VOCAB = 700
 SHORT = 64  # rows of so many numbers may be sorted: nodes of a tree
 TREE = trees.Tree((-1, 0, 0, 0, 1, 1, 2, 4, 4))  # levels of several nodes, of which each has its own number of children
-DRAWN, POINTS = "traversal", "deterministic"
+POINTS = "deterministic"  # the verifier of point masses
 
 
 def model(seed: int) -> Model:
