@@ -2,11 +2,12 @@
 
 What was measured on XLA's CPU backend, and why the choices below are what they are: a dot packs its right operand on
 every call and reads its left one as it lies, so that kernels belong on the left, stored (out, in): of several rows a
-float32 dot takes half the time then, and one of eight little more than one of one. Kernels of few inputs are the
-exception. A bfloat16 dot packs its rows at little cost: on the left it takes as long of 2 rows as of 16, and wins from
-about 9. A one-row bfloat16 dot converts the whole weight on every call, so one row is padded to two. A scan over
-stacked layers copies every weight of the stack, so layers are unrolled there; a bfloat16 dot that sums over many
-inputs is slower than several that sum over fewer.
+float32 dot takes half the time then, and one of eight little more than one of one. Of five to seven rows it takes a
+third longer than of eight, and so on: those are padded. A bfloat16 dot packs its rows at little cost: on the left it
+takes as long of 2 rows as of 16, and wins from about 9, of kernels of many inputs. A one-row bfloat16 dot converts
+the whole weight on every call, so one row is padded to two. A scan over stacked layers copies every weight of the
+stack, so layers are unrolled there; a bfloat16 dot that sums over many inputs is slower than several that sum over
+fewer.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import numpy as np
 
 T = TypeVar("T")
 MAX_DTYPES = ("float32", "bfloat16", "float16")
+LEFT_BLOCKS = ((5, 8), (9, 16), (25, 32), (49, 64))  # float32, measured on kernels of 80 to 4,096 inputs
 PART = 1024  # inputs; of 512 to 2,048, measured on shapes of 125m to 1.3b
 INT8 = "int8"  # of weights that `quantise.py` made; checkpoints are not loaded so
 
@@ -43,6 +45,7 @@ class Format:
       left: a dot of at least this many rows has its (out, in) kernel as the left operand. 0: none has.
       left_inputs: only where it sums over at least this many inputs: the product comes out transposed, and of few
         inputs turning it round again costs more than is won.
+      left_blocks: (least, whole) pairs: such a dot of `least` rows or more is padded to `whole`, which is faster.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
       cache_dtype: of keys and values.
     """
@@ -54,6 +57,7 @@ class Format:
     min_rows: int = 1
     left: int = 0
     left_inputs: int = 0
+    left_blocks: tuple[tuple[int, int], ...] = ()
     flat_heads: bool = True
     cache_dtype: str = "float32"
 
@@ -63,6 +67,8 @@ class Format:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
         if self.left < 0 or (self.left and not self.out_in):
             raise ValueError(f"left={self.left} is for (out, in) kernels, and at least 0")
+        if any(least > whole for least, whole in self.left_blocks):
+            raise ValueError(f"left_blocks={self.left_blocks} are pairs of the fewest rows and how many they become")
         if self.part < 0 or (self.part and (self.stacked or not self.out_in)):
             raise ValueError(f"part={self.part} is for (out, in) kernels of separate layers, and at least 0")
 
@@ -73,6 +79,15 @@ class Format:
             return 1
         least = -(-inputs // self.part)
         return next((count for count in range(least, 2 * least + 1) if inputs % count == 0), 1)
+
+    def on_left(self, rows: int, inputs: int) -> bool:
+        """Whether an (out, in) kernel is the left operand of a dot of so many rows."""
+        return bool(self.left) and max(rows, self.min_rows) >= self.left and inputs >= self.left_inputs
+
+    def padded(self, rows: int, *, left: bool) -> int:
+        """How many rows a dot of so many rows has."""
+        rows = max(rows, self.min_rows)
+        return next((whole for least, whole in self.left_blocks if left and least <= rows <= whole), rows)
 
     @property
     def np_dtype(self) -> np.dtype:
@@ -103,7 +118,8 @@ def default_format(
             min_rows=2 if half else 1,
             # Kernels on the right ask a layout of what comes of the left, and a mesh's partitioner gathers for that.
             left=0 if sharded else (9 if half else 2),
-            left_inputs=768 if half else 512,
+            left_inputs=768 if half else 64,
+            left_blocks=() if half else LEFT_BLOCKS,
             flat_heads=not sharded,
             cache_dtype="float32",
         )

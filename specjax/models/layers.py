@@ -23,37 +23,32 @@ ROW_MAJOR = Layout((0, 1))
 def dot(
     x: Float[Array, "*B D"],
     kernel: Float[Array, "_ _"] | Sequence[Float[Array, "_ _"]],
+    fmt: Format,
     *,
     out_in: bool,
-    min_rows: int = 1,
-    left: int = 0,
-    left_inputs: int = 0,
 ) -> Float[Array, "*B F"]:
     """x times a kernel in the kernel's dtype, accumulated and returned in float32.
 
     Leading axes are collapsed: of a three-dimensional dot with an (out, in) kernel, XLA's CPU backend makes a
-    transposed copy of the weight. Fewer rows than `min_rows` are padded: a one-row half-precision dot leaves its fast
-    path there.
+    transposed copy of the weight.
 
     Args:
       kernel: whole, or in parts along its inputs.
-      left: with at least this many rows the (out, in) kernel is the left operand; 0: never.
-      left_inputs: and only where it, or each part of it, has at least this many inputs.
+      fmt: how many rows a dot needs, and when an (out, in) kernel is its left operand.
+      out_in: whether this kernel is stored so; tables are in every format.
     """
     parts = (kernel,) if isinstance(kernel, jax.Array) else tuple(kernel)
     lead = x.shape[:-1]
     flat = x.astype(parts[0].dtype).reshape(-1, x.shape[-1])
-    rows = flat.shape[0]
-    if rows < min_rows:
-        flat = jnp.pad(flat, ((0, min_rows - rows), (0, 0)))
-    side = Side.OUT_IN if out_in else Side.IN_OUT
-    if left and len(flat) >= left:
-        if parts[0].shape[1] >= left_inputs:
-            side = Side.LEFT
-        else:
-            # x may come of another product's transposed result, which XLA would fold into this product through norms
-            # and activations: of a half-precision kernel it then widens all of it, or has no such product at all.
-            flat = with_layout_constraint(flat, ROW_MAJOR)
+    rows = len(flat)
+    left = out_in and fmt.on_left(rows, parts[0].shape[1])
+    side = Side.LEFT if left else (Side.OUT_IN if out_in else Side.IN_OUT)
+    if padding := fmt.padded(rows, left=left) - rows:
+        flat = jnp.pad(flat, ((0, padding), (0, 0)))
+    if out_in and not left and fmt.on_left(rows, fmt.left_inputs):
+        # x may come of another product's transposed result, which XLA would fold into this product through norms and
+        # activations: of a half-precision kernel it then widens all of it, or has no such product at all.
+        flat = with_layout_constraint(flat, ROW_MAJOR)
     each = jnp.split(flat, len(parts), axis=1) if len(parts) > 1 else [flat]
     out = functools.reduce(jnp.add, (_product(x, part, side) for x, part in zip(each, parts, strict=True)))
     if side is Side.LEFT:
@@ -113,10 +108,9 @@ def scaled_dot(
 ) -> Float[Array, "*B F"]:
     """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
     on the way into the product, for the compiler to fuse where it can."""
-    of = functools.partial(dot, x, out_in=out_in, min_rows=fmt.min_rows, left=fmt.left, left_inputs=fmt.left_inputs)
     if scale is None:
-        return of(kernel)
-    y = of(cast(Array, kernel).astype(jnp.float32))
+        return dot(x, kernel, fmt, out_in=out_in)
+    y = dot(x, cast(Array, kernel).astype(jnp.float32), fmt, out_in=out_in)
     return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
 
 

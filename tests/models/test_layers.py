@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.models import quantise
-from specjax.models.format import Format, default_format
+from specjax.models.format import LEFT_BLOCKS, Format, default_format
 from specjax.models.layers import dot, scaled_dot
 from tests import hlo
 from tests.models import small
@@ -22,7 +22,8 @@ def test_gradients_of_a_product(out_in, left, dtype, tolerance):
     x, weight = jax.random.normal(keys[0], (2, 3, 16)), jax.random.normal(keys[1], (16, 24))
     given = jax.random.normal(keys[2], (2, 3, 24))
     kernel = (weight.T if out_in else weight).astype(dtype)
-    ours = jax.grad(lambda x, k: (dot(x, k, out_in=out_in, min_rows=8, left=left) * given).sum(), (0, 1))(x, kernel)
+    fmt = Format(out_in=out_in, min_rows=8, left=left)
+    ours = jax.grad(lambda x, k: (dot(x, k, fmt, out_in=out_in) * given).sum(), (0, 1))(x, kernel)
     usual = jax.grad(lambda x, k: (jnp.einsum("bsd,df->bsf", x, k) * given).sum(), (0, 1))(x, weight)
     assert ours[0].dtype == jnp.float32 and ours[1].dtype == kernel.dtype
     for one, other in zip(ours, (usual[0], usual[1].T if out_in else usual[1]), strict=True):
@@ -33,23 +34,26 @@ def test_gradients_of_a_product(out_in, left, dtype, tolerance):
 def test_a_half_precision_gradient_multiplies_in_half_precision():
     """With autodiff's own rule, both products of the backward pass take a float32 operand."""
     kernel = jnp.ones((16, 24), jnp.bfloat16)
-    grad = jax.grad(lambda x, k: dot(x, k, out_in=False, min_rows=1).sum(), (0, 1))
+    grad = jax.grad(lambda x, k: dot(x, k, Format(), out_in=False).sum(), (0, 1))
     dots = [e for e in jax.make_jaxpr(grad)(jnp.ones((4, 16)), kernel).eqns if e.primitive.name == "dot_general"]
     assert len(dots) >= 2 and all(v.aval.dtype == jnp.bfloat16 for e in dots for v in e.invars)
 
 
-@pytest.mark.parametrize("rows, left", [(1, False), (2, True), (9, True)])
+@pytest.mark.parametrize("rows, columns", [(1, 0), (2, 2), (4, 4), (5, 8), (9, 16), (17, 17), (49, 64), (65, 65)])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, left, parts):
-    """In the compiled program: without a barrier XLA turns the product around again, and packs the kernel each time."""
-    shapes = [(rows, 32), *[(24, 32 // parts)] * parts]
-    run = jax.jit(lambda x, *kernel: dot(x, kernel, out_in=True, left=2) @ jnp.ones((24, 3)))
+def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, columns, parts):
+    """In the compiled program: without a barrier XLA turns the product around again, and packs the kernel each time.
+    Rows that take longer than a whole block of them are padded to it."""
+    shapes = [(rows, 320), *[(240, 320 // parts)] * parts]
+    fmt = Format(out_in=True, left=2, left_blocks=LEFT_BLOCKS)
+    run = jax.jit(lambda x, *kernel: dot(x, kernel, fmt, out_in=True) @ jnp.ones((240, 3)))
     text = run.lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile().as_text()
-    dots = [one for one in hlo.program(text) if one.opcode == "dot" and 24 in one.shape]
-    assert len(dots) == parts and all((one.shape == (24, rows)) == left for one in dots)
-    assert hlo.copies(hlo.program(text), 24 * 32 // parts) == []
+    dots = [one for one in hlo.program(text) if one.opcode == "dot" and 240 in one.shape]
+    assert len(dots) == parts
+    assert {one.shape for one in dots} == {(240, columns) if columns else (rows, 240)}
+    assert hlo.copies(hlo.program(text), 240 * 320 // parts) == []
     x, *kernel = (jax.random.normal(jax.random.key(number), shape) for number, shape in enumerate(shapes))
-    small.assert_close(dot(x, kernel, out_in=True, left=2), x @ jnp.concatenate(kernel, 1).T, 1e-6)
+    small.assert_close(dot(x, kernel, fmt, out_in=True), x @ jnp.concatenate(kernel, 1).T, 1e-6)
 
 
 def _normed(x):
@@ -83,6 +87,8 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
 def test_a_kernel_on_the_left_is_stored_for_it():
     with pytest.raises(ValueError, match="left=2 is for"):
         Format(left=2)
+    with pytest.raises(ValueError, match=r"left_blocks=\(\(9, 8\),\) are pairs"):
+        Format(out_in=True, left=2, left_blocks=((9, 8),))
     for dtype in ("float32", "bfloat16"):
         assert default_format(dtype, platform="cpu").left and not default_format(dtype, platform="tpu").left
         assert not default_format(dtype, platform="cpu", sharded=True).left
