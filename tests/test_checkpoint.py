@@ -10,7 +10,7 @@ import pytest
 
 from specjax import checkpoint, sharding
 from specjax.models import opt
-from specjax.models.format import Format
+from specjax.models.format import MAX_DTYPES, Format, default_format
 
 CONFIG = opt.OPTConfig(96, width=64, embed_width=64, layers=2, heads=8, mlp_width=128, max_positions=32)
 FMT = Format(dtype="bfloat16", stacked=True, flat_heads=False)
@@ -65,6 +65,15 @@ def test_it_says_what_it_is(saved):
     told = checkpoint.about(saved)
     assert (told.family, told.fmt, told.notes) == ("opt", FMT, {"step": 3})
     assert opt.OPTConfig(**told.config) == CONFIG
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("dtype", MAX_DTYPES)
+def test_a_format_comes_back_as_the_static_argument_that_it_was(tmp_path, platform, dtype):
+    fmt = default_format(dtype, platform=platform)
+    checkpoint.save(tmp_path / "of", {"x": jnp.zeros(3)}, family="opt", config=CONFIG, fmt=fmt)
+    held = checkpoint.about(tmp_path / "of").fmt
+    assert held == fmt and hash(held) == hash(fmt)
 
 
 def test_a_training_state_comes_back(tmp_path):

@@ -12,7 +12,7 @@ fewer.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,12 @@ class Format:
             raise ValueError(f"left_blocks={self.left_blocks} are pairs of the fewest rows and how many they become")
         if self.part < 0 or (self.part and (self.stacked or not self.out_in)):
             raise ValueError(f"part={self.part} is for (out, in) kernels of separate layers, and at least 0")
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> "Format":
+        """Of what `dataclasses.asdict` said, as JSON gives it back: with lists for tuples."""
+        blocks = tuple((least, whole) for least, whole in told.get("left_blocks", ()))
+        return cls(**{**told, "left_blocks": blocks})
 
     def parts(self, inputs: int) -> int:
         """How many arrays a kernel of so many inputs is stored in: the least that divide it evenly; 1 where only many
