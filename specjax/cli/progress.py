@@ -55,15 +55,17 @@ class Progress:
 def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Callable[[], bool]]:
     """Within it the first Ctrl-C only makes the yielded function return True; a second one raises as usual.
 
-    Until `once()` is true there is nothing to lose, and every Ctrl-C raises as usual.
+    Until `once()` is true there is nothing to lose, and every Ctrl-C raises as usual; where a callback swallows what is
+    raised, as those of the garbage collector do, the function returns True from then on.
     """
     asked = False
 
     def on_interrupt(*_) -> None:
         nonlocal asked
-        if asked or not once():
-            raise KeyboardInterrupt
+        at_once = asked or not once()
         asked = True
+        if at_once:
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield lambda: asked

@@ -1,5 +1,6 @@
 """Ctrl-C while text is being written: what was generated is on stdout, and the exit code is 130."""
 
+import contextlib
 import json
 import os
 import signal
@@ -58,6 +59,16 @@ def test_until_there_is_something_to_lose_ctrl_c_raises():
     with deferred_interrupt(once=lambda: bool(begun)) as asked:
         begun.append(1)
         signal.raise_signal(signal.SIGINT)
+        assert asked()
+
+
+def test_a_swallowed_ctrl_c_is_not_forgotten():
+    """What is raised in a callback of the garbage collector goes no further; compiling the first round has many."""
+    from specjax.cli.progress import deferred_interrupt
+
+    with deferred_interrupt(once=lambda: False) as asked:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
         assert asked()
 
 
