@@ -88,7 +88,7 @@ def about(folder: str | Path) -> About:
             raise _damaged(folder, error) from error
     if told.get("version") != VERSION:
         raise ValueError(f"{folder} is of version {told.get('version')}, this program reads version {VERSION}")
-    return About(told["family"], told["config"], Format.of_json(told["format"]), told["notes"])
+    return About(told["family"], told["config"], Format(**told["format"]), told["notes"])
 
 
 def like(tree: PyTree, shardings: PyTree | None = None) -> PyTree:

@@ -12,7 +12,7 @@ fewer.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import numpy as np
 
 T = TypeVar("T")
 MAX_DTYPES = ("float32", "bfloat16", "float16")
-LEFT_BLOCKS = ((5, 8), (9, 16), (25, 32), (49, 64))  # float32, measured on kernels of 80 to 4,096 inputs
+LEFT_BLOCKS = ((5, 8), (9, 16), (25, 32), (49, 64))  # rows; float32, measured on kernels of 80 to 4,096 inputs
 PART = 1024  # inputs; of 512 to 2,048, measured on shapes of 125m to 1.3b
 INT8 = "int8"  # of weights that `quantise.py` made; checkpoints are not loaded so
 
@@ -45,7 +45,6 @@ class Format:
       left: a dot of at least this many rows has its (out, in) kernel as the left operand. 0: none has.
       left_inputs: only where it sums over at least this many inputs: the product comes out transposed, and of few
         inputs turning it round again costs more than is won.
-      left_blocks: (least, whole) pairs: such a dot of `least` rows or more is padded to `whole`, which is faster.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
       cache_dtype: of keys and values.
     """
@@ -57,7 +56,6 @@ class Format:
     min_rows: int = 1
     left: int = 0
     left_inputs: int = 0
-    left_blocks: tuple[tuple[int, int], ...] = ()
     flat_heads: bool = True
     cache_dtype: str = "float32"
 
@@ -67,16 +65,8 @@ class Format:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
         if self.left < 0 or (self.left and not self.out_in):
             raise ValueError(f"left={self.left} is for (out, in) kernels, and at least 0")
-        if any(least > whole for least, whole in self.left_blocks):
-            raise ValueError(f"left_blocks={self.left_blocks} are pairs of the fewest rows and how many they become")
         if self.part < 0 or (self.part and (self.stacked or not self.out_in)):
             raise ValueError(f"part={self.part} is for (out, in) kernels of separate layers, and at least 0")
-
-    @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> "Format":
-        """Of what `dataclasses.asdict` said, as JSON gives it back: with lists for tuples."""
-        blocks = tuple((least, whole) for least, whole in told.get("left_blocks", ()))
-        return cls(**{**told, "left_blocks": blocks})
 
     def parts(self, inputs: int) -> int:
         """How many arrays a kernel of so many inputs is stored in: the least that divide it evenly; 1 where only many
@@ -91,9 +81,9 @@ class Format:
         return bool(self.left) and max(rows, self.min_rows) >= self.left and inputs >= self.left_inputs
 
     def padded(self, rows: int, *, left: bool) -> int:
-        """How many rows a dot of so many rows has."""
+        """How many rows a dot of so many rows has; `left`: with a float32 kernel as its left operand."""
         rows = max(rows, self.min_rows)
-        return next((whole for least, whole in self.left_blocks if left and least <= rows <= whole), rows)
+        return next((whole for least, whole in LEFT_BLOCKS if left and least <= rows <= whole), rows)
 
     @property
     def np_dtype(self) -> np.dtype:
@@ -125,7 +115,6 @@ def default_format(
             # Kernels on the right ask a layout of what comes of the left, and a mesh's partitioner gathers for that.
             left=0 if sharded else (9 if half else 2),
             left_inputs=768 if half else 64,
-            left_blocks=() if half else LEFT_BLOCKS,
             flat_heads=not sharded,
             cache_dtype="float32",
         )

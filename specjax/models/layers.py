@@ -43,7 +43,7 @@ def dot(
     rows = len(flat)
     left = out_in and fmt.on_left(rows, parts[0].shape[1])
     side = Side.LEFT if left else (Side.OUT_IN if out_in else Side.IN_OUT)
-    if padding := fmt.padded(rows, left=left) - rows:
+    if padding := fmt.padded(rows, left=left and parts[0].dtype == jnp.float32) - rows:
         flat = jnp.pad(flat, ((0, padding), (0, 0)))
     if out_in and not left and fmt.on_left(rows, fmt.left_inputs):
         # x may come of another product's transposed result, which XLA would fold into this product through norms and

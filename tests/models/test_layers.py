@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.models import quantise
-from specjax.models.format import LEFT_BLOCKS, Format, default_format
+from specjax.models.format import Format, default_format
 from specjax.models.layers import dot, scaled_dot
 from tests import hlo
 from tests.models import small
@@ -45,7 +45,7 @@ def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, co
     """In the compiled program: without a barrier XLA turns the product around again, and packs the kernel each time.
     Rows that take longer than a whole block of them are padded to it."""
     shapes = [(rows, 320), *[(240, 320 // parts)] * parts]
-    fmt = Format(out_in=True, left=2, left_blocks=LEFT_BLOCKS)
+    fmt = default_format("float32", platform="cpu")
     run = jax.jit(lambda x, *kernel: dot(x, kernel, fmt, out_in=True) @ jnp.ones((240, 3)))
     text = run.lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile().as_text()
     dots = [one for one in hlo.program(text) if one.opcode == "dot" and 240 in one.shape]
@@ -87,8 +87,6 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
 def test_a_kernel_on_the_left_is_stored_for_it():
     with pytest.raises(ValueError, match="left=2 is for"):
         Format(left=2)
-    with pytest.raises(ValueError, match=r"left_blocks=\(\(9, 8\),\) are pairs"):
-        Format(out_in=True, left=2, left_blocks=((9, 8),))
     for dtype in ("float32", "bfloat16"):
         assert default_format(dtype, platform="cpu").left and not default_format(dtype, platform="tpu").left
         assert not default_format(dtype, platform="cpu", sharded=True).left
