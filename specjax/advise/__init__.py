@@ -4,5 +4,5 @@ ways.py names ways; rank.py is theory on measured numbers; measure.py runs; desk
 """
 
 from specjax.advise.desk import Advice as Advice
-from specjax.advise.desk import Trial as Trial
 from specjax.advise.desk import advise as advise
+from specjax.advise.trials import Trial as Trial

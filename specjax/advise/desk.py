@@ -1,44 +1,20 @@
 """`advise`: measure, rank by theory, try the best ways beside plain decoding, and say which to use."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specjax import api, checks, drafters
-from specjax.advise import measure, rank, ways
-from specjax.advise.measure import KINDS, Notes, Run, Work
+from specjax.advise import measure, rank, trials, ways
+from specjax.advise.measure import KINDS, Notes, Work
 from specjax.advise.rank import Candidate, Measured
+from specjax.advise.trials import Trial
 from specjax.advise.ways import PLAIN, Way
 from specjax.bench import machine
 from specjax.model import Model
 
-AGAIN = 3  # ways that are tried after the others, where theory was seen to be off
 DRAFTS = 2  # models that may draft: a cascade has no more levels here
-
-
-class Trial(NamedTuple):
-    """A candidate, really decoded in turns with plain decoding.
-
-    Attributes:
-      speedup: of whole requests, prompts included, against plain decoding of the same turn; the median over the turns.
-      least, most: over the turns. error: how far the median may be off.
-      factor: while decoding, the same median.
-      tokens: that a round committed by count.
-    """
-
-    candidate: Candidate
-    speedup: float
-    least: float
-    most: float
-    error: float
-    factor: float
-    tokens: float
-
-    @property
-    def way(self) -> Way:
-        return self.candidate.way
 
 
 class Advice(NamedTuple):
@@ -48,6 +24,7 @@ class Advice(NamedTuple):
       measured: None where measuring was interrupted before anything was timed.
       candidates: every way that was weighed, the fastest by theory first.
       trials: of the first of them that differ enough, the fastest first; none with verify=0.
+      swept: with sweep=True, every kind at every length and size, and the way to use beside them; the fastest first.
       interrupted: whether something that was planned is missing.
       load: the largest share of the processors that other programs used while times were taken.
       settings: what was asked for.
@@ -58,6 +35,7 @@ class Advice(NamedTuple):
     measured: Measured | None
     candidates: list[Candidate]
     trials: list[Trial]
+    swept: list[Trial]
     left_out: list[str]
     interrupted: bool
     load: float
@@ -99,6 +77,14 @@ class Advice(NamedTuple):
         return self.trials[0].error if self.trials else self.candidates[0].error
 
     @property
+    def behind(self) -> float | None:
+        """How far the way to use is behind the fastest that was swept, 0.05 being 5 %; None where nothing was."""
+        if not self.swept:
+            return None
+        own = next((one.speedup for one in self.swept if one.way == self.way), 1.0)
+        return 1 - own / max(self.swept[0].speedup, 1.0)
+
+    @property
     def drafter(self) -> str:
         """As `specjax generate --drafter` takes it."""
         return ways.spec(self.way)
@@ -137,6 +123,7 @@ def advise(
     kinds: Sequence[str] | None = None,
     verify: int = 3,
     turns: int = 3,
+    sweep: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Advice:
@@ -156,6 +143,8 @@ def advise(
       verify: how many ways are tried, and up to three more that these make look better; 0: none, and the answer is
         theory's alone.
       turns: timed runs of every way; medians count.
+      sweep: whether every kind is decoded at every length and size afterwards, which tells how good the answer is
+        (`Advice.behind`) and takes as long again; the answer stays what it was.
       tell: hears what is going on.
       stop: asked between runs; once it says True, what has been measured is all there is.
 
@@ -170,15 +159,20 @@ def advise(
     measure.survey(work, notes)
     measured = measure.gather(notes, sampled=work.sampled)
     candidates = [] if measured is None else [one for one in rank.rank(measured) if one.way.kind in work.kinds]
-    trials = try_out(work, notes, candidates, verify)
+    tried = trials.try_out(work, notes, candidates, verify)
     settings = {
         "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
-        "batch": batch, "kinds": list(work.kinds), "verify": verify, "turns": turns, "prompts": count_prompts(prompts),
+        "batch": batch, "kinds": list(work.kinds), "verify": verify, "turns": turns, "sweep": sweep,
+        "prompts": count_prompts(prompts),
     }  # fmt: skip
-    return Advice(
-        target.name, work.names, measured, candidates, trials, notes.left_out, stop(), max(notes.load, default=0.0),
+    advice = Advice(
+        target.name, work.names, measured, candidates, tried, [], notes.left_out, stop(), max(notes.load, default=0.0),
         settings, notes,
     )  # fmt: skip
+    if not sweep or advice.interrupted:
+        return advice
+    swept = trials.sweep(work, notes, candidates, advice.way)
+    return advice._replace(swept=swept, interrupted=stop(), load=max(notes.load, default=0.0))
 
 
 def make_work(
@@ -221,46 +215,6 @@ def make_work(
 
 def count_prompts(prompts: api.Prompts) -> int:
     return 1 if isinstance(prompts, str) else len(prompts)
-
-
-def try_out(work: Work, notes: Notes, candidates: Sequence[Candidate], count: int) -> list[Trial]:
-    """The best candidates, and after them those that look better than they did; the fastest first."""
-    trials = try_beside_plain(work, notes, rank.shortlist(candidates, count))
-    for _ in range(AGAIN if trials else 0):
-        one = rank.next_look(candidates, [(trial.way, trial.speedup) for trial in trials])
-        more = [] if one is None else try_beside_plain(work, notes, [one])
-        if not more:
-            break
-        trials += more
-    return sorted(trials, key=lambda one: -one.speedup)
-
-
-def try_beside_plain(work: Work, notes: Notes, short: Sequence[Candidate]) -> list[Trial]:
-    """The candidates and plain decoding, every batch in turns. None where no turn was finished."""
-    if not short:
-        return []
-    every = [PLAIN, *(one.way for one in short)]
-    for place, way in enumerate(every, start=1):
-        if work.stop():
-            return []
-        work.tell(f"trying {place} of {len(every)}: compiling {ways.label(way, work.names)}")
-        measure.decode(work, way, 0)
-    runs: dict[Way, list[Run]] = {}
-    notes.load.append(measure.take_turns(work, every, runs, work.turns, range(len(work.batches))))
-    if PLAIN not in runs:
-        return []
-    return [trial(one, runs[one.way], runs[PLAIN]) for one in short]
-
-
-def trial(candidate: Candidate, runs: Sequence[Run], plain: Sequence[Run]) -> Trial:
-    """The runs of a way beside those of plain decoding in the same turns."""
-    whole = [own.speed / base.speed for own, base in zip(runs, plain, strict=True)]
-    rate = lambda run: run.committed / run.decode
-    decoding = [rate(own) / rate(base) for own, base in zip(runs, plain, strict=True)]
-    return Trial(
-        candidate, statistics.median(whole), min(whole), max(whole), measure.spread_of(whole),
-        statistics.median(decoding), measure.accepted_and_one(runs[0]),
-    )  # fmt: skip
 
 
 def versions() -> dict[str, str]:

@@ -410,3 +410,27 @@ def _straight(at: int, places: Sequence[int], values: Sequence[float]) -> float:
 def _alike(one: Candidate, other: Candidate) -> bool:
     same = (one.way.kind, one.way.drafts) == (other.way.kind, other.way.drafts)
     return same and abs(one.seconds - other.seconds) < max(one.seconds, other.seconds) / 8
+
+
+SWEPT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)  # draft lengths of a sweep
+SIZES = (4, 6, 8, 12, 16)  # of its trees: of each the best by theory
+CASCADES = 4  # of its cascades: the best by theory
+
+
+def field(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What a sweep decodes: every kind and model at all lengths and sizes, as close as makes a difference.
+
+    Args:
+      candidates: as `rank` gives them, the fastest by theory first.
+    """
+    chosen: list[Candidate] = []
+    for one in candidates:
+        kin = [old.way for old in chosen if (old.way.kind, old.way.drafts) == (one.way.kind, one.way.drafts)]
+        if one.way.kind == "tree":
+            wanted = ways.nodes(one.way) in {*SIZES}.difference(map(ways.nodes, kin))
+        elif one.way.kind == "cascade":
+            wanted = len(kin) < CASCADES
+        else:
+            wanted = one.way.kind in ways.WHOLE or ways.levels(one.way) in SWEPT
+        chosen += [one] * wanted
+    return chosen

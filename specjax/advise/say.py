@@ -11,6 +11,7 @@ from specjax.advise.ways import PLAIN, Way
 
 if TYPE_CHECKING:
     from specjax.advise.desk import Advice
+    from specjax.advise.trials import Trial
 
 BUSY = 0.1  # share of the processors that others may use before times are called doubtful
 TOLD = (4, 8, 16)  # widths of the curve that are told in words
@@ -42,6 +43,7 @@ def reasons(advice: "Advice") -> list[str]:
         )
     else:
         lines.append("Nothing could be weighed: give a draft model, or name other kinds of drafters.")
+    lines += _swept(advice)
     lines.append(_machine(advice, measured))
     lines += [_acceptance(advice, chain, measured) for chain in measured.chains]
     lines += [f"Left out: {line}." for line in advice.left_out]
@@ -73,6 +75,22 @@ def _tried(advice: "Advice", measured: Measured) -> list[str]:
                 f"accepted {alpha:.2f} of the time: it costs more than it saves, at every length."
             )
     return lines
+
+
+def _swept(advice: "Advice") -> list[str]:
+    """What a sweep says of the answer."""
+    if not advice.swept:
+        return []
+    best, behind = advice.swept[0], advice.behind
+    used = "plain decoding" if advice.way == PLAIN else named(advice, advice.way)
+    said = f"Of {len(advice.swept)} ways that were swept afterwards"
+    if not behind:
+        return [f"{said} none was faster than {used}; the fastest ran at {best.speedup:.2f}."]
+    own = next((f" at {one.speedup:.2f}" for one in advice.swept if one.way == advice.way), "")
+    return [
+        f"{said} {named(advice, best.way)} was the fastest, at {best.speedup:.2f} ({best.least:.2f} to "
+        f"{best.most:.2f}): {used}{own} was {100 * behind:.1f} % behind."
+    ]
 
 
 def _round(one: Candidate, measured: Measured) -> str:
@@ -170,13 +188,8 @@ def record(advice: "Advice") -> dict[str, Any]:
         "speedup_error": advice.error, "reason": reasons(advice), "python": python_line(advice),
         "measured": None if measured is None else _measured(advice, measured),
         "candidates": [_candidate(advice, one) for one in advice.candidates],
-        "trials": [
-            _candidate(advice, one.candidate) | {
-                "measured_speedup": one.speedup, "measured_least": one.least, "measured_most": one.most,
-                "measured_error": one.error, "measured_factor": one.factor, "measured_tokens": one.tokens,
-            }
-            for one in advice.trials
-        ],
+        "trials": [_trial(advice, one) for one in advice.trials],
+        "swept": [_trial(advice, one) for one in advice.swept], "behind": advice.behind,
         "counted": [_counted(advice, way, runs) for way, runs in advice.notes.passes.items()],
         "left_out": advice.left_out, "interrupted": advice.interrupted, "load": advice.load,
     }  # fmt: skip
@@ -220,6 +233,13 @@ def _candidate(advice: "Advice", one: Candidate) -> dict[str, Any]:
         "drafter": ways.spec(one.way), "draft": _draft(advice, one.way), "verifier": one.way.verifier,
         "tokens": one.tokens, "seconds": one.seconds, "factor": one.factor, "speedup": one.speedup,
         "error": one.error,
+    }  # fmt: skip
+
+
+def _trial(advice: "Advice", one: "Trial") -> dict[str, Any]:
+    return _candidate(advice, one.candidate) | {
+        "measured_speedup": one.speedup, "measured_least": one.least, "measured_most": one.most,
+        "measured_error": one.error, "measured_factor": one.factor, "measured_tokens": one.tokens,
     }  # fmt: skip
 
 

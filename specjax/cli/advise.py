@@ -64,6 +64,8 @@ class Measuring:
     """Ways that are really decoded, beside plain decoding; 0: the answer is theory's alone."""
     repeats: Annotated[int, arg(metavar="N")] = 3
     """Timed turns; medians count."""
+    sweep: Flag = False
+    """Afterwards decode every drafter at every length and size, and say how far the answer is behind the fastest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,7 @@ def main(args: Sequence[str]) -> int:
                 target, drafts, prompts, temperature=ask.use.temperature, batch=ask.use.batch,
                 max_new_tokens=ask.use.max_new_tokens, ignore_eos=ask.use.ignore_eos, seed=ask.use.seed,
                 kinds=ask.measuring.drafters or None, verify=ask.measuring.verify, turns=ask.measuring.repeats,
-                tell=tell, stop=asked,
+                sweep=ask.measuring.sweep, tell=tell, stop=asked,
             )  # fmt: skip
     command = say.command_line(advice, dtype=ask.models.dtype, prompts=ask.text.prompts)
     asked_for = {"dtype": ask.models.dtype, "prompts_file": ask.text.prompts, "texts": list(prompts)}
@@ -235,6 +237,8 @@ def show(console: Any, advice: Any, command: str) -> None:
     if advice.measured is not None:
         console.print(curve_table(advice))
         console.print(candidate_table(advice))
+    if advice.swept:
+        console.print(sweep_table(advice))
     console.print(first, style="bold", soft_wrap=True, markup=False)
     for line in others:
         console.print(line, soft_wrap=True, markup=False)
@@ -282,6 +286,26 @@ def candidate_table(advice: Any) -> Any:
     for one in others(advice):
         row(one, "", "")
     table.add_row("plain", "1.00", "1.00", "1.00", "1.00" if advice.trials else "", "")
+    return table
+
+
+def sweep_table(advice: Any) -> Any:
+    """Everything that was decoded after the answer, the fastest first."""
+    from rich import box
+    from rich.table import Table
+
+    from specjax.advise import ways
+
+    table = Table(box=box.SIMPLE, title="swept afterwards, whole requests against plain decoding",
+                  title_justify="left", title_style="bold")  # fmt: skip
+    table.add_column("drafter", overflow="fold")
+    for name in ("tokens/\nround", "predicted", "measured", "turns"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in advice.swept:
+        table.add_row(
+            ways.label(one.way, advice.drafts), f"{one.tokens:.2f}", f"{one.candidate.speedup:.2f}",
+            f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}", style="bold" if one.way == advice.way else None,
+        )  # fmt: skip
     return table
 
 

@@ -85,18 +85,24 @@ def main(args: Sequence[str]) -> int:
     options = parse(Bench, args, prog="specjax bench")
     check(options)
     from specjax.bench import machine, record
+    from specjax.cli.progress import Progress, tables_and_errors
 
     about = machine.versions()
     print("  ".join(f"{name} {version}" for name, version in about.items()))
     kept = record.Record(options.json, about)
     shown: list[Row] = []
-    for case, measure in cases(options):
-        known = kept.rows(case)
-        for row in known or kept.add(case, measure()):
-            print(line(row), flush=True)
-            shown.append(row)
-        if options.markdown is not None:
-            record.write_markdown(options.markdown, shown)
+    every = list(cases(options))
+    with Progress(tables_and_errors()[1], show=True) as progress:
+        for number, (case, measure) in enumerate(every, start=1):
+            told = f"{number} of {len(every)}: {line(case)}"
+            progress.tell(told)
+            for row in kept.rows(case) or kept.add(case, measure()):
+                progress.clear()
+                print(line(row), flush=True)
+                shown.append(row)
+                progress.tell(told)
+            if options.markdown is not None:
+                record.write_markdown(options.markdown, shown)
     return 0
 
 

@@ -197,6 +197,39 @@ def test_without_trials_the_answer_is_theorys_and_says_so(ask):
     assert not ask(Machine(alpha=0.5, c=0.95, copied=0.0), verify=0).helps
 
 
+def test_a_sweep_says_how_far_the_answer_is_behind(ask):
+    """A draft that costs more than its length, which theory cannot know: untried, its answer is too long."""
+    machine = Machine(alpha=0.95, c=0.01, bent=0.02)
+    rate = lambda gamma: np.divide(*machine.round(ways.chain("model", gamma, 0)))
+    best = max(rank.SWEPT, key=rate)
+    advice = ask(machine, kinds=("model",), verify=0, sweep=True)
+    assert advice.way == advice.candidates[0].way and advice.way["gamma"] > best
+    assert {one.way["gamma"] for one in advice.swept} == {*rank.SWEPT, advice.way["gamma"]}
+    assert advice.swept[0].way == ways.chain("model", best, 0)
+    assert advice.behind == pytest.approx(1 - rate(advice.way["gamma"]) / rate(best), abs=0.02) and advice.behind > 0.2
+    assert f"{100 * advice.behind:.1f} % behind" in advice.reason
+    tried = ask(machine, kinds=("model",), sweep=True)
+    assert tried.behind == pytest.approx(0.0, abs=0.02) and advice.as_dict()["behind"] == advice.behind
+
+
+def test_a_sweep_where_nothing_helps_is_held_against_plain_decoding(ask):
+    advice = ask(Machine(alpha=0.5, c=0.95, copied=0.0), sweep=True)
+    assert advice.way == PLAIN and advice.behind == pytest.approx(max(advice.swept[0].speedup, 1) - 1, abs=0.02)
+    kinds = {one.way.kind for one in advice.swept}
+    assert {"model", "tree", "ngram", "suffix"} <= kinds and ask(Machine()).behind is None
+    sizes = [ways.nodes(one.way) for one in advice.swept if one.way.kind == "tree"]
+    assert sorted(sizes) == sorted(set(sizes) & {*rank.SIZES})
+
+
+def test_a_sweep_that_is_interrupted_leaves_the_answer(ask):
+    whole = Machine()
+    answer = ask(whole)
+    cut = Machine()
+    advice = ask(cut, sweep=True, stop=lambda: len(cut.ran) > len(whole.ran) + 3)
+    assert advice.interrupted and advice.swept == [] and advice.behind is None
+    assert (advice.way, len(advice.trials)) == (answer.way, len(answer.trials)) and "interrupted" in advice.reason
+
+
 def test_only_what_was_asked_for_is_run(ask):
     machine = Machine()
     advice = ask(machine, kinds=("ngram",), verify=1)
