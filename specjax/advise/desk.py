@@ -157,7 +157,7 @@ def advise(
     checks.whole("verify", verify, least=0)
     notes = measure.fresh()
     measure.survey(work, notes)
-    measured = measure.gather(notes, sampled=work.sampled)
+    measured = measure.gather(notes)
     candidates = [] if measured is None else [one for one in rank.rank(measured) if one.way.kind in work.kinds]
     tried = trials.try_out(work, notes, candidates, verify)
     settings = {

@@ -77,6 +77,16 @@ class Work:
         return self.options["temperature"] > 0
 
     @property
+    def verifier(self) -> str:
+        """Of chains that a model draws. What either accepts at a position depends on nothing after it, so that the
+        counts of a long draft tell those of all shorter ones."""
+        return "block" if self.sampled else "token"
+
+    def drawn(self, kind: str, gamma: int, *drafts: int) -> Way:
+        """A chain that a model draws."""
+        return ways.chain(kind, gamma, *drafts, verifier=self.verifier)
+
+    @property
     def names(self) -> list[str]:
         """Of the draft models."""
         return [draft.name for draft in self.drafts]
@@ -205,11 +215,11 @@ def probes(work: Work) -> list[Way]:
     found = []
     for number in range(len(work.drafts)):
         if {"model", "cascade"} & set(work.kinds):
-            found += [ways.chain("model", SHORT, number), ways.chain("model", LONG, number)]
+            found += [work.drawn("model", SHORT, number), work.drawn("model", LONG, number)]
         if "tree" in work.kinds:
             found += [ways.tree(shape, number) for shape in SHAPES]
     found += [ways.chain(kind, COPIED) for kind in ("ngram", "suffix") if kind in work.kinds]
-    return found + [ways.chain(kind, gamma) for kind in ways.SELF if kind in work.kinds for gamma in OWN]
+    return found + [work.drawn(kind, gamma) for kind in ways.SELF if kind in work.kinds for gamma in OWN]
 
 
 def wholes(work: Work) -> list[Way]:
@@ -380,7 +390,7 @@ def ranks_of(
 # --- what it comes to ------------------------------------------------------------------------------------------------
 
 
-def gather(notes: Notes, *, sampled: bool) -> Measured | None:
+def gather(notes: Notes) -> Measured | None:
     """The notes as theory takes them; None where no turn was timed."""
     if PLAIN not in notes.turns:
         return None
@@ -401,8 +411,7 @@ def gather(notes: Notes, *, sampled: bool) -> Measured | None:
         if ways.tree(SHAPES[1], number) in timed_ways
     )
     wholes = tuple(_whole(notes, way) for way in timed_ways if way.kind in ways.WHOLE)
-    verifier = "block" if sampled else "token"
-    return Measured(curve, plain, chains, ranked, wholes, tuple(notes.inners), verifier)
+    return Measured(curve, plain, chains, ranked, wholes, tuple(notes.inners))
 
 
 def curve_of(turns: dict[Way, list[Run]]) -> Curve:

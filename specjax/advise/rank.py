@@ -84,7 +84,7 @@ class Chain(NamedTuple):
     """A drafter of chains, as measured.
 
     Attributes:
-      way: as it was run: its kind and models.
+      way: as it was run: its kind, models and verifier.
       reached: rounds that accepted at least 0, 1, ... of their drafted tokens, over all rows.
     """
 
@@ -133,7 +133,6 @@ class Measured(NamedTuple):
     ranks: tuple[Ranks, ...] = ()
     wholes: tuple[Whole, ...] = ()
     inners: tuple[Inner, ...] = ()
-    verifier: str = "token"  # for chains that a model draws
 
 
 class Candidate(NamedTuple):
@@ -169,11 +168,10 @@ def rank(measured: Measured, *, gamma_max: int = GAMMA_MAX) -> list[Candidate]:
 
 def chains(measured: Measured, chain: Chain, *, gamma_max: int = GAMMA_MAX) -> Iterator[Candidate]:
     """Every draft length from 1 on."""
-    verifier = measured.verifier if chain.way.kind in ways.DRAWN else "token"
     for gamma in range(1, gamma_max + 1):
         tokens, error = expected(chain.reached, gamma)
         seconds = measured.curve.at(gamma + 1) + chain.cost.overhead + gamma * chain.cost.step
-        way = ways.chain(chain.way.kind, gamma, *chain.way.drafts, verifier=verifier)
+        way = ways.chain(chain.way.kind, gamma, *chain.way.drafts, verifier=chain.way.verifier)
         yield weigh(measured, way, tokens, error, seconds, chain.cost)
 
 
@@ -327,7 +325,7 @@ def cascades(measured: Measured, inner: Inner) -> Iterator[Candidate]:
             fill = float(theory.rounds_to_fill(inner.alpha, short, gamma))
             one = short * small.cost.step + middle.cost.step * measured.curve.relative(short + 1)
             seconds = measured.curve.at(gamma + 1) + middle.cost.overhead + fill * one
-            way = ways.cascade(gamma, short, inner.middle, inner.small)
+            way = ways.cascade(gamma, short, inner.middle, inner.small, verifier=middle.way.verifier)
             prefill = middle.cost.prefill + small.cost.prefill - measured.plain.prefill
             yield weigh(measured, way, tokens, error, seconds, middle.cost._replace(prefill=prefill))
 

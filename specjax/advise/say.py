@@ -82,14 +82,14 @@ def _swept(advice: "Advice") -> list[str]:
     if not advice.swept:
         return []
     best, behind = advice.swept[0], advice.behind
-    used = "plain decoding" if advice.way == PLAIN else named(advice, advice.way)
+    own = next((one for one in advice.swept if one.way == advice.way), None)
+    used = "plain decoding" if own is None else f"{named(advice, advice.way)} (then {own.speedup:.2f})"
     said = f"Of {len(advice.swept)} ways that were swept afterwards"
     if not behind:
-        return [f"{said} none was faster than {used}; the fastest ran at {best.speedup:.2f}."]
-    own = next((f" at {one.speedup:.2f}" for one in advice.swept if one.way == advice.way), "")
+        return [f"{said} none was faster than {used}."]
     return [
         f"{said} {named(advice, best.way)} was the fastest, at {best.speedup:.2f} ({best.least:.2f} to "
-        f"{best.most:.2f}): {used}{own} was {100 * behind:.1f} % behind."
+        f"{best.most:.2f}); {used} was {100 * behind:.1f} % behind."
     ]
 
 

@@ -62,8 +62,8 @@ def suffix_tree(size: int, depth: int) -> Way:
     return Way("suffix-tree", (("size", size), ("depth", depth)), (), "deterministic")
 
 
-def cascade(gamma: int, inner: int, middle: int, small: int) -> Way:
-    return Way("cascade", (("gamma", gamma), ("inner", inner)), (middle, small))
+def cascade(gamma: int, inner: int, middle: int, small: int, *, verifier: str = "token") -> Way:
+    return Way("cascade", (("gamma", gamma), ("inner", inner)), (middle, small), verifier)
 
 
 def shape_of(way: Way) -> Tree:
@@ -101,7 +101,7 @@ def label(way: Way, drafts: Sequence[str] = ()) -> str:
         wide = f", {way['width']} wide" if way.kind == "dynamic-tree" else ""
         return f"{way.kind} of {way['size']} nodes, {way['depth']} levels{wide}{named}"
     if way.kind == "cascade":
-        return f"cascade \u03b3={way['gamma']}, inner \u03b3={way['inner']}{named}"
+        return f"cascade \u03b3={way['gamma']}, inner \u03b3={way['inner']}{named}{drawn}"
     if way.kind == "verify":
         return f"checking {way['width']} tokens"
     return f"{way.kind} \u03b3={way['gamma']}{named}{drawn}" if way.settings else way.kind

@@ -207,14 +207,17 @@ def test_a_sweep_says_how_far_the_answer_is_behind(ask):
     assert {one.way["gamma"] for one in advice.swept} == {*rank.SWEPT, advice.way["gamma"]}
     assert advice.swept[0].way == ways.chain("model", best, 0)
     assert advice.behind == pytest.approx(1 - rate(advice.way["gamma"]) / rate(best), abs=0.02) and advice.behind > 0.2
-    assert f"{100 * advice.behind:.1f} % behind" in advice.reason
+    assert f"; model \u03b3={advice.way['gamma']} small (then" in advice.reason
+    assert f") was {100 * advice.behind:.1f} % behind." in advice.reason
     tried = ask(machine, kinds=("model",), sweep=True)
     assert tried.behind == pytest.approx(0.0, abs=0.02) and advice.as_dict()["behind"] == advice.behind
 
 
 def test_a_sweep_where_nothing_helps_is_held_against_plain_decoding(ask):
     advice = ask(Machine(alpha=0.5, c=0.95, copied=0.0), sweep=True)
-    assert advice.way == PLAIN and advice.behind == pytest.approx(max(advice.swept[0].speedup, 1) - 1, abs=0.02)
+    said = "was the fastest, at" if advice.behind else "none was faster than plain decoding."
+    assert advice.way == PLAIN and said in advice.reason
+    assert advice.behind == pytest.approx(max(advice.swept[0].speedup, 1) - 1, abs=0.02)
     kinds = {one.way.kind for one in advice.swept}
     assert {"model", "tree", "ngram", "suffix"} <= kinds and ask(Machine()).behind is None
     sizes = [ways.nodes(one.way) for one in advice.swept if one.way.kind == "tree"]

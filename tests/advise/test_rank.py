@@ -21,8 +21,8 @@ def reached(alpha: float, depth: int = 8, rounds: int = 10**9) -> tuple[int, ...
     return tuple(round(rounds * alpha**d) for d in range(depth + 1))
 
 
-def chain(alpha: float, cost: Cost = FREE, *, kind: str = "model", draft: int = 0) -> Chain:
-    return Chain(ways.chain(kind, 8, *([draft] if kind == "model" else [])), reached(alpha), cost)
+def chain(alpha: float, cost: Cost = FREE, *, kind: str = "model", draft: int = 0, verifier: str = "token") -> Chain:
+    return Chain(ways.chain(kind, 8, *([draft] if kind == "model" else []), verifier=verifier), reached(alpha), cost)
 
 
 def measured(seconds=FLAT, **parts) -> Measured:
@@ -80,8 +80,8 @@ def test_reading_the_prompt_and_waiting_rows_eat_into_the_gain():
     assert waiting.speedup == pytest.approx(plain.speedup / 2)
 
 
-def test_copies_are_weighed_beside_a_model_and_sampled_chains_by_block_verification():
-    made = measured(chains=(chain(0.5), chain(0.7, kind="ngram")), verifier="block")
+def test_copies_are_weighed_beside_a_model_and_chains_with_the_verifier_that_counted_them():
+    made = measured(chains=(chain(0.5, verifier="block"), chain(0.7, kind="ngram")))
     found = rank.rank(made)
     assert found[0].way == ways.chain("ngram", 15)
     assert {one.way.verifier for one in found if one.way.kind == "model"} == {"block"}

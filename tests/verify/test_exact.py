@@ -13,7 +13,7 @@ from specjax.types import Siblings
 from specjax.verify import block, kseq, multiround, non_iterative, token, traversal, walk
 from tests import laws
 from tests.laws import GREEDY_Q, PAIRS, P, Q
-from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, target_law
+from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, tables, target_law
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
 WALKS = {
@@ -151,6 +151,21 @@ def test_block_accepts_at_least_what_token_level_does_and_non_iterative_less():
         )
         assert weak < token - 0.05
         assert whole >= token - 1e-12
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 4])
+def test_how_much_of_a_block_is_accepted_does_not_depend_on_what_else_was_drafted(gamma):
+    """P(at least d accepted) = E_q[a_d] for every gamma >= d: counts of one draft length tell those of all shorter."""
+    for p, q in ((P, Q), (laws.random_model(7, 3), laws.random_model(57, 3))):
+        weight, mass = np.ones(1), np.ones(1)
+        expected = 1.0
+        for law_p, law_q in zip(tables(p, 3, gamma), tables(q, 3, gamma), strict=True):
+            weight = np.minimum(weight[:, None] * law_p / law_q, 1).reshape(-1)
+            mass = (mass[:, None] * law_q).reshape(-1)
+            expected += float((mass * weight).sum())
+        tree = trees.chain(gamma)
+        found = emitted(WALKS["block"], all_drafts(p, q, 3, tree, WITH), tree)[1]
+        assert found == pytest.approx(expected, abs=1e-12)
 
 
 # --- controls: a broken part must make the enumeration fail, by far ---
