@@ -66,9 +66,13 @@ class Work:
     _guides: dict[Way, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def guide(self, way: Way) -> Any:
-        """The drafter of a way, made once: one may have weights of its own."""
+        """The drafter of a way, made once; one that has weights of its own shares them with its other lengths."""
         if way not in self._guides:
-            self._guides[way] = ways.guide(way, self.drafts, self.target)
+            made = ways.guide(way, self.drafts, self.target)
+            if way.kind in ways.SELF:
+                alike = (guide.params for old, guide in self._guides.items() if old.kind == way.kind)
+                made = made._replace(params=next(alike, made.params))
+            self._guides[way] = made
         return self._guides[way]
 
     @property

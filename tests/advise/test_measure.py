@@ -48,6 +48,12 @@ def test_a_run_is_what_generate_does(work, pair):
     assert plain.tokens == found.tokens and plain.calls == 12 and measure.accepted_and_one(plain) == 1
 
 
+def test_all_lengths_share_the_weights_that_a_drafter_makes(work):
+    short, long = (work.guide(ways.chain("quantised", gamma)) for gamma in (1, 4))
+    assert short.drafter is not long.drafter and short.params is long.params
+    assert work.guide(ways.chain("model", 1, 0)).params is not short.params
+
+
 def test_ranks_are_those_of_the_drafts_own_laws(work, pair):
     target, draft = pair
     texts = [row for number in range(2) for row in measure.decode(work, PLAIN, number).tokens]
