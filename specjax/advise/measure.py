@@ -5,6 +5,7 @@ which times rounds; the target's own texts are read by the draft models, which r
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -185,17 +186,18 @@ def take_turns(
 ) -> float:
     """Decodes the batches in every way, in turns, and appends a run a way and turn; returns the load of the machine.
 
-    A turn that is stopped is left out whole, so that all ways have as many.
+    Each batch in all ways before the next one: a machine that slows down for a second does so for all of them. A turn
+    that is stopped is left out whole, so that all ways have as many.
     """
     every = list(every)
     before = machine.ticks()
     for turn in range(turns):
-        found: dict[Way, list[Run]] = {}
-        for way in every:
+        found: dict[Way, list[Run]] = {way: [] for way in every}
+        for number, way in itertools.product(batches, every):
             if work.stop():
                 return machine.others(before, machine.ticks())
             work.tell(f"turn {turn + 1} of {turns}: {ways.label(way, work.names)}")
-            found[way] = [decode(work, way, number) for number in batches]
+            found[way].append(decode(work, way, number))
         for way, runs in found.items():
             into.setdefault(way, []).append(joined(runs))
     return machine.others(before, machine.ticks())

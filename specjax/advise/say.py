@@ -57,7 +57,7 @@ def named(advice: "Advice", way: Way) -> str:
 
 def _tried(advice: "Advice", measured: Measured) -> list[str]:
     best = advice.trials[0]
-    turns = f"{best.least:.2f} to {best.most:.2f} over {advice.settings['turns']} turns"
+    turns = f"{best.least:.2f} to {best.most:.2f} over {len(best.whole)} turns"
     theory = f"theory expected {best.candidate.speedup:.2f} \u00b1 {best.candidate.error:.2f}"
     if advice.helps:
         return [f"It ran {turns}; {theory}: {_round(best.candidate, measured)}."]
@@ -239,7 +239,8 @@ def _candidate(advice: "Advice", one: Candidate) -> dict[str, Any]:
 def _trial(advice: "Advice", one: "Trial") -> dict[str, Any]:
     return _candidate(advice, one.candidate) | {
         "measured_speedup": one.speedup, "measured_least": one.least, "measured_most": one.most,
-        "measured_error": one.error, "measured_factor": one.factor, "measured_tokens": one.tokens,
+        "measured_error": one.error, "measured_turns": len(one.whole), "measured_factor": one.factor,
+        "measured_tokens": one.tokens,
     }  # fmt: skip
 
 
