@@ -200,7 +200,8 @@ def test_stacked_layers_draft_the_same(kind, name, monkeypatch):
     found = {}
     for fmt in (battery.FMT, Format(stacked=True)):
         model = battery.target(name)
-        params = small.laid_out(model.params, fmt) if fmt.stacked else model.params
+        in_out = small.laid_out(model.params, battery.FMT)  # its (out, in) kernels, turned back
+        params = small.laid_out(in_out, fmt) if fmt.stacked else model.params
         laid = dataclasses.replace(model, fmt=fmt, params=params)
         monkeypatch.setattr(battery, "target", lambda family, laid=laid: laid)
         decode, state, static = prepare(name, MAKE[kind](laid), setting=Setting(max_new=12))
