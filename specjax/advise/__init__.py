@@ -1,6 +1,7 @@
 """Which way of decoding a pair, a machine and some prompts call for, measured; `advise` is `specjax.advise`.
 
-ways.py names ways; rank.py is theory on measured numbers; measure.py runs; desk.py joins them; say.py tells.
+ways.py names ways; running.py decodes in them; measure.py gathers what theory needs; rank.py is that theory, on numbers
+alone; trials.py tries the best ways; desk.py joins all; say.py and pictures.py tell.
 """
 
 from specjax.advise.desk import Advice as Advice

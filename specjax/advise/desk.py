@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax import api, checks, drafters
-from specjax.advise import measure, rank, trials, ways
-from specjax.advise.measure import KINDS, Notes, Work
+from specjax.advise import measure, rank, running, trials, ways
+from specjax.advise.measure import Notes
 from specjax.advise.rank import Candidate, Measured
+from specjax.advise.running import Work
 from specjax.advise.trials import Trial
-from specjax.advise.ways import PLAIN, Way
+from specjax.advise.ways import KINDS, PLAIN, Way
 from specjax.bench import machine
 from specjax.model import Model
 
@@ -210,7 +211,7 @@ def make_work(
         drafters.model(draft, gamma=measure.LONG).check(target)
     tokens, length = api.tokenize(target, prompts)
     ids = [tokens[row, :count].tolist() for row, count in enumerate(length)]
-    return Work(target, given, measure.make_batches(ids, batch), options, tuple(kinds), turns, tell, stop)
+    return Work(target, given, running.make_batches(ids, batch), options, tuple(kinds), turns, tell, stop)
 
 
 def count_prompts(prompts: api.Prompts) -> int:

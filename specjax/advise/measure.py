@@ -5,24 +5,19 @@ which times rounds; the target's own texts are read by the draft models, which r
 """
 
 import dataclasses
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from specjax import api
-from specjax import decoding as loop
-from specjax.advise import rank, ways
+from specjax.advise import rank, running, ways
 from specjax.advise.rank import MISS, RANKS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks, Whole
+from specjax.advise.running import Run, Work
 from specjax.advise.ways import PLAIN, Way
-from specjax.bench import machine
-from specjax.clock import timed
 from specjax.model import Model
-from specjax.stopping import Stop
 from specjax.trees import from_paths, regular
 
 SHORT, LONG = 2, 8  # draft lengths that a draft model is run with: two tell its step from what else a round takes
@@ -39,92 +34,7 @@ LOOKAHEADS = ((4, 3, 4), (7, 5, 7))  # window, n-gram, guesses: a narrow one and
 DYNAMIC = ((8, 4, 2), (16, 6, 4))  # nodes, levels, width of a tree that a model grows
 SUFFIXES = ((8, 6), (16, 8))  # nodes, levels of a tree of what followed before
 ENOUGH = 2.0  # seconds of plain decoding that a way is timed for, where single runs are short
-MORE = 5  # times as many turns as were asked for, at the most
 PAD = 32  # texts to be ranked are padded to multiples of this
-KINDS = ("model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree", "lookahead", "cascade", *ways.SELF)
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What is decoded.
-
-    Attributes:
-      batches: prompts as token ids, each batch full.
-      options: keyword arguments of `specjax.generate`, drafter and verifier apart.
-      kinds: of drafters that are weighed, out of `KINDS`.
-      turns: timed runs of every way; medians count.
-      tell: hears what is going on. stop: asked between runs; True ends measuring there.
-    """
-
-    target: Model
-    drafts: tuple[Model, ...]
-    batches: tuple[tuple[list[int], ...], ...]
-    options: dict[str, Any]
-    kinds: tuple[str, ...] = KINDS
-    turns: int = 3
-    tell: Callable[[str], None] = lambda line: None
-    stop: Callable[[], bool] = lambda: False
-    _guides: dict[Way, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
-
-    def guide(self, way: Way) -> Any:
-        """The drafter of a way, made once; one that has weights of its own shares them with its other lengths."""
-        if way not in self._guides:
-            made = ways.guide(way, self.drafts, self.target)
-            if way.kind in ways.SELF:
-                alike = (guide.params for old, guide in self._guides.items() if old.kind == way.kind)
-                made = made._replace(params=next(alike, made.params))
-            self._guides[way] = made
-        return self._guides[way]
-
-    @property
-    def sampled(self) -> bool:
-        """Whether tokens are drawn, and not always the most probable ones."""
-        return self.options["temperature"] > 0
-
-    @property
-    def verifier(self) -> str:
-        """Of chains that a model draws. What either accepts at a position depends on nothing after it, so that the
-        counts of a long draft tell those of all shorter ones."""
-        return "block" if self.sampled else "token"
-
-    def drawn(self, kind: str, gamma: int, *drafts: int) -> Way:
-        """A chain that a model draws."""
-        return ways.chain(kind, gamma, *drafts, verifier=self.verifier)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the draft models."""
-        return [draft.name for draft in self.drafts]
-
-
-class Run(NamedTuple):
-    """One batch, decoded one way.
-
-    Attributes:
-      prefill, decode: seconds, compiling apart.
-      calls: of the target until all rows had ended.
-      reached: rounds that accepted at least 0, 1, ... drafted tokens, over all rows.
-    """
-
-    prefill: float
-    decode: float
-    calls: int
-    reached: tuple[int, ...]
-    tokens: list[list[int]]
-
-    @property
-    def committed(self) -> int:
-        return sum(map(len, self.tokens))
-
-    @property
-    def seconds(self) -> float:
-        """Of a round."""
-        return self.decode / max(self.calls, 1)
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second, prompts included."""
-        return self.committed / (self.prefill + self.decode)
 
 
 class Notes(NamedTuple):
@@ -145,72 +55,6 @@ class Notes(NamedTuple):
 
 def fresh() -> Notes:
     return Notes({}, {}, {}, [], [], [])
-
-
-# --- running ---------------------------------------------------------------------------------------------------------
-
-
-def make_batches(prompts: Sequence[list[int]], batch: int) -> tuple[tuple[list[int], ...], ...]:
-    """The prompts in batches of `batch`; the last one is filled up with prompts from the first on."""
-    count = -(-len(prompts) // batch)
-    filled = [prompts[number % len(prompts)] for number in range(count * batch)]
-    return tuple(tuple(filled[start : start + batch]) for start in range(0, len(filled), batch))
-
-
-def decode(work: Work, way: Way, number: int) -> Run:
-    """Decodes one batch. What compiles meanwhile is no part of its seconds.
-
-    Raises:
-      RuntimeError: the logits hold NaN.
-    """
-    guide, batch = work.guide(way), work.batches[number]
-    everything = [prompt for one in work.batches for prompt in one]
-    tokens, length = api.tokenize(work.target, everything)
-    room = api.cache_room(work.target, guide, tokens, length, work.options["max_new_tokens"], None)
-    rows = range(number * len(batch), (number + 1) * len(batch))
-    job = api.prepare(
-        work.target, list(batch), drafter=guide, verifier=way.verifier, rows=rows, cache_len=room, **work.options
-    )  # fmt: skip
-    state, run, _ = timed(lambda: loop.generate(job.params, job.state, **job.static))
-    written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
-    if np.any(stop == int(Stop.NAN)):
-        raise RuntimeError(f"the logits of {work.target.name} hold NaN: its weights (or the dtype) are broken")
-    rounds = int(np.sum(totals.rounds))
-    reached = (rounds, *np.sum(totals.depth_accepted, 0)[:-1].astype(int).tolist())
-    texts = [written[row, : count[row]].tolist() for row in range(len(batch))]
-    return Run(job.seconds["prefill"], run, int(np.max(totals.rounds)), reached, texts)
-
-
-def take_turns(
-    work: Work, every: Iterable[Way], into: dict[Way, list[Run]], turns: int, batches: Sequence[int]
-) -> float:
-    """Decodes the batches in every way, in turns, and appends a run a way and turn; returns the load of the machine.
-
-    Each batch in all ways before the next one: a machine that slows down for a second does so for all of them. A turn
-    that is stopped is left out whole, so that all ways have as many.
-    """
-    every = list(every)
-    before = machine.ticks()
-    for turn in range(turns):
-        found: dict[Way, list[Run]] = {way: [] for way in every}
-        for number, way in itertools.product(batches, every):
-            if work.stop():
-                return machine.others(before, machine.ticks())
-            work.tell(f"turn {turn + 1} of {turns}: {ways.label(way, work.names)}")
-            found[way].append(decode(work, way, number))
-        for way, runs in found.items():
-            into.setdefault(way, []).append(joined(runs))
-    return machine.others(before, machine.ticks())
-
-
-def joined(runs: Sequence[Run]) -> Run:
-    """Batches one after the other, as one run."""
-    deepest = max(len(run.reached) for run in runs)
-    columns = [[*run.reached, *[0] * (deepest - len(run.reached))] for run in runs]
-    return Run(
-        sum(run.prefill for run in runs), sum(run.decode for run in runs), sum(run.calls for run in runs),
-        tuple(np.sum(columns, 0).tolist()), [row for run in runs for row in run.tokens],
-    )  # fmt: skip
 
 
 # --- what is run -----------------------------------------------------------------------------------------------------
@@ -276,9 +120,9 @@ def survey(work: Work, notes: Notes) -> None:
         if work.stop():
             return
         work.tell(f"{place} of {len(curve) + len(timed_alone)}: compiling {ways.label(way, work.names)}")
-        decode(work, way, 0)
+        running.decode(work, way, 0)
     ran = [way for way in drafting if way in notes.passes or way in timed_alone]
-    notes.load.append(take_turns(work, [PLAIN, *curve, *ran], notes.turns, turns_of(work, notes), [0]))
+    notes.load.append(running.take_turns(work, [PLAIN, *curve, *ran], notes.turns, turns_of(work, notes), [0]))
     if PLAIN in notes.turns:
         _survey_wholes(work, notes)
 
@@ -287,7 +131,7 @@ def _leave_idle_out(notes: Notes) -> list[str]:
     """The kinds over the target's own weights that commit hardly more than plain decoding does; that is said."""
     found = []
     for way, runs in notes.passes.items():
-        tokens = accepted_and_one(joined(runs))
+        tokens = running.accepted_and_one(running.joined(runs))
         if way.kind in ways.SELF and tokens < IDLE:
             found.append(way.kind)
             notes.left_out.append(
@@ -299,7 +143,7 @@ def _leave_idle_out(notes: Notes) -> list[str]:
 def turns_of(work: Work, notes: Notes) -> int:
     """Turns that time rounds: more than were asked for where a run is so short that it tells little."""
     first = notes.passes[PLAIN][0]
-    return min(max(work.turns, math.ceil(ENOUGH / max(first.prefill + first.decode, 1e-3))), MORE * work.turns)
+    return min(max(work.turns, math.ceil(ENOUGH / max(first.prefill + first.decode, 1e-3))), running.MORE * work.turns)
 
 
 def _pass(work: Work, notes: Notes, way: Way, line: str) -> None:
@@ -307,12 +151,12 @@ def _pass(work: Work, notes: Notes, way: Way, line: str) -> None:
     if work.stop():
         return
     work.tell(line)
-    decode(work, way, 0)
+    running.decode(work, way, 0)
     runs = []
     for number in range(len(work.batches)):
         if work.stop():
             return
-        runs.append(decode(work, way, number))
+        runs.append(running.decode(work, way, number))
     notes.passes[way] = runs
 
 
@@ -330,7 +174,7 @@ def _survey_wholes(work: Work, notes: Notes) -> None:
         _pass(work, notes, way, f"acceptance of {ways.label(way, work.names)}")
         if way in notes.passes:
             beside: dict[Way, list[Run]] = {}
-            take_turns(work, [PLAIN, way], beside, turns_of(work, notes), [0])
+            running.take_turns(work, [PLAIN, way], beside, turns_of(work, notes), [0])
             if way in beside:
                 notes.turns[way] = _as_of(beside[way], beside[PLAIN], notes.turns[PLAIN])
 
@@ -348,7 +192,7 @@ def _survey_inner(work: Work, notes: Notes) -> None:
         return
     work.tell(f"how well {ways.short(work.drafts[small].name)} drafts for {ways.short(work.drafts[middle].name)}")
     pair = dataclasses.replace(work, target=work.drafts[middle])
-    run = decode(pair, ways.chain("model", SHORT, small), 0)
+    run = running.decode(pair, ways.chain("model", SHORT, small), 0)
     tried = sum(run.reached[:-1])
     notes.inners.append(Inner(middle, small, sum(run.reached[1:]) / tried if tried else 0.0))
 
@@ -453,12 +297,7 @@ def round_seconds(turns: dict[Way, list[Run]], way: Way) -> tuple[float, float]:
         values = [run.seconds for run in turns[way]]
     else:
         values = [step * own.seconds / base.seconds for own, base in zip(turns[way], turns[PLAIN], strict=True)]
-    return statistics.median(values), spread_of(values)
-
-
-def spread_of(values: Sequence[float]) -> float:
-    """Half of the range, over the root of how many there are: how far the median may be off."""
-    return (max(values) - min(values)) / 2 / math.sqrt(len(values))
+    return statistics.median(values), running.spread_of(values)
 
 
 def _chain(notes: Notes, curve: Curve, kind: str, drafts: tuple[int, ...]) -> Chain:
@@ -468,7 +307,7 @@ def _chain(notes: Notes, curve: Curve, kind: str, drafts: tuple[int, ...]) -> Ch
     gammas = [way["gamma"] for way in own]
     seconds = [_round(notes, way) for way in own]
     step, overhead = rank.drafting_cost(gammas, [gamma + 1 for gamma in gammas], seconds, curve)
-    reached = joined(notes.passes[longest]).reached
+    reached = running.joined(notes.passes[longest]).reached
     return Chain(longest, reached, _cost(notes, longest, step, overhead))
 
 
@@ -483,17 +322,12 @@ def _tree_cost(notes: Notes, curve: Curve, draft: int) -> Cost:
 
 
 def _whole(notes: Notes, way: Way) -> Whole:
-    run = joined(notes.passes[way])
-    tokens = accepted_and_one(run)
+    run = running.joined(notes.passes[way])
+    tokens = running.accepted_and_one(run)
     # Of the texts' own means, so that words that repeat within a text do not count as evidence of their own.
-    each = [accepted_and_one(one) for one in notes.passes[way]]
+    each = [running.accepted_and_one(one) for one in notes.passes[way]]
     error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     return Whole(way, tokens, error, _round(notes, way), _cost(notes, way, 0.0, 0.0))
-
-
-def accepted_and_one(run: Run) -> float:
-    """Tokens a round by count: the accepted ones and the target's own."""
-    return 1 + sum(run.reached[1:]) / max(run.reached[0], 1)
 
 
 def _round(notes: Notes, way: Way) -> float:
@@ -502,8 +336,8 @@ def _round(notes: Notes, way: Way) -> float:
 
 def _cost(notes: Notes, way: Way, step: float, overhead: float) -> Cost:
     turns = notes.turns[way]
-    run, plain = joined(notes.passes[way]), joined(notes.passes[PLAIN])
-    kept = run.committed / max(run.calls, 1) / accepted_and_one(run)
+    run, plain = running.joined(notes.passes[way]), running.joined(notes.passes[PLAIN])
+    kept = run.committed / max(run.calls, 1) / running.accepted_and_one(run)
     usual = plain.committed / max(plain.calls, 1)
     seconds, spread = round_seconds(notes.turns, way)
     prefill = statistics.median(one.prefill for one in turns)

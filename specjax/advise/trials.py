@@ -4,9 +4,10 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specjax.advise import measure, rank, ways
-from specjax.advise.measure import Notes, Run, Work
+from specjax.advise import rank, running, ways
+from specjax.advise.measure import Notes
 from specjax.advise.rank import Candidate
+from specjax.advise.running import Run, Work
 from specjax.advise.ways import PLAIN, Way
 
 AGAIN = 3  # ways that are tried after the others, where theory was seen to be off
@@ -47,7 +48,7 @@ class Trial(NamedTuple):
     @property
     def error(self) -> float:
         """How far `speedup` may be off."""
-        return measure.spread_of(self.whole)
+        return running.spread_of(self.whole)
 
     @property
     def factor(self) -> float:
@@ -80,13 +81,13 @@ def sweep(work: Work, notes: Notes, candidates: Sequence[Candidate], used: Way) 
 
 def separate(work: Work, notes: Notes, trials: Sequence[Trial], used: Way | None = None) -> list[Trial]:
     """The fastest first; those that are nearer to the first than their turns differ by have had more turns, until they
-    differ, or each has had `measure.MORE` times as many as were asked for.
+    differ, or each has had `running.MORE` times as many as were asked for.
 
     Args:
       used: this way has as many as they.
     """
     trials = fastest_first(trials)
-    while len(near := close(trials)) > 1 and len(trials[0].whole) < measure.MORE * work.turns:
+    while len(near := close(trials)) > 1 and len(trials[0].whole) < running.MORE * work.turns:
         again = [one for one in trials if one in near or one.way == used]
         work.tell(f"{len(near)} ways are nearer together than turns differ by: more turns")
         more = {one.way: one for one in try_beside_plain(work, notes, [one.candidate for one in again], warm=True)}
@@ -118,9 +119,9 @@ def try_beside_plain(work: Work, notes: Notes, short: Sequence[Candidate], *, wa
         if work.stop():
             return []
         work.tell(f"trying {place} of {len(every)}: compiling {ways.label(way, work.names)}")
-        measure.decode(work, way, 0)
+        running.decode(work, way, 0)
     runs: dict[Way, list[Run]] = {}
-    notes.load.append(measure.take_turns(work, every, runs, work.turns, range(len(work.batches))))
+    notes.load.append(running.take_turns(work, every, runs, work.turns, range(len(work.batches))))
     if PLAIN not in runs:
         return []
     return [trial(one, runs[one.way], runs[PLAIN]) for one in short]
@@ -134,5 +135,5 @@ def trial(candidate: Candidate, runs: Sequence[Run], plain: Sequence[Run]) -> Tr
         candidate,
         tuple(own.speed / base.speed for own, base in pairs),
         tuple(rate(own) / rate(base) for own, base in pairs),
-        measure.accepted_and_one(runs[0]),
+        running.accepted_and_one(runs[0]),
     )

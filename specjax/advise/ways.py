@@ -33,6 +33,7 @@ PLAIN = Way("plain")
 SELF = ("layer-skip", "quantised")  # drafters over the target's own weights: chains, as those of a draft model
 DRAWN = ("model", *SELF)  # chains of tokens that a model draws
 WHOLE = ("lookahead", "dynamic-tree", "suffix-tree")  # weighed just as they are run
+KINDS = ("model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree", "lookahead", "cascade", *SELF)
 
 
 def verify(width: int) -> Way:

@@ -39,7 +39,7 @@ class Progress:
         if not self._show or not self._console.is_terminal:
             return
         if self._status is None:
-            self._status = self._console.status(text)
+            self._status = self._console.status(text, refresh_per_second=4)  # it may stand beside a timed run
             self._status.start()
         else:
             self._status.update(text)

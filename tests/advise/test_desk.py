@@ -9,9 +9,9 @@ import pytest
 
 import specjax as sj
 from specjax import theory, trees
-from specjax.advise import measure, rank, say, ways
-from specjax.advise.measure import Run
+from specjax.advise import measure, rank, running, say, ways
 from specjax.advise.rank import MISS
+from specjax.advise.running import Run
 from specjax.advise.ways import PLAIN
 from specjax.cli import record, setup
 from specjax.cli.arguments import parse
@@ -86,7 +86,7 @@ def models():
 @pytest.fixture
 def ask(models, monkeypatch):
     def run(machine, draft=True, **options):
-        monkeypatch.setattr(measure, "decode", machine.decode)
+        monkeypatch.setattr(running, "decode", machine.decode)
         monkeypatch.setattr(measure, "ranks_of", lambda draft, prompts, texts: machine.rows)
         return sj.advise(models[0], models[1:] if draft else [], PROMPTS, max_new_tokens=NEW, **options)
 
@@ -174,7 +174,7 @@ def test_beside_a_draft_model_the_target_drafts_for_itself_only_if_asked(ask):
 def test_the_command_line_knows_the_same_kinds():
     from specjax.cli import advise
 
-    assert set(advise.KINDS) == set(measure.KINDS)
+    assert set(advise.KINDS) == set(ways.KINDS)
 
 
 def test_what_was_measured_overrules_theory(ask):
@@ -315,7 +315,7 @@ def test_bad_input_is_refused_before_anything_is_run(case, models, monkeypatch):
     def decode(*args):
         raise AssertionError("something was run")
 
-    monkeypatch.setattr(measure, "decode", decode)
+    monkeypatch.setattr(running, "decode", decode)
     options, said = BAD[case]
     given = {"drafts": 1, "prompts": PROMPTS} | options
     drafts = [models[1]] * given.pop("drafts")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from specjax import api, drafters
-from specjax.advise import measure, ways
-from specjax.advise.measure import Run, Work
+from specjax.advise import measure, running, ways
 from specjax.advise.rank import MISS
+from specjax.advise.running import Run, Work
 from specjax.advise.ways import PLAIN
 from specjax.model import Model
 from specjax.models import opt
@@ -27,25 +27,25 @@ def pair():
 @pytest.fixture(scope="module")
 def work(pair):
     options = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True, "seed": 0}
-    return Work(pair[0], (pair[1],), measure.make_batches(PROMPTS, 2), options)
+    return Work(pair[0], (pair[1],), running.make_batches(PROMPTS, 2), options)
 
 
 def test_batches_are_full():
-    assert measure.make_batches(PROMPTS, 2) == ((PROMPTS[0], PROMPTS[1]), (PROMPTS[2], PROMPTS[0]))
-    assert measure.make_batches(PROMPTS[:1], 4) == ((PROMPTS[0],) * 4,)
+    assert running.make_batches(PROMPTS, 2) == ((PROMPTS[0], PROMPTS[1]), (PROMPTS[2], PROMPTS[0]))
+    assert running.make_batches(PROMPTS[:1], 4) == ((PROMPTS[0],) * 4,)
 
 
 def test_a_run_is_what_generate_does(work, pair):
     target, draft = pair
-    found = measure.decode(work, ways.chain("model", 3, 0), 1)
+    found = running.decode(work, ways.chain("model", 3, 0), 1)
     asked = api.generate(target, list(work.batches[1]), drafter=drafters.model(draft, gamma=3), rows=[2, 3],
                          **work.options)  # fmt: skip
     assert found.tokens == asked.tokens and found.committed == 24
     assert found.reached[0] == asked.stats.rounds and sum(found.reached[1:]) == asked.stats.accepted
     assert len(found.reached) == 4 and list(found.reached) == sorted(found.reached, reverse=True)
     assert found.calls == max(asked.stats.rounds_by_row) and found.prefill > 0 and found.decode > 0
-    plain = measure.decode(work, PLAIN, 1)
-    assert plain.tokens == found.tokens and plain.calls == 12 and measure.accepted_and_one(plain) == 1
+    plain = running.decode(work, PLAIN, 1)
+    assert plain.tokens == found.tokens and plain.calls == 12 and running.accepted_and_one(plain) == 1
 
 
 def test_all_lengths_share_the_weights_that_a_drafter_makes(work):
@@ -56,7 +56,7 @@ def test_all_lengths_share_the_weights_that_a_drafter_makes(work):
 
 def test_ranks_are_those_of_the_drafts_own_laws(work, pair):
     target, draft = pair
-    texts = [row for number in range(2) for row in measure.decode(work, PLAIN, number).tokens]
+    texts = [row for number in range(2) for row in running.decode(work, PLAIN, number).tokens]
     prompts = [prompt for batch in work.batches for prompt in batch]
     found = measure.ranks_of(draft, prompts, texts, ranks=3)
     for prompt, text, ranks in zip(prompts, texts, found, strict=True):
@@ -102,10 +102,10 @@ def test_a_turn_that_is_stopped_is_left_out_whole(work, monkeypatch):
         ran.append(way)
         return run(1.0)
 
-    monkeypatch.setattr(measure, "decode", decode)
+    monkeypatch.setattr(running, "decode", decode)
     into = {}
     halted = dataclasses.replace(work, stop=lambda: len(ran) >= 3)
-    measure.take_turns(halted, [PLAIN, ways.verify(2)], into, 2, [0])
+    running.take_turns(halted, [PLAIN, ways.verify(2)], into, 2, [0])
     assert {way: len(runs) for way, runs in into.items()} == {PLAIN: 1, ways.verify(2): 1}
 
 
@@ -115,7 +115,7 @@ def test_broken_weights_are_told_in_one_line(work):
     params["final_norm"]["scale"] = params["final_norm"]["scale"] * np.float32("nan")
     broken = dataclasses.replace(work, target=Model("broken", opt, config, toys.FMT, params))
     with pytest.raises(RuntimeError, match="the logits of broken hold NaN"):
-        measure.decode(broken, PLAIN, 0)
+        running.decode(broken, PLAIN, 0)
 
 
 def test_what_a_target_cannot_have_is_left_out_and_said(work):

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from specjax.advise import measure, trials, ways
-from specjax.advise.measure import Run, Work
+from specjax.advise import measure, running, trials, ways
 from specjax.advise.rank import Candidate
+from specjax.advise.running import Run, Work
 from specjax.advise.ways import PLAIN
 from specjax.model import Model
 from specjax.models import opt
@@ -25,7 +25,7 @@ class Noisy:
 
     def __init__(self, monkeypatch, speeds: dict[int, float], *, noise: float, seed: int = 0):
         self.speeds, self.noise, self.rng, self.ran = speeds, noise, np.random.default_rng(seed), []
-        monkeypatch.setattr(measure, "decode", self.decode)
+        monkeypatch.setattr(running, "decode", self.decode)
 
     def decode(self, work, way, number):
         self.ran.append((way, number))
@@ -59,9 +59,9 @@ def test_the_nearest_have_turns_until_they_differ(monkeypatch):
         machine = Noisy(monkeypatch, {1: 0.5, 2: 1.5, 3: 1.44, 4: 1.42}, noise=0.1, seed=seed)
         found = machine.try_out()
         assert machine.turns(1) == TURNS  # no more of what is far behind
-        assert max(map(machine.turns, (2, 3, 4))) <= measure.MORE * TURNS
+        assert max(map(machine.turns, (2, 3, 4))) <= running.MORE * TURNS
         assert {one.way["gamma"]: len(one.whole) for one in found} == {g: machine.turns(g) for g in (1, 2, 3, 4)}
-        assert len(found[0].whole) == measure.MORE * TURNS or len(trials.close(found)) == 1
+        assert len(found[0].whole) == running.MORE * TURNS or len(trials.close(found)) == 1
         longer += max(map(machine.turns, (2, 3, 4))) > TURNS
     assert longer >= 8  # three turns that are alike by chance tell them apart
 
@@ -70,7 +70,7 @@ def test_more_turns_name_the_fastest_more_often(monkeypatch):
     """The control is the answer of as many turns as were asked for."""
     right = {}
     for more, seed in itertools.product((1, 5), range(60)):
-        monkeypatch.setattr(measure, "MORE", more)
+        monkeypatch.setattr(running, "MORE", more)
         found = Noisy(monkeypatch, {1: 1.4, 2: 1.5, 3: 1.42}, noise=0.08, seed=seed).try_out()
         right[more] = right.get(more, 0) + (found[0].way == chain(2))
     assert right[5] > right[1] and right[5] > 42

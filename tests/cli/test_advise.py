@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from specjax.advise import measure
-from specjax.advise.measure import Run
+from specjax.advise import running
+from specjax.advise.running import Run
 from specjax.naming import drafting
 
 BAD = {
@@ -54,7 +54,7 @@ def test_ctrl_c_keeps_what_was_measured(at, told, specjax_program, models, tmp_p
             os.kill(os.getpid(), signal.SIGINT)
         return Run(1.0, 4.0 if way.kind == "plain" else 8.0, 4, (4, 0), [[1] * 4] * len(work.batches[number]))
 
-    monkeypatch.setattr(measure, "decode", decode)
+    monkeypatch.setattr(running, "decode", decode)
     output = tmp_path / "advice.json"
     args = ["--target", models["target"], "--drafters", "ngram", "suffix", "--count", "2", "--max-new-tokens", "4"]
     stopped = specjax_program("advise", *args, "--output", str(output))
