@@ -25,7 +25,7 @@ class Advice(NamedTuple):
       measured: None where measuring was interrupted before anything was timed.
       candidates: every way that was weighed, the fastest by theory first.
       trials: of the first of them that differ enough, the fastest first; none with verify=0.
-      swept: with sweep=True, every kind at every length and size, and the way to use beside them; the fastest first.
+      swept: with sweep=True, `rank.field` of the candidates, and the way to use beside them; the fastest first.
       interrupted: whether something that was planned is missing.
       load: the largest share of the processors that other programs used while times were taken.
       settings: what was asked for.
@@ -144,8 +144,8 @@ def advise(
       verify: how many ways are tried, and up to three more that these make look better; 0: none, and the answer is
         theory's alone.
       turns: timed runs of every way; medians count.
-      sweep: whether every kind is decoded at every length and size afterwards, which tells how good the answer is
-        (`Advice.behind`) and takes as long again; the answer stays what it was.
+      sweep: whether all that was weighed is decoded afterwards (`rank.field`), which tells how good the answer is
+        (`Advice.behind`) and takes longer than the answer; that stays what it was.
       tell: hears what is going on.
       stop: asked between runs; once it says True, what has been measured is all there is.
 

@@ -416,7 +416,8 @@ CASCADES = 4  # of its cascades: the best by theory
 
 
 def field(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What a sweep decodes: every kind and model at all lengths and sizes, as close as makes a difference.
+    """What a sweep decodes: of every kind and model the lengths `SWEPT`, of trees the best by theory of the sizes
+    `SIZES`, of cascades the best by theory, and all that is weighed as it runs.
 
     Args:
       candidates: as `rank` gives them, the fastest by theory first.

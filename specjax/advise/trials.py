@@ -73,7 +73,7 @@ def try_out(work: Work, notes: Notes, candidates: Sequence[Candidate], count: in
 
 
 def sweep(work: Work, notes: Notes, candidates: Sequence[Candidate], used: Way) -> list[Trial]:
-    """Every kind at every length and size (`rank.field`), and the way that is used; the fastest first."""
+    """`rank.field` of the candidates, and the way that is used; the fastest first."""
     field = rank.field(candidates)
     field += [one for one in candidates if one.way == used and one not in field]
     return separate(work, notes, try_beside_plain(work, notes, field), used)

@@ -65,7 +65,7 @@ class Measuring:
     repeats: Annotated[int, arg(metavar="N")] = 3
     """Timed turns; medians count."""
     sweep: Flag = False
-    """Afterwards decode every drafter at every length and size, and say how far the answer is behind the fastest."""
+    """Afterwards decode all that was weighed, at lengths of 1 to 15, and say how far the answer is behind the best."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,14 +246,27 @@ def show(console: Any, advice: Any, command: str) -> None:
         console.print(f"\n    {command}\n    {say.python_line(advice)}", soft_wrap=True, markup=False)
 
 
-def curve_table(advice: Any) -> Any:
-    """What a call of the target costs by its tokens."""
+def titled(title: str) -> Any:
+    """A table without columns."""
     from rich import box
     from rich.table import Table
 
+    return Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+
+
+def ways_table(what: str, *columns: str) -> Any:
+    """A table of ways of decoding without rows."""
+    table = titled(f"{what}, whole requests against plain decoding")
+    table.add_column("drafter", overflow="fold")  # gives way in a narrow terminal: numbers are shown whole
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def curve_table(advice: Any) -> Any:
+    """What a call of the target costs by its tokens."""
     curve = advice.measured.curve
-    table = Table(box=box.SIMPLE, title="checking several tokens in one call, in steps of plain decoding",
-                  title_justify="left", title_style="bold")  # fmt: skip
+    table = titled("checking several tokens in one call, in steps of plain decoding")
     for width in curve.widths:
         table.add_column(str(width), justify="right", no_wrap=True)
     table.add_row(*(f"{took / curve.step:.2f}" for took in curve.seconds))
@@ -262,16 +275,9 @@ def curve_table(advice: Any) -> Any:
 
 def candidate_table(advice: Any) -> Any:
     """Those that were tried, and the best of the others of each kind."""
-    from rich import box
-    from rich.table import Table
-
     from specjax.advise import ways
 
-    table = Table(box=box.SIMPLE, title="ways of decoding, whole requests against plain decoding", title_justify="left",
-                  title_style="bold")  # fmt: skip
-    table.add_column("drafter", overflow="fold")  # gives way in a narrow terminal: numbers are shown whole
-    for name in ("tokens/\nround", "round in\nsteps", "predicted", "measured", "turns"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = ways_table("ways of decoding", "tokens/\nround", "round in\nsteps", "predicted", "measured", "turns")
     step = advice.measured.curve.step
 
     def row(one: Any, *measured: str, style: str | None = None) -> None:
@@ -291,16 +297,9 @@ def candidate_table(advice: Any) -> Any:
 
 def sweep_table(advice: Any) -> Any:
     """Everything that was decoded after the answer, the fastest first."""
-    from rich import box
-    from rich.table import Table
-
     from specjax.advise import ways
 
-    table = Table(box=box.SIMPLE, title="swept afterwards, whole requests against plain decoding",
-                  title_justify="left", title_style="bold")  # fmt: skip
-    table.add_column("drafter", overflow="fold")
-    for name in ("tokens/\nround", "predicted", "measured", "turns"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = ways_table("swept afterwards", "tokens/\nround", "predicted", "measured", "turns")
     for one in advice.swept:
         table.add_row(
             ways.label(one.way, advice.drafts), f"{one.tokens:.2f}", f"{one.candidate.speedup:.2f}",

@@ -172,6 +172,15 @@ def test_a_cascade_is_weighed_as_theory_weighs_it():
     wanted = theory.cascade_factor_whole_rounds([0.85, 0.7], [0.2, 0.02], [6, 3])
     assert found[ways.cascade(6, 3, 0, 1)].speedup == pytest.approx(wanted, rel=1e-6)
     assert best(made).way.kind == "cascade"
+    swept = [one.way for one in rank.field(rank.rank(made))]
+    assert sum(way.kind == "cascade" for way in swept) == rank.CASCADES and best(made).way in swept
+    assert {way["gamma"] for way in swept if way.drafts == (1,)} == {*rank.SWEPT}
+
+
+def test_a_cascade_is_verified_as_its_middle_model_was_counted():
+    chains = (chain(0.85, draft=0, verifier="block"), chain(0.5, draft=1, verifier="block"))
+    found = rank.rank(measured(chains=chains, inners=(Inner(middle=0, small=1, alpha=0.7),)))
+    assert {one.way.verifier for one in found if one.way.kind == "cascade"} == {"block"}
 
 
 # --- who is tried ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ WAYS = [
     ways.suffix_tree(8, 6),
     ways.chain("layer-skip", 2),
     ways.chain("quantised", 3),
+    ways.cascade(4, 2, 0, 1, verifier="block"),
+    ways.chain("quantised", 2, verifier="block"),
 ]
 NAMES = [ways.spec(way) for way in WAYS]
 
