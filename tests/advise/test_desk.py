@@ -224,6 +224,12 @@ def test_a_sweep_where_nothing_helps_is_held_against_plain_decoding(ask):
     assert sorted(sizes) == sorted(set(sizes) & {*rank.SIZES})
 
 
+def test_plain_decoding_is_behind_nothing_where_all_that_is_swept_is_slower(ask):
+    advice = ask(Machine(alpha=0.3, c=0.95, copied=0.0, curve=tuple(1.0 + n for n in range(64))), sweep=True)
+    assert advice.swept[0].speedup < 0.9 and advice.behind == 0
+    assert "none was faster than plain decoding." in advice.reason
+
+
 def test_a_sweep_that_is_interrupted_leaves_the_answer(ask):
     whole = Machine()
     answer = ask(whole)
