@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from specjax.cli import platform
 from specjax.cli.arguments import one_line
-from specjax.names import lookup
+from specjax.names import check_name, lookup
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
@@ -115,6 +115,8 @@ def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
     first = args[0]
     longer = [name for name in COMMANDS if name.startswith(first + " ")]
     if longer and first not in COMMANDS:
+        if len(args) > 1 and not args[1].startswith("-"):
+            check_name(two, longer, "command")
         raise ValueError(f"{first!r} needs a second word: {', '.join(longer)}")
     lookup(first, COMMANDS, "command")
     return first, list(args[1:])

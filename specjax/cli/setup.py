@@ -54,7 +54,7 @@ def choose(target: str, drafts: tuple[str, ...], chosen: Drafting) -> tuple[Spec
     names = {0: "model" if target == TARGET else "ngram", 1: "model", 2: "cascade"}
     if chosen.drafter is None and len(drafts) not in names:
         raise ValueError(f"{len(drafts)} draft models are named: say which --drafter uses them")
-    spec = drafting.parse(chosen.drafter or names[len(drafts)])
+    spec = drafting.parse(names[len(drafts)] if chosen.drafter is None else chosen.drafter)
     if chosen.policy is not None:
         spec = drafting.with_policy(spec, chosen.policy)
     bundled = target == TARGET and not drafts

@@ -12,6 +12,7 @@ from specjax import files, trees
 from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.names import lookup
+from specjax.theory import tokens
 from specjax.trees import ROOT, Tree
 
 PROG = "specjax tree show"
@@ -100,6 +101,7 @@ def build(options: Show) -> Shown:
     """
     make = lookup(options.kind, KINDS, "kind of tree")
     acceptance = read_acceptance(options.accept)
+    check_table(acceptance)
     tree, choice = make(options, acceptance)
     values = None if acceptance is None else trees.node_values(tree, acceptance).tolist()
     return Shown(tree, values, choice)
@@ -139,13 +141,24 @@ def read_acceptance(given: Sequence[str]) -> list[Any] | None:
     if len(given) == 1 and given[0].endswith(".json"):
         try:
             table = json.loads(files.read_text(given[0], "table"))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"--accept {given[0]} is not JSON: {error}") from None
         if not isinstance(table, list):
             raise ValueError(f"--accept {given[0]} must hold a list of numbers or of lists, got {type(table).__name__}")
         return table
     rows = [_numbers(float, "--accept", row) for row in given]
     return rows[0] if len(rows) == 1 else rows
+
+
+def check_table(acceptance: list[Any] | None) -> None:
+    """Refuses chances of siblings that sum to more than 1; what is no table of numbers is refused elsewhere.
+
+    Raises:
+      ValueError: such a sum.
+    """
+    for row in acceptance if acceptance and isinstance(acceptance[0], list) else [acceptance or []]:
+        if isinstance(row, list) and all(isinstance(one, (int, float)) and one <= 1 for one in row):
+            tokens.check_siblings(row)
 
 
 def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:

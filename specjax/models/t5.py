@@ -29,7 +29,11 @@ from specjax.types import Output, Params
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """Shape of a T5 model. `heads * head_width` need not be `width`; `start_token` opens every decoder row."""
+    """Shape of a T5 model. `heads * head_width` need not be `width`; `start_token` opens every decoder row.
+
+    Published heads are tied and `scaled` (what they read is multiplied by width**-0.5), or neither; transformers 5
+    also writes tied ones that are not scaled.
+    """
 
     vocab_size: int = 32128
     width: int = 512
@@ -43,6 +47,7 @@ class T5Config:
     gated: bool = False
     activation: str = "relu"
     tied: bool = True
+    scaled: bool = True
     eps: float = 1e-6
     start_token: int = 0
 
@@ -66,7 +71,7 @@ def sizes() -> dict[str, T5Config]:
 
     shapes = {f"t5-{name}": shape(*numbers) for name, numbers in first.items()}
     for name, numbers in second.items():
-        config = dataclasses.replace(shape(*numbers), gated=True, activation="gelu_new", tied=False)
+        config = dataclasses.replace(shape(*numbers), gated=True, activation="gelu_new", tied=False, scaled=False)
         shapes[f"t5-v1_1-{name}"] = shapes[f"flan-t5-{name}"] = config
     return shapes
 
@@ -188,10 +193,10 @@ class Trunk(nnx.Module):
         self.head = head
 
     def logits(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        """A tied head undoes the embedding's unit variance by a scale; a head of its own learned it."""
-        if self.head is None:
-            return self.embed.tokens.logits(features * self.config.width**-0.5)
-        return self.head(features)
+        """The scale undoes the embedding's unit variance."""
+        if self.config.scaled:
+            features = features * self.config.width**-0.5
+        return self.embed.tokens.logits(features) if self.head is None else self.head(features)
 
 
 def init(key: jax.Array, config: T5Config, fmt: Format) -> Params:
@@ -338,15 +343,13 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
     """The shape that a published config.json describes.
 
     Raises:
-      ValueError: a missing number, or a head whose scaling does not go with its tie.
+      ValueError: a missing number.
     """
     required = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
     missing = [name for name in required if published.get(name) is None]
     if missing:
         raise ValueError(f"the configuration of a T5 model lacks {', '.join(missing)}")
     tied = bool(published.get("tie_word_embeddings", True))
-    if bool(published.get("scale_decoder_outputs", tied)) != tied:
-        raise ValueError("T5 with a tied head that is not scaled, or a scaled head that is not tied, is not supported")
     gate, _, kind = str(published.get("feed_forward_proj", "relu")).rpartition("-")
     start = published.get("decoder_start_token_id")
     return T5Config(
@@ -362,6 +365,7 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
         gated=bool(gate),
         activation="gelu_new" if gate and kind == "gelu" else kind,
         tied=tied,
+        scaled=bool(published.get("scale_decoder_outputs", tied)),
         eps=published.get("layer_norm_epsilon", 1e-6),
         start_token=published.get("pad_token_id", 0) if start is None else start,
     )
@@ -385,7 +389,7 @@ def to_published(config: T5Config) -> dict[str, Any]:
         "relative_attention_max_distance": config.max_distance,
         "feed_forward_proj": f"gated-{kind}" if config.gated else kind,
         "tie_word_embeddings": config.tied,
-        "scale_decoder_outputs": config.tied,
+        "scale_decoder_outputs": config.scaled,
         "layer_norm_epsilon": config.eps,
         "dropout_rate": 0.0,
         "decoder_start_token_id": config.start_token,

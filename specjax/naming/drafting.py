@@ -93,12 +93,13 @@ def with_policy(spec: Spec, policy: str) -> Spec:
     Raises:
       ValueError: no such policy, or a drafter that takes none.
     """
+    chosen = policing.parse(policy)
     if "policy" not in DRAFTERS[spec.name].keys:
         having = ", ".join(name for name, kind in DRAFTERS.items() if "policy" in kind.keys)
         raise ValueError(f"the drafter {spec.name!r} takes no policy: the drafter {having} does")
     if "policy" in spec.settings:
         raise ValueError(f"the drafter {label(spec)!r} has a policy: leave one of them out")
-    settings = spec.settings | {"policy": policing.parse(policy)}
+    settings = spec.settings | {"policy": chosen}
     return parse(label(Spec(spec.name, settings)))
 
 

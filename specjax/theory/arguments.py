@@ -15,14 +15,14 @@ def within(name: str, value: Numbers, least: float | int, most: float | int = np
     """The argument in float64; with `least` POSITIVE, all that is above 0.
 
     Raises:
-      ValueError: an entry is nan or lies outside least..most.
+      ValueError: an entry is not finite or lies outside least..most.
     """
     array = np.asarray(value, np.float64)
-    bad = array[~((array >= least) & (array <= most))]
+    bad = array[~((array >= least) & (array <= most) & np.isfinite(array))]
     if bad.size:
         low = "above 0" if least == POSITIVE else f"at least {least:g}"
-        bounds = low if most == np.inf else f"{low} and at most {most:g}"
-        raise ValueError(f"{name} must be {bounds}, got {bad.flat[0]:g}")
+        high = f" and at most {most:g}" if most < np.inf else "" if np.isfinite(bad.flat[0]) else " and finite"
+        raise ValueError(f"{name} must be {low}{high}, got {bad.flat[0]:g}")
     return array
 
 

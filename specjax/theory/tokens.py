@@ -132,11 +132,7 @@ def tree_tokens(parents: Sequence[int], acceptance: Numbers) -> Values:
     table = chance("acceptance", acceptance)
     if table.ndim == 0:
         raise ValueError(f"acceptance must have an axis of ranks, got the single number {table:g}")
-    if (table.sum(-1) > 1 + 1e-9).any():
-        raise ValueError(
-            f"at most one child is accepted, but the chances of siblings sum to {table.sum(-1).max():g}: "
-            "give the chance of each rank, not the chance of any up to it"
-        )
+    check_siblings(table)
     depth, rank = _places(parents)
     depths = np.inf if table.ndim == 1 else table.shape[-2]
     if max(depth) > depths or max(rank) >= table.shape[-1]:
@@ -148,6 +144,16 @@ def tree_tokens(parents: Sequence[int], acceptance: Numbers) -> Values:
         row = table if table.ndim == 1 else table[..., depth[node] - 1, :]
         values.append(values[parents[node]] * row[..., rank[node]])
     return np.sum(values, axis=0)[()]
+
+
+def check_siblings(table: Numbers) -> None:
+    """Raises ValueError where the chances of siblings, [..., ranks], sum to more than 1."""
+    most = np.asarray(table, np.float64).sum(-1).max(initial=0)
+    if most > 1 + 1e-9:
+        raise ValueError(
+            f"at most one child is accepted, but the chances of siblings sum to {most:g}: "
+            "give the chance of each rank, not the chance of any up to it"
+        )
 
 
 def _places(parents: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -3,7 +3,8 @@
 All of it rests on one model. The child of rank r of an accepted node at depth d is the accepted one with probability
 a[d, r], whatever happened before: at most one child of a node is. A node is then accepted with the product of the
 a along its path, and a round commits the sum of these products over all nodes, the root's 1 (the correction or the
-bonus) included. Every search here maximises that sum; sizes count the root.
+bonus) included. Every search here maximises that sum; sizes count the root. Where the a of siblings sum to more than 1,
+as counts of "among the first k" do, the sum is no expectation: `specjax tree show` refuses such a table.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specjax.theory.arguments import whole
 from specjax.trees.static import Tree, chain, from_paths
 
 Numbers = Any  # whatever numpy makes an array of (its own ArrayLike is refused a tuple where types are checked)
@@ -236,7 +238,10 @@ def _paths(levels: list[_Level], size: int) -> list[tuple[int, ...]]:
 def _checked(acceptance: Numbers) -> NDArray[np.float64]:
     """What was measured in float64, [ranks] or [heads, ranks]."""
     try:
-        measured = np.asarray(acceptance, np.float64)
+        given = np.asarray(acceptance)
+        if given.dtype.kind in "bOSU":  # truth values, text, numbers beyond any float
+            raise TypeError
+        measured = given.astype(np.float64)
     except (ValueError, TypeError):
         raise ValueError("acceptance must be [ranks] or [heads, ranks] numbers, every row of the same length") from None
     if measured.ndim not in (1, 2) or measured.size == 0:
@@ -255,15 +260,15 @@ def _table(measured: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
 
 def _levels(size: int, depth: int | None) -> int:
     """How many levels below the root a tree of that size may use."""
-    if depth is not None and depth < 0:
-        raise ValueError(f"depth must be at least 0, got {depth}")
+    whole("size", size, least=1)
+    if depth is not None:
+        whole("depth", depth, least=0)
     most = max(size - 1, 0)
     return most if depth is None else min(most, depth)
 
 
 def _check_size(size: int, table: NDArray[np.float64]) -> None:
-    if size < 1:
-        raise ValueError(f"a tree has at least its root: size must be at least 1, got {size}")
+    whole("size", size, least=1)
     depth, ranks = table.shape
     full = 1
     for _ in range(depth):

@@ -114,6 +114,8 @@ WRONG = {
     "a text for a table": (["--drafter", "table:{text}"], "is not a readable safetensors file"),
     "unknown policy": (["--draft", "{draft}", "--policy", "heurstic"], "did you mean 'heuristic'"),
     "policy of ngram": (["--drafter", "ngram", "--policy", "heuristic"], "takes no policy"),
+    "empty names": (["--drafter", ""], "no drafter is named ''"),
+    "empty policy of ngram": (["--drafter", "ngram", "--policy", ""], "no policy is named ''"),
     "policy beside gamma": (["--draft", "{draft}", "--policy", "heuristic", "--gamma", "3"], "beside the policy"),
     "gamma of a tree": (["--drafter", "tree", "--draft", "{draft}", "--gamma", "3"], "no meaning for the drafter"),
     "gamma twice": (["--drafter", "ngram:gamma=4", "--gamma", "3"], "say gamma once"),

@@ -24,6 +24,20 @@ def test_unknown_command_suggests(specjax_program):
     assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1 and "'generate'" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["tree"], "'tree' needs a second word: tree show"),
+        (["tree", "--help"], "'tree' needs a second word: tree show"),
+        (["tree", "shwo", "chain", "3"], "no command is named 'tree shwo', did you mean 'tree show'?"),
+        (["train", "ml"], "no command is named 'train ml', did you mean 'train lm'?"),
+    ],
+)
+def test_a_second_word_that_is_missing_or_unknown(args, told, specjax_program):
+    ran = specjax_program(*args)
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and told in ran.err
+
+
 def test_keyboard_interrupt_outside_decoding(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -135,6 +135,8 @@ def test_a_pipe_gets_everything_and_no_jax_is_loaded():
         (["sequoia", "--accept", "0.5,x", "--size", "2"], "'0.5,x' is not a list of probabilities"),
         (["sequoia", "--accept", "1.5", "--size", "2"], "0..1, got 1.5"),
         (["medusa", "--accept", "0.5,0.2", "0.1", "--size", "3"], "every row of the same length"),
+        (["regular", "2", "--accept", "0.9,0.9"], "the chances of siblings sum to 1.8"),
+        (["medusa", "--accept", "0.5,0.2", "0.5,0.75", "--size", "3"], "the chances of siblings sum to 1.25"),
         (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth has no meaning"),
         (["chain", "2", "--output", "tree.gif"], "ends in .svg or .png"),
         (["chain", "2", "--output", "nowhere/tree.svg"], "cannot write into the folder nowhere"),
@@ -146,7 +148,11 @@ def test_what_is_refused_in_one_line(args, told, specjax_program):
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and told in ran.err
 
 
-@pytest.mark.parametrize(("content", "told"), [("{", "is not JSON"), ('{"a": 1}', "got dict"), ("[1, [2]]", "numbers")])
+@pytest.mark.parametrize(("content", "told"), [
+    ("{", "is not JSON"), ("[" * 200_000, "is not JSON"), ('{"a": 1}', "got dict"), ("[1, [2]]", "numbers"),
+    ("[1" + "0" * 400 + "]", "numbers"), ('[["0.5"]]', "numbers"), ("[true]", "numbers"), ("[null]", "numbers"),
+    ("[[0.5, 0.6]]", "siblings sum to 1.1"),
+])  # fmt: skip
 def test_a_file_that_holds_no_table(content, told, specjax_program, tmp_path):
     table = tmp_path / "table.json"
     table.write_text(content)

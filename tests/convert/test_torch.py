@@ -11,6 +11,7 @@ import pytest
 
 from specjax.convert import load_params, open_source, save_pretrained, table_for
 from specjax.convert.torch_source import read_torch
+from specjax.load import load
 from specjax.models.format import Format
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
 from tests.convert.writers import GOLDEN, NAMES, config_of, tensors_of
@@ -123,3 +124,23 @@ def test_transformers_loads_what_is_saved(name, shard_bytes, tmp_path):
     scale = np.abs(golden["logits"]).max()
     rows = golden["mask"].astype(bool) if "decoder" not in golden else slice(None)
     assert np.abs(logits - golden["logits"])[rows].max() <= 1e-5 * scale
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("told", [{}, {"tie_word_embeddings": False}], ids=["scaled", "unscaled"])
+@pytest.mark.parametrize("kind", ["relu", "gated-gelu"])
+def test_a_t5_that_transformers_makes_and_saves(kind, told, tmp_path):
+    """As it is made, nothing untied by hand: transformers 5 ties every head, and reads of a configuration that says
+    otherwise, as those of v1.1 and Flan do, that the head is not scaled."""
+    import torch
+    import transformers
+
+    shape = {"vocab_size": 91, "d_model": 16, "d_kv": 5, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape, feed_forward_proj=kind, **told))
+    model.eval().save_pretrained(tmp_path)
+    read, written = torch.randint(2, 91, (3, 7)), torch.randint(2, 91, (3, 5))
+    with torch.no_grad():
+        expected = model(input_ids=read, decoder_input_ids=written).logits.numpy()
+    logits = np.asarray(load(str(tmp_path)).score(read.numpy(), written.numpy()))
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()

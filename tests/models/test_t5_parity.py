@@ -26,8 +26,9 @@ SMALL = t5.T5Config(
 CONFIGS = {
     "relu-tied": SMALL,
     "gated-tied": dataclasses.replace(SMALL, gated=True, activation="gelu_new"),
-    "relu-untied": dataclasses.replace(SMALL, tied=False),
-    "gated-untied": dataclasses.replace(SMALL, gated=True, activation="gelu_new", tied=False),
+    "gated-tied-unscaled": dataclasses.replace(SMALL, gated=True, activation="gelu_new", scaled=False),
+    "relu-untied": dataclasses.replace(SMALL, tied=False, scaled=False),
+    "gated-untied": dataclasses.replace(SMALL, gated=True, activation="gelu_new", tied=False, scaled=False),
 }
 
 
@@ -41,11 +42,11 @@ def theirs(config, seed=0):
         vocab_size=config.vocab_size, d_model=config.width, d_kv=config.head_width, num_heads=config.heads,
         d_ff=config.mlp_width, num_layers=config.encoder_layers, num_decoder_layers=config.decoder_layers,
         relative_attention_num_buckets=config.buckets, relative_attention_max_distance=config.max_distance,
-        feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.tied,
+        feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.scaled,
         dropout_rate=0.0, layer_norm_epsilon=config.eps, decoder_start_token_id=config.start_token,
     )  # fmt: skip
     model = T5ForConditionalGeneration(hf).eval()
-    if not config.tied:  # transformers ties a freshly built head whatever its configuration says
+    if not config.tied:  # transformers ties a freshly built head; of its configuration it reads whether that is scaled
         model.lm_head.weight = torch.nn.Parameter(torch.randn(config.vocab_size, config.width) * config.width**-0.5)
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -285,6 +286,6 @@ def theirs_on_meta(cls, config):
         T5Config(
             vocab_size=config.vocab_size, d_model=config.width, d_kv=config.head_width, num_heads=config.heads,
             d_ff=config.mlp_width, num_layers=config.encoder_layers, num_decoder_layers=config.decoder_layers,
-            feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.tied,
+            feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.scaled,
         )
     )  # fmt: skip
