@@ -4,12 +4,14 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.status import Status
 
 FILE_COLUMNS = 160
+QUIET = 60.0  # seconds between lines of progress where stderr is a file
 
 
 def tables_and_errors() -> tuple[Console, Console]:
@@ -22,11 +24,16 @@ def tables_and_errors() -> tuple[Console, Console]:
 
 
 class Progress:
-    """One line on stderr that says what is going on; nothing where stderr is no terminal, or `show` is False."""
+    """One line on stderr that says what is going on; nothing where `show` is False.
 
-    def __init__(self, console: Console, *, show: bool):
-        self._console, self._show = console, show
+    Where stderr is a file or a pipe, what is going on is written as a line of its own, no more often than every `QUIET`
+    seconds, the first so long after the start: work that is short says nothing.
+    """
+
+    def __init__(self, console: Console, *, show: bool, clock: Callable[[], float] = time.monotonic):
+        self._console, self._show, self._clock = console, show, clock
         self._status: Status | None = None
+        self._told = clock()
 
     def __enter__(self) -> "Progress":
         return self
@@ -36,9 +43,13 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """Shows the line, or changes it."""
-        if not self._show or not self._console.is_terminal:
+        if not self._show:
             return
-        if self._status is None:
+        if not self._console.is_terminal:
+            if self._clock() >= self._told + QUIET:
+                self._told = self._clock()
+                self._console.print(text, markup=False, soft_wrap=True)
+        elif self._status is None:
             self._status = self._console.status(text, refresh_per_second=4)  # it may stand beside a timed run
             self._status.start()
         else:

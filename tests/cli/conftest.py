@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from specjax import convert, decoding
-from specjax.cli import main
+from specjax.cli import main, progress
 from tests.cli import toys
 
 
@@ -35,6 +35,7 @@ def models(tmp_path_factory) -> dict[str, str]:
 def specjax_program(capsys, monkeypatch):
     """Runs the program in this process, so that compiled functions are shared between tests."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(progress, "QUIET", float("inf"))  # however slow the machine: stderr holds warnings and errors
 
     def run(*args: str) -> Ran:
         code = main(args)

@@ -1,8 +1,11 @@
-"""Consoles: tables that go into a file are not cut to a terminal that is not there."""
+"""What goes into a file: tables are not cut to a terminal that is not there, and long work says what it does."""
+
+import io
 
 import pytest
+from rich.console import Console
 
-from specjax.cli.progress import FILE_COLUMNS, tables_and_errors
+from specjax.cli.progress import FILE_COLUMNS, QUIET, Progress, tables_and_errors
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, FILE_COLUMNS), ("50", 50)])
@@ -12,3 +15,24 @@ def test_a_file_has_room_for_tables(columns, width, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
     console, errors = tables_and_errors()
     assert not console.is_terminal and console.width == width and errors.stderr
+
+
+LONG = "a long line" + "!" * 200
+
+
+@pytest.mark.parametrize(("show", "lines"), [(True, ["turn 2 of [3]", LONG]), (False, [])])
+def test_into_a_file_progress_is_a_line_now_and_then(show, lines):
+    now, file = 0.0, io.StringIO()
+    with Progress(Console(file=file, width=40), show=show, clock=lambda: now) as progress:
+        for half, text in enumerate(["loading", "turn 1 of [3]", "turn 2 of [3]", "turn 3 of [3]", LONG]):
+            now = half * QUIET / 2
+            progress.tell(text)
+            progress.tell(text)
+    assert file.getvalue().splitlines() == lines
+
+
+def test_on_a_terminal_progress_is_one_line_that_goes_away():
+    file = io.StringIO()
+    with Progress(Console(file=file, force_terminal=True, width=40), show=True) as progress:
+        progress.tell("loading")
+    assert "loading" in file.getvalue() and file.getvalue().endswith("\x1b[2K")
