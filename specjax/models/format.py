@@ -4,10 +4,10 @@ What was measured on XLA's CPU backend, and why the choices below are what they 
 every call and reads its left one as it lies, so that kernels belong on the left, stored (out, in): of several rows a
 float32 dot takes half the time then, and one of eight little more than one of one. Of five to seven rows it takes a
 third longer than of eight, and so on: those are padded. A bfloat16 dot packs its rows at little cost: on the left it
-takes as long of 2 rows as of 16, and wins from about 9, of kernels of many inputs. A one-row bfloat16 dot converts
-the whole weight on every call, so one row is padded to two. A scan over stacked layers copies every weight of the
-stack, so layers are unrolled there; a bfloat16 dot that sums over many inputs is slower than several that sum over
-fewer.
+takes as long of 2 rows as of 16, and wins from about 7 of kernels of 1,024 inputs, from 9 of 768. A one-row bfloat16
+dot converts the whole weight on every call, so one row is padded to two. A scan over stacked layers copies every weight
+of the stack, so layers are unrolled there; a bfloat16 dot that sums over many inputs is slower than several that sum
+over fewer.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ class Format:
       part: most inputs that one array of a kernel sums over; one of more is stored as several arrays, where they
         divide it. 0: no bound. For (out, in) kernels of separate layers.
       min_rows: a dot of fewer rows is padded to this many.
-      left: a dot of at least this many rows has its (out, in) kernel as the left operand. 0: none has.
-      left_inputs: only where it sums over at least this many inputs: the product comes out transposed, and of few
-        inputs turning it round again costs more than is won.
+      left: (inputs, rows), rising in inputs: an (out, in) kernel that sums over at least so many inputs is the left
+        operand of a dot of at least so many rows, by the last pair whose inputs it has. The product comes out
+        transposed, and of few inputs turning it round again costs more than is won. (): none is.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
       cache_dtype: of keys and values.
     """
@@ -54,8 +54,7 @@ class Format:
     stacked: bool = False
     part: int = 0
     min_rows: int = 1
-    left: int = 0
-    left_inputs: int = 0
+    left: tuple[tuple[int, int], ...] = ()
     flat_heads: bool = True
     cache_dtype: str = "float32"
 
@@ -63,8 +62,8 @@ class Format:
         for name in (self.dtype, self.cache_dtype):
             if name not in MAX_DTYPES and not name == self.dtype == INT8:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
-        if self.left < 0 or (self.left and not self.out_in):
-            raise ValueError(f"left={self.left} is for (out, in) kernels, and at least 0")
+        if self.left and not self.out_in:
+            raise ValueError(f"left={self.left} is for (out, in) kernels")
         if self.part < 0 or (self.part and (self.stacked or not self.out_in)):
             raise ValueError(f"part={self.part} is for (out, in) kernels of separate layers, and at least 0")
 
@@ -78,7 +77,12 @@ class Format:
 
     def on_left(self, rows: int, inputs: int) -> bool:
         """Whether an (out, in) kernel is the left operand of a dot of so many rows."""
-        return bool(self.left) and max(rows, self.min_rows) >= self.left and inputs >= self.left_inputs
+        least = [least for bound, least in self.left if inputs >= bound]
+        return bool(least) and max(rows, self.min_rows) >= least[-1]
+
+    def some_on_left(self, rows: int) -> bool:
+        """Whether some kernel is, in a dot of so many rows."""
+        return any(max(rows, self.min_rows) >= least for _, least in self.left)
 
     def padded(self, rows: int, *, left: bool) -> int:
         """How many rows a dot of so many rows has; `left`: with a float32 kernel as its left operand."""
@@ -113,8 +117,7 @@ def default_format(
             part=PART if half and not stacked and not sharded else 0,
             min_rows=2 if half else 1,
             # Kernels on the right ask a layout of what comes of the left, and a mesh's partitioner gathers for that.
-            left=0 if sharded else (9 if half else 2),
-            left_inputs=768 if half else 64,
+            left=() if sharded else (((768, 9), (1024, 7)) if half else ((64, 2),)),
             flat_heads=not sharded,
             cache_dtype="float32",
         )

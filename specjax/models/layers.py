@@ -45,7 +45,7 @@ def dot(
     side = Side.LEFT if left else (Side.OUT_IN if out_in else Side.IN_OUT)
     if padding := fmt.padded(rows, left=left and parts[0].dtype == jnp.float32) - rows:
         flat = jnp.pad(flat, ((0, padding), (0, 0)))
-    if out_in and not left and fmt.on_left(rows, fmt.left_inputs):
+    if out_in and not left and fmt.some_on_left(rows):
         # x may come of another product's transposed result, which XLA would fold into this product through norms and
         # activations: of a half-precision kernel it then widens all of it, or has no such product at all.
         flat = with_layout_constraint(flat, ROW_MAJOR)

@@ -15,7 +15,7 @@ from tests import hlo
 from tests.models import small
 
 
-@pytest.mark.parametrize("out_in, left", [(False, 0), (True, 0), (True, 8)])
+@pytest.mark.parametrize("out_in, left", [(False, ()), (True, ()), (True, ((16, 8),))])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_gradients_of_a_product(out_in, left, dtype, tolerance):
     keys = jax.random.split(jax.random.key(0), 3)
@@ -70,7 +70,7 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
     x, wide, narrow = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
     kernels = wide.astype(dtype), narrow.astype(dtype)
 
-    fmt = Format(dtype=dtype, out_in=True, min_rows=2, left=2, left_inputs=48)
+    fmt = Format(dtype=dtype, out_in=True, min_rows=2, left=((48, 2),))
 
     @jax.jit
     def run(x, wide, narrow):
@@ -84,9 +84,16 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
     small.assert_close(run(x, *kernels), between(x @ wide.T) @ narrow.T, tolerance)
 
 
+@pytest.mark.parametrize("inputs, least", [(47, None), (48, 9), (63, 9), (64, 7), (640, 7)])
+def test_from_how_many_rows_a_kernel_is_on_the_left_goes_by_its_inputs(inputs, least):
+    fmt = Format(out_in=True, left=((48, 9), (64, 7)))
+    assert [rows for rows in range(1, 20) if fmt.on_left(rows, inputs)] == list(range(least or 20, 20))
+    assert [rows for rows in range(1, 20) if fmt.some_on_left(rows)] == list(range(7, 20))
+
+
 def test_a_kernel_on_the_left_is_stored_for_it():
-    with pytest.raises(ValueError, match="left=2 is for"):
-        Format(left=2)
+    with pytest.raises(ValueError, match=r"is for \(out, in\) kernels"):
+        Format(left=((0, 2),))
     for dtype in ("float32", "bfloat16"):
         assert default_format(dtype, platform="cpu").left and not default_format(dtype, platform="tpu").left
         assert not default_format(dtype, platform="cpu", sharded=True).left
@@ -98,7 +105,7 @@ def test_one_seed_draws_one_model_in_every_format():
     jax.tree.map(np.testing.assert_array_equal, small.laid_out(drawn, small.FLOAT32), other)
 
 
-PARTS = Format(dtype="bfloat16", out_in=True, min_rows=2, left=3, part=24)
+PARTS = Format(dtype="bfloat16", out_in=True, min_rows=2, left=((0, 3),), part=24)
 
 
 @pytest.mark.parametrize("inputs, count", [(16, 1), (24, 1), (25, 1), (32, 2), (75, 5), (96, 4), (97, 1), (100, 5)])
