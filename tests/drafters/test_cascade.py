@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from specjax import decoding as loop
-from specjax import drafters, trees, verify
+from specjax import drafters, sampling, stopping, trees, verify
 from specjax.drafters import Guide
 from specjax.drafters import cascade as cascade_guide
 from specjax.drafters.cascade import cascade
+from specjax.model import Model
+from specjax.models import opt
+from specjax.models.format import default_format
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
 from tests import battery, laws
@@ -244,6 +247,29 @@ def test_a_full_cache_stops_it_at_the_same_token():
 
 
 # --- what does not fit together ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_three_levels_of_published_shapes_are_one_program():
+    """opt-13b, opt-1.3b and opt-125m without weights: the whole loop is traced, and its state keeps its shapes."""
+
+    def shapes_of(size: str) -> Model:
+        config, fmt = opt.sizes()[size], default_format("bfloat16", platform="tpu")
+        params = jax.eval_shape(lambda key: opt.init(key, config, fmt), jax.random.key(0))
+        return Model(f"opt-{size}", opt, config, fmt, params)
+
+    rows, target = 4, shapes_of("13b")
+    made = cascade_guide(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)
+    warps, stages = sampling.sampling_params(rows, target.vocab_size, temperature=0.8)
+    given = loop.DecodeParams(target.params, made.params, warps, stopping.rules(target.vocab_size, eos=[2]))
+    init = loop.make_init(target.lm, made.drafter, stages, cache_len=256, max_new=64)
+    whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    state = jax.eval_shape(init, given, keys, whole(rows, 8), whole(rows), whole(rows))
+    static = {"model": target.lm, "drafter": made.drafter, "verify": token_level, "stages": stages}
+    program = loop.generate.lower(given, state, **static)
+    assert jax.tree.map(lambda leaf: leaf.shape, program.out_info) == jax.tree.map(lambda leaf: leaf.shape, state)
+    assert made.drafter.tree.size == 7 and "while" in program.as_text()
 
 
 def test_what_does_not_fit_together_is_refused():
