@@ -88,7 +88,15 @@ def about(folder: str | Path) -> About:
             raise _damaged(folder, error) from error
     if told.get("version") != VERSION:
         raise ValueError(f"{folder} is of version {told.get('version')}, this program reads version {VERSION}")
-    return About(told["family"], told["config"], Format(**told["format"]), told["notes"])
+    return About(told["family"], told["config"], read_format(told["format"]), told["notes"])
+
+
+def read_format(told: Mapping[str, Any]) -> Format:
+    """From JSON, which has no tuples; `left` was one number once, with `left_inputs` beside it."""
+    fields = dict(told)
+    left, inputs = fields.pop("left", ()), fields.pop("left_inputs", None)
+    pairs = left if inputs is None else [(inputs, left)] if left else []
+    return Format(**fields, left=tuple((least, rows) for least, rows in pairs))
 
 
 def like(tree: PyTree, shardings: PyTree | None = None) -> PyTree:

@@ -76,6 +76,12 @@ def test_a_format_comes_back_as_the_static_argument_that_it_was(tmp_path, platfo
     assert held == fmt and hash(held) == hash(fmt)
 
 
+@pytest.mark.parametrize("left, pairs", [(9, ((768, 9),)), (0, ())])
+def test_a_format_of_older_checkpoints_is_read(left, pairs):
+    told = {"dtype": "bfloat16", "out_in": True, "left": left, "left_inputs": 768}
+    assert checkpoint.read_format(told) == Format(dtype="bfloat16", out_in=True, left=pairs)
+
+
 def test_a_training_state_comes_back(tmp_path):
     """Optimizer moments, a typed key and plain numbers, in the same containers."""
     mesh = sharding.make_mesh(1, 8)
