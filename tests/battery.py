@@ -40,7 +40,7 @@ FAMILIES = {
     )),
     "t5": (t5, t5.T5Config(
         vocab_size=VOCAB, width=16, head_width=4, heads=3, mlp_width=24, encoder_layers=1, decoder_layers=2, buckets=8,
-        max_distance=16, gated=True, activation="gelu_new", tied=False, scaled=False,
+        max_distance=16, gated=True, activation="gelu_new", tied=False,
     )),
 }  # fmt: skip
 SEEDS = {"opt": 1, "llama": 1, "t5": 1}  # weights whose greedy texts do not settle on one token

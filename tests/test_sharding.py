@@ -59,9 +59,7 @@ CASES = {
     "qwen2": Case(llama, dataclasses.replace(LLAMA, qkv_bias=True, tied=True), sharding.LLAMA),
     "biases": Case(llama, dataclasses.replace(LLAMA, qkv_bias=True, o_bias=True, mlp_bias=True), sharding.LLAMA),
     "t5": Case(t5, T5, sharding.T5),
-    "t5-v1_1": Case(
-        t5, dataclasses.replace(T5, gated=True, activation="gelu_new", tied=False, scaled=False), sharding.T5
-    ),
+    "t5-v1_1": Case(t5, dataclasses.replace(T5, gated=True, activation="gelu_new", tied=False), sharding.T5),
 }
 # Every family in its plainest form on every mesh; its variants and layouts on one each.
 RUNS = [

@@ -101,9 +101,11 @@ def build(options: Show) -> Shown:
     """
     make = lookup(options.kind, KINDS, "kind of tree")
     acceptance = read_acceptance(options.accept)
-    check_table(acceptance)
     tree, choice = make(options, acceptance)
-    values = None if acceptance is None else trees.node_values(tree, acceptance).tolist()
+    if acceptance is None:
+        return Shown(tree, None, choice)
+    values = trees.node_values(tree, acceptance).tolist()
+    tokens.check_siblings(acceptance)
     return Shown(tree, values, choice)
 
 
@@ -148,17 +150,6 @@ def read_acceptance(given: Sequence[str]) -> list[Any] | None:
         return table
     rows = [_numbers(float, "--accept", row) for row in given]
     return rows[0] if len(rows) == 1 else rows
-
-
-def check_table(acceptance: list[Any] | None) -> None:
-    """Refuses chances of siblings that sum to more than 1; what is no table of numbers is refused elsewhere.
-
-    Raises:
-      ValueError: such a sum.
-    """
-    for row in acceptance if acceptance and isinstance(acceptance[0], list) else [acceptance or []]:
-        if isinstance(row, list) and all(isinstance(one, (int, float)) and one <= 1 for one in row):
-            tokens.check_siblings(row)
 
 
 def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:

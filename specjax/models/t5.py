@@ -31,8 +31,8 @@ from specjax.types import Output, Params
 class T5Config:
     """Shape of a T5 model. `heads * head_width` need not be `width`; `start_token` opens every decoder row.
 
-    Published heads are tied and `scaled` (what they read is multiplied by width**-0.5), or neither; transformers 5
-    also writes tied ones that are not scaled.
+    Published heads are tied and `scaled` (what they read is multiplied by width**-0.5), or neither, which is what None
+    means; transformers 5 also writes tied ones that are not scaled.
     """
 
     vocab_size: int = 32128
@@ -47,9 +47,13 @@ class T5Config:
     gated: bool = False
     activation: str = "relu"
     tied: bool = True
-    scaled: bool = True
+    scaled: bool | None = None
     eps: float = 1e-6
     start_token: int = 0
+
+    @property
+    def scales_head(self) -> bool:
+        return self.tied if self.scaled is None else self.scaled
 
 
 def sizes() -> dict[str, T5Config]:
@@ -71,7 +75,7 @@ def sizes() -> dict[str, T5Config]:
 
     shapes = {f"t5-{name}": shape(*numbers) for name, numbers in first.items()}
     for name, numbers in second.items():
-        config = dataclasses.replace(shape(*numbers), gated=True, activation="gelu_new", tied=False, scaled=False)
+        config = dataclasses.replace(shape(*numbers), gated=True, activation="gelu_new", tied=False)
         shapes[f"t5-v1_1-{name}"] = shapes[f"flan-t5-{name}"] = config
     return shapes
 
@@ -194,7 +198,7 @@ class Trunk(nnx.Module):
 
     def logits(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
         """The scale undoes the embedding's unit variance."""
-        if self.config.scaled:
+        if self.config.scales_head:
             features = features * self.config.width**-0.5
         return self.embed.tokens.logits(features) if self.head is None else self.head(features)
 
@@ -350,6 +354,7 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
     if missing:
         raise ValueError(f"the configuration of a T5 model lacks {', '.join(missing)}")
     tied = bool(published.get("tie_word_embeddings", True))
+    scaled = bool(published.get("scale_decoder_outputs", tied))
     gate, _, kind = str(published.get("feed_forward_proj", "relu")).rpartition("-")
     start = published.get("decoder_start_token_id")
     return T5Config(
@@ -365,7 +370,7 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
         gated=bool(gate),
         activation="gelu_new" if gate and kind == "gelu" else kind,
         tied=tied,
-        scaled=bool(published.get("scale_decoder_outputs", tied)),
+        scaled=None if scaled == tied else scaled,
         eps=published.get("layer_norm_epsilon", 1e-6),
         start_token=published.get("pad_token_id", 0) if start is None else start,
     )
@@ -389,7 +394,7 @@ def to_published(config: T5Config) -> dict[str, Any]:
         "relative_attention_max_distance": config.max_distance,
         "feed_forward_proj": f"gated-{kind}" if config.gated else kind,
         "tie_word_embeddings": config.tied,
-        "scale_decoder_outputs": config.scaled,
+        "scale_decoder_outputs": config.scales_head,
         "layer_norm_epsilon": config.eps,
         "dropout_rate": 0.0,
         "decoder_start_token_id": config.start_token,

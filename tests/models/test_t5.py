@@ -21,7 +21,7 @@ TIED = t5.T5Config(
     vocab_size=61, width=16, head_width=5, heads=3, mlp_width=24, encoder_layers=1, decoder_layers=2, buckets=8,
     max_distance=10,
 )  # fmt: skip
-GATED = dataclasses.replace(TIED, gated=True, activation="gelu_new", tied=False, scaled=False, start_token=3)
+GATED = dataclasses.replace(TIED, gated=True, activation="gelu_new", tied=False, start_token=3)
 CONFIGS = {"relu-tied": TIED, "gated-untied": GATED}
 FLOAT32 = Format()
 SCANNED = Format(stacked=True, flat_heads=False)
@@ -67,7 +67,14 @@ def test_what_a_scaled_head_reads_is_smaller_by_the_root_of_the_width(tied):
     tokens, length = prompts(scaled)
     ours, other = (compiled(one)[-1](weights(one), tokens, length, tokens[:, :4]) for one in (scaled, unscaled))
     assert_close(ours * scaled.width**0.5, other)
-    assert t5.from_published(t5.to_published(unscaled)) == unscaled
+    for one in (scaled, unscaled):
+        read = t5.from_published(t5.to_published(one))
+        assert read.scales_head == one.scaled and read == dataclasses.replace(one, scaled=read.scaled)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_is_scaled_as_it_is_tied_where_nothing_is_said(tied):
+    assert dataclasses.replace(TIED, tied=tied).scales_head == tied
 
 
 def test_buckets_are_those_of_exact_arithmetic():

@@ -27,8 +27,8 @@ CONFIGS = {
     "relu-tied": SMALL,
     "gated-tied": dataclasses.replace(SMALL, gated=True, activation="gelu_new"),
     "gated-tied-unscaled": dataclasses.replace(SMALL, gated=True, activation="gelu_new", scaled=False),
-    "relu-untied": dataclasses.replace(SMALL, tied=False, scaled=False),
-    "gated-untied": dataclasses.replace(SMALL, gated=True, activation="gelu_new", tied=False, scaled=False),
+    "relu-untied": dataclasses.replace(SMALL, tied=False),
+    "gated-untied": dataclasses.replace(SMALL, gated=True, activation="gelu_new", tied=False),
 }
 
 
@@ -42,7 +42,7 @@ def theirs(config, seed=0):
         vocab_size=config.vocab_size, d_model=config.width, d_kv=config.head_width, num_heads=config.heads,
         d_ff=config.mlp_width, num_layers=config.encoder_layers, num_decoder_layers=config.decoder_layers,
         relative_attention_num_buckets=config.buckets, relative_attention_max_distance=config.max_distance,
-        feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.scaled,
+        feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.scales_head,
         dropout_rate=0.0, layer_norm_epsilon=config.eps, decoder_start_token_id=config.start_token,
     )  # fmt: skip
     model = T5ForConditionalGeneration(hf).eval()
@@ -286,6 +286,6 @@ def theirs_on_meta(cls, config):
         T5Config(
             vocab_size=config.vocab_size, d_model=config.width, d_kv=config.head_width, num_heads=config.heads,
             d_ff=config.mlp_width, num_layers=config.encoder_layers, num_decoder_layers=config.decoder_layers,
-            feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.scaled,
+            feed_forward_proj="gated-gelu" if config.gated else "relu", tie_word_embeddings=config.scales_head,
         )
     )  # fmt: skip
