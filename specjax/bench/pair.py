@@ -26,7 +26,7 @@ def measure(
     """One row for each temperature and gamma.
 
     Args:
-      drafter: as for `specjax generate --drafter`; gamma is its own where it has no such choice.
+      drafter: as for `specjax generate --drafter`; gamma counts where it names none and has the choice.
 
     Acceptance is counted over all prompts in batches; the speed-up is that of the first prompts decoded alone,
     interleaved with plain decoding. With references (after a tab) the plain output is scored by sacrebleu.
@@ -34,7 +34,7 @@ def measure(
     given, references = read_prompts(prompts)
     big, small = load(target, dtype=dtype), load(draft, dtype=dtype)
     spec = drafting.parse(drafter)
-    ways = {n: drafting.with_gamma(spec, n) for n in gamma} if drafting.takes_gamma(spec) else {None: spec}
+    ways = {n: drafting.with_gamma(spec, n) for n in drafting.gammas(spec, gamma)} or {None: spec}
     for warmth in temperature:
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": warmth}
         scored = quality(big, given, references, settings) if references else {}

@@ -130,6 +130,8 @@ def check(options: Bench) -> None:
     if options.name in ("pair", "committed"):
         spec = drafting.parse(options.drafter)
         drafting.check_files(spec)
+        for gamma in options.gamma:
+            drafting.with_asked_gamma(spec, gamma)
         if drafting.needs(spec) > 1:
             raise ValueError(f"bench {options.name} has one draft model, and {options.drafter!r} needs more")
     elif options.drafter != "model":
@@ -155,11 +157,13 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
             run = partial(rounds.overhead, (vocab,), given["gamma"], repeats, options.temperature)
             yield key | given, run
     elif name == "pair":
-        given = {"gamma": options.gamma or (5,), "temperature": options.temperature, "new": options.max_new_tokens}
+        spec = drafting.parse(options.drafter)
+        given = {"gamma": drafting.gammas(spec, options.gamma or (5,)), "temperature": options.temperature}
+        given |= {"new": options.max_new_tokens}
         for dtype in options.dtype:
             named = {
                 "target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts),
-                "drafter": drafting.label(drafting.parse(options.drafter)),
+                "drafter": drafting.label(spec),
             }  # fmt: skip
             yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
     elif name == "long-context":
@@ -178,8 +182,8 @@ def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterato
                 yield key | given | {"way": way}, partial(long_context.measure, **given, way=way)
     elif name == "committed":
         spec = drafting.parse(options.drafter)
-        gammas = options.gamma or (5,)
-        every = [drafting.with_gamma(spec, n) for n in gammas] if drafting.takes_gamma(spec) else [spec]
+        gammas = drafting.gammas(spec, options.gamma or (5,))
+        every = [drafting.with_gamma(spec, n) for n in gammas] or [spec]
         for dtype, one, warmth in itertools.product(options.dtype, every, options.temperature):
             named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
             given = named | {"drafter": drafting.label(one), "temperature": warmth}

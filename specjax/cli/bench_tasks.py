@@ -273,8 +273,7 @@ def cells(ways: Ways, drafts: Sequence[str]) -> list[Any]:
     for text in ways.drafters or (("model", "ngram") if drafts else ("ngram",)):
         spec = drafting.parse(text)
         own = {key: value for key, value in spec.settings.items() if key != "gamma"}
-        gammas = (spec.settings["gamma"],) if "gamma" in spec.settings else ways.gamma
-        named.append((drafting.label(spec._replace(settings=own)), gammas if drafting.takes_gamma(spec) else ()))
+        named.append((drafting.label(spec._replace(settings=own)), drafting.gammas(spec, ways.gamma)))
     without = [name for name, gammas in named if not gammas]
     verifiers = ways.verifiers or (grid.SUITS,)
     every = [

@@ -60,12 +60,10 @@ def choose(target: str, drafts: tuple[str, ...], chosen: Drafting) -> tuple[Spec
     bundled = target == TARGET and not drafts
     found = given_drafts(spec, target, drafts)
     if chosen.gamma is not None:
-        if spec.settings.get("gamma", chosen.gamma) != chosen.gamma:
-            raise ValueError(f"--gamma {chosen.gamma} beside --drafter {chosen.drafter}: say gamma once")
         if chosen.gamma < 1:
             raise ValueError(f"--gamma must be at least 1, got {chosen.gamma}; for plain decoding use --drafter plain")
         try:
-            spec = drafting.with_gamma(spec, chosen.gamma)
+            spec = drafting.with_asked_gamma(spec, chosen.gamma)
         except ValueError as error:
             raise ValueError(f"--gamma {chosen.gamma}: {error}") from None
     elif bundled and spec == drafting.parse("model"):

@@ -87,6 +87,24 @@ def with_gamma(spec: Spec, gamma: int) -> Spec:
     return parse(label(Spec(spec.name, spec.settings | {"gamma": gamma})))
 
 
+def with_asked_gamma(spec: Spec, gamma: int) -> Spec:
+    """The same with the draft length that is asked for beside it.
+
+    Raises:
+      ValueError: it names another one, it has none, or a policy says it.
+    """
+    if spec.settings.get("gamma", gamma) != gamma:
+        raise ValueError(f"gamma={gamma} beside {label(spec)!r}: say gamma once")
+    return with_gamma(spec, gamma)
+
+
+def gammas(spec: Spec, asked: Sequence[int]) -> tuple[int, ...]:
+    """The draft lengths at which it is measured: its own where it names one, none where it has none to choose."""
+    if not takes_gamma(spec):
+        return ()
+    return (spec.settings["gamma"],) if "gamma" in spec.settings else tuple(asked)
+
+
 def with_policy(spec: Spec, policy: str) -> Spec:
     """The same, each row drafting as long as a policy says.
 

@@ -3,6 +3,7 @@
 import pytest
 
 from specjax.cli import bench
+from specjax.naming import drafting
 
 
 @pytest.fixture
@@ -20,6 +21,8 @@ def prompts(tmp_path):
         ({"drafter": "cascade"}, "has one draft model"),
         ({"drafter": "table:absent"}, "there is no file at absent"),
         ({"name": "plain", "drafter": "tree"}, "--drafter has no meaning for bench plain"),
+        ({"drafter": "ngram:gamma=4", "gamma": (3,)}, "say gamma once"),
+        ({"name": "committed", "drafter": "tree", "gamma": (3,)}, "gamma has no meaning for the drafter 'tree'"),
     ],
 )
 def test_bad_drafters_are_refused(changes, said, prompts):
@@ -32,3 +35,28 @@ def test_a_key_names_the_drafter(prompts):
     bench.check(options)
     ((key, run),) = bench.cases(options)
     assert key["drafter"] == run.keywords["drafter"] == "tree:shape=3x2"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "asked", "runs"),
+    [
+        ("ngram:gamma=4", (), [4]),
+        ("ngram:gamma=4", (4,), [4]),
+        ("ngram", (2, 3), [2, 3]),
+        ("ngram", (), [5]),
+        ("model:policy=(heuristic)", (), []),
+        ("tree", (), []),
+    ],
+)
+def test_a_drafter_is_measured_at_the_gamma_that_it_names(drafter, asked, runs, prompts):
+    for name in ("pair", "committed"):
+        options = bench.Bench(
+            name, prompts=prompts, dtype=("float32",), drafter=drafter, gamma=asked, temperature=(1.0,)
+        )
+        bench.check(options)
+        every = [key for key, _ in bench.cases(options)]
+        if name == "pair":
+            assert [key["gamma"] for key in every] == [tuple(runs)]
+        else:
+            found = [drafting.parse(key["drafter"]).settings.get("gamma") for key in every]
+            assert found == (runs or [None])
