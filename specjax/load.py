@@ -14,6 +14,7 @@ from specjax.convert.assemble import Progress
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import default_format
+from specjax.models.published import refuse_quantised
 from specjax.sharding import Rules
 from specjax.types import Params
 
@@ -66,7 +67,7 @@ def load(
             raise ValueError(f"{name} is of model type {kind!r}: specjax runs {', '.join(FAMILIES)}")
         family = FAMILIES[kind]
         eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is told before weights are read
-        config = family.module.from_published(checkpoint.config)
+        config = _shape(family, checkpoint, name)
         fmt = default_format(dtype, sharded=mesh is not None, stacked=stacked)
         abstract = jax.eval_shape(lambda key: family.module.init(key, config, fmt), jax.random.key(0))
         rules = sharding.replicated(family.rules) if replicate else family.rules
@@ -89,6 +90,14 @@ def load(
         mesh=mesh,
         rules=rules,
     )
+
+
+def _shape(family: Family, checkpoint: convert.Checkpoint, name: str | Path) -> Any:
+    try:
+        refuse_quantised(checkpoint.config)
+        return family.module.from_published(checkpoint.config)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _placer(shardings: Params):

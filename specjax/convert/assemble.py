@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.convert.sources import Index, TensorSource
@@ -97,7 +98,7 @@ def load_params(
       The nested dict of arrays.
 
     Raises:
-      ValueError: tensors are missing, unexpected or of another shape; the message names them.
+      ValueError: tensors are missing, unexpected, of another shape or of whole numbers; the message names them.
     """
     wanted = leaves(abstract, fmt)
     names = _resolve(source, table, wanted)
@@ -133,9 +134,15 @@ def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict
         for path, (_, name) in found.items()
         if source.shape(name) != shapes[path]
     ]
+    unfit = [
+        f"{name} is of {source.dtype(name)}, which is no floating-point dtype"
+        for _, name in found.values()
+        if not jnp.issubdtype(source.dtype(name), jnp.floating)
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped), ("of another dtype", unfit))
     faults = [
         f"{kind}: {', '.join(items[:NAMED])}{f' and {len(items) - NAMED} more' if len(items) > NAMED else ''}"
-        for kind, items in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+        for kind, items in kinds
         if items
     ]
     if faults:

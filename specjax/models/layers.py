@@ -207,6 +207,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def check_activation(name: str) -> None:
+    """Raises ValueError where there is no such activation."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is not one of {', '.join(ACTIVATIONS)}")
+
+
 def walk(
     graphdef: Any,
     layers: Params,

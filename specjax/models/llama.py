@@ -5,6 +5,7 @@ One file for Llama 1 to 3.2, Vicuna, TinyLlama, SmolLM2 and Qwen2 / 2.5 (which a
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ from specjax.models import decoder as decoders
 from specjax.models.attention import attend
 from specjax.models.decoder import Decoder, Make
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, check_activation
+from specjax.models.published import Published
 from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
 from specjax.types import Params
 
@@ -57,8 +59,7 @@ class LlamaConfig:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         if self.head_width % 2:
             raise ValueError(f"rotary positions turn halves of a head: head_width must be even, got {self.head_width}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        check_activation(self.activation)
 
 
 def sizes() -> dict[str, LlamaConfig]:
@@ -127,50 +128,50 @@ def from_published(published: Mapping[str, Any]) -> LlamaConfig:
       published: the parsed config.json, older (`rope_theta`, `rope_scaling`) or newer (`rope_parameters`) layout.
 
     Raises:
-      ValueError: another model type, a missing number, an unknown rope scaling, or sliding-window attention, which
-        full attention would get wrong.
+      ValueError: another model type, a missing or wrong entry, an unknown rope scaling, or sliding-window attention,
+        which full attention would get wrong.
     """
     kind = published.get("model_type")
     if kind not in ("llama", "mistral", "qwen2"):
         raise ValueError(f"model_type {kind!r} is not of the Llama family; known are llama, mistral, qwen2")
-    refuse_sliding_window(published)
-    required = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    missing = [name for name in required if published.get(name) is None]
-    if missing:
-        raise ValueError(f"the configuration of a {kind} model lacks {', '.join(missing)}")
-    width, heads = published["hidden_size"], published["num_attention_heads"]
-    max_positions = published.get("max_position_embeddings") or (32768 if kind == "qwen2" else 2048)
-    rope = published.get("rope_parameters") or published.get("rope_scaling") or {}
-    biases = published if kind == "llama" else {}  # qwen2 has them on q, k and v, mistral nowhere
+    given = Published(published, f"the configuration of a {kind} model")
+    given.require("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    refuse_sliding_window(published, given)
+    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+    max_positions = given.whole("max_position_embeddings", 32768 if kind == "qwen2" else 2048)
+    rope = given.part("rope_parameters" if published.get("rope_parameters") else "rope_scaling")
+    biases = given if kind == "llama" else Published({}, given.kind)  # qwen2 has them on q, k and v, mistral nowhere
     return LlamaConfig(
-        vocab_size=published["vocab_size"],
+        vocab_size=given.whole("vocab_size"),
         width=width,
-        layers=published["num_hidden_layers"],
+        layers=given.whole("num_hidden_layers"),
         heads=heads,
-        kv_heads=published.get("num_key_value_heads") or heads,
-        head_width=published.get("head_dim") or width // heads,
-        mlp_width=published["intermediate_size"],
+        kv_heads=given.whole("num_key_value_heads", heads),
+        head_width=given.whole("head_dim", width // heads),
+        mlp_width=given.whole("intermediate_size"),
         max_positions=max_positions,
-        rope_theta=float(rope.get("rope_theta") or published.get("rope_theta") or 10000.0),
+        rope_theta=rope.real("rope_theta", given.real("rope_theta", 10000.0)),
         rope_scaling=read_scaling(rope, max_positions),
-        eps=published.get("rms_norm_eps", 1e-6),
-        qkv_bias=kind == "qwen2" or bool(biases.get("attention_bias", False)),
-        o_bias=bool(biases.get("attention_bias", False)),
-        mlp_bias=bool(biases.get("mlp_bias", False)),
-        tied=bool(published.get("tie_word_embeddings", False)),
-        activation=published.get("hidden_act", "silu"),
+        eps=given.real("rms_norm_eps", 1e-6),
+        qkv_bias=kind == "qwen2" or biases.flag("attention_bias", False),
+        o_bias=biases.flag("attention_bias", False),
+        mlp_bias=biases.flag("mlp_bias", False),
+        tied=given.flag("tie_word_embeddings", False),
+        activation=given.word("hidden_act", "silu"),
     )
 
 
-def refuse_sliding_window(published: Mapping[str, Any]) -> None:
+def refuse_sliding_window(published: Mapping[str, Any], given: Published) -> None:
     """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does."""
     kind = published.get("model_type")
     window = published.get("sliding_window", 4096 if kind == "mistral" else None)
     if kind == "qwen2" and not published.get("use_sliding_window", False):
         window = None
-    kinds = published.get("layer_types")
-    first = published.get("max_window_layers", 0) if kind == "qwen2" else 0
-    windowed = "sliding_attention" in kinds if kinds else first < published.get("num_hidden_layers", 1)
+    kinds = given.entries.get("layer_types", [])
+    if not isinstance(kinds, list):
+        raise ValueError(f"layer_types in {given.kind} must be a list, got {reprlib.repr(kinds)}")
+    first = given.whole("max_window_layers", 0, least=0) if kind == "qwen2" else 0
+    windowed = "sliding_attention" in kinds if kinds else first < given.whole("num_hidden_layers")
     if (kinds or window is not None) and windowed:
         raise ValueError(
             f"this {kind} checkpoint attends over a sliding window of {window} positions, which is not implemented: "

@@ -18,7 +18,8 @@ from specjax.models import decoder as decoders
 from specjax.models.attention import attend
 from specjax.models.decoder import Decoder, Make
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table
+from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, check_activation
+from specjax.models.published import Published
 from specjax.types import Params
 
 POSITION_OFFSET = 2  # position p has row p + 2 of the table: a legacy of fairseq's padding index
@@ -38,6 +39,11 @@ class OPTConfig:
     pre_norm: bool = True
     activation: str = "relu"
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"{self.heads} heads do not divide a width of {self.width} evenly")
+        check_activation(self.activation)
 
     @property
     def head_width(self) -> int:
@@ -187,26 +193,25 @@ def from_published(published: Mapping[str, Any]) -> OPTConfig:
     """The shape that a published config.json describes.
 
     Raises:
-      ValueError: a missing number, or a variant that no published OPT has (no biases, norms without parameters).
+      ValueError: a missing or wrong entry, or a variant that no published OPT has (no biases, norms without
+        parameters).
     """
-    required = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim")
-    missing = [name for name in required if published.get(name) is None]
-    if missing:
-        raise ValueError(f"the configuration of an OPT model lacks {', '.join(missing)}")
+    given = Published(published, "the configuration of an OPT model")
+    given.require("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_dim")
     for name in ("enable_bias", "layer_norm_elementwise_affine", "tie_word_embeddings"):
-        if not published.get(name, True):
+        if not given.flag(name, True):
             raise ValueError(f"OPT with {name}=false is not supported: every published OPT has it true")
-    width = published["hidden_size"]
+    width = given.whole("hidden_size")
     return OPTConfig(
-        vocab_size=published["vocab_size"],
+        vocab_size=given.whole("vocab_size"),
         width=width,
-        embed_width=published.get("word_embed_proj_dim") or width,
-        layers=published["num_hidden_layers"],
-        heads=published["num_attention_heads"],
-        mlp_width=published["ffn_dim"],
-        max_positions=published.get("max_position_embeddings", 2048),
-        pre_norm=published.get("do_layer_norm_before", True),
-        activation=published.get("activation_function", "relu"),
+        embed_width=given.whole("word_embed_proj_dim", width),
+        layers=given.whole("num_hidden_layers"),
+        heads=given.whole("num_attention_heads"),
+        mlp_width=given.whole("ffn_dim"),
+        max_positions=given.whole("max_position_embeddings", 2048),
+        pre_norm=given.flag("do_layer_norm_before", True),
+        activation=given.word("activation_function", "relu"),
     )
 
 

@@ -7,12 +7,14 @@ from traced positions; frequencies are numpy, known at trace time, so no table o
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+
+from specjax.models.published import Published
 
 
 def base_frequencies(theta: float, width: int) -> np.ndarray:
@@ -156,51 +158,51 @@ def rotate(x: Float[Array, "B S H D"], turn: Rotation) -> Float[Array, "B S H D"
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def read_scaling(published: Mapping[str, Any] | None, max_positions: int) -> RopeScaling:
+def read_scaling(published: Mapping[str, Any] | Published | None, max_positions: int) -> RopeScaling:
     """The record for `rope_scaling` (or `rope_parameters`) of a published configuration.
 
     Args:
-      published: the configuration's dict, or None.
+      published: that part of the configuration, or None.
       max_positions: its `max_position_embeddings`.
 
     Raises:
-      ValueError: a kind that is not implemented, or a partial rotation.
+      ValueError: a kind that is not implemented, a partial rotation, a missing or wrong entry.
     """
-    given = dict(published or {})
-    kind = given.get("rope_type", given.get("type")) or "default"
+    given = published if isinstance(published, Published) else Published(published or {}, "rope_scaling")
+    kind = given.word("rope_type", given.word("type", "default"))
     if kind not in READERS:
         raise ValueError(f"rope scaling {kind!r} is not implemented; known are {', '.join(READERS)}")
-    if given.get("partial_rotary_factor") not in (None, 1.0):
-        raise ValueError(f"partial_rotary_factor {given['partial_rotary_factor']} is not implemented; only 1.0 is")
-    try:
-        return READERS[kind](given, max_positions)
-    except KeyError as missing:
-        raise ValueError(f"rope scaling {kind!r} lacks {missing} in the configuration: {given}") from None
+    if given.real("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor {given.real('partial_rotary_factor')} is not implemented; only 1.0 is")
+    return READERS[kind](given, max_positions)
 
 
-def _read_llama3(given: Mapping[str, Any], max_positions: int) -> RopeScaling:
-    trained = given.get("original_max_position_embeddings") or max_positions
-    return Llama3Scaling(given["factor"], given["low_freq_factor"], given["high_freq_factor"], trained)
+def _read_llama3(given: Published, max_positions: int) -> RopeScaling:
+    trained = given.whole("original_max_position_embeddings", max_positions)
+    low, high = given.real("low_freq_factor"), given.real("high_freq_factor")
+    if low >= high:
+        raise ValueError(f"low_freq_factor {low:g} in {given.kind} must be below high_freq_factor {high:g}")
+    return Llama3Scaling(given.real("factor"), low, high, trained)
 
 
-def _read_yarn(given: Mapping[str, Any], max_positions: int) -> RopeScaling:
-    trained = given.get("original_max_position_embeddings") or max_positions
+def _read_yarn(given: Published, max_positions: int) -> RopeScaling:
+    trained = given.whole("original_max_position_embeddings", max_positions)
     return YarnScaling(
-        factor=given["factor"] if given.get("factor") is not None else max_positions / trained,
+        factor=given.real("factor", max_positions / trained),
         trained=trained,
-        beta_fast=given.get("beta_fast") or 32.0,
-        beta_slow=given.get("beta_slow") or 1.0,
-        attention_factor=given.get("attention_factor"),
-        mscale=given.get("mscale"),
-        mscale_all_dim=given.get("mscale_all_dim"),
-        truncate=given.get("truncate", True),
+        beta_fast=given.real("beta_fast", 32.0),
+        beta_slow=given.real("beta_slow", 1.0),
+        attention_factor=given.real_or_none("attention_factor"),
+        mscale=given.real_or_none("mscale"),
+        mscale_all_dim=given.real_or_none("mscale_all_dim"),
+        truncate=given.flag("truncate", True),
     )
 
 
-READERS = {
+READERS: dict[str, Callable[[Published, int], RopeScaling]] = {
     "default": lambda given, max_positions: UNSCALED,
-    "linear": lambda given, max_positions: LinearScaling(given["factor"]),
-    "dynamic": lambda given, max_positions: DynamicScaling(given["factor"], trained=max_positions),
+    "linear": lambda given, max_positions: LinearScaling(given.real("factor")),
+    "dynamic": lambda given, max_positions: DynamicScaling(given.real("factor"), trained=max_positions),
     "llama3": _read_llama3,
     "yarn": _read_yarn,
 }

@@ -22,7 +22,17 @@ from specjax.models import cache as caches
 from specjax.models.attention import attend
 from specjax.models.cache import KV, Cache
 from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, init_layers, structure, walk
+from specjax.models.layers import (
+    ACTIVATIONS,
+    Linear,
+    RMSNorm,
+    Table,
+    check_activation,
+    init_layers,
+    structure,
+    walk,
+)
+from specjax.models.published import Published
 from specjax.models.relative import block_distance, plain_distance, position_bias
 from specjax.types import Output, Params
 
@@ -50,6 +60,16 @@ class T5Config:
     scaled: bool | None = None
     eps: float = 1e-6
     start_token: int = 0
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+        if self.buckets < 4 or self.max_distance <= self.buckets // 2:
+            raise ValueError(
+                f"{self.buckets} buckets of distances up to {self.max_distance}: relative positions need at least 4 "
+                "buckets, and a largest distance above half their number"
+            )
+        if not 0 <= self.start_token < self.vocab_size:
+            raise ValueError(f"start token {self.start_token} is outside the vocabulary of {self.vocab_size}")
 
     @property
     def scales_head(self) -> bool:
@@ -347,32 +367,31 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
     """The shape that a published config.json describes.
 
     Raises:
-      ValueError: a missing number.
+      ValueError: a missing or wrong entry.
     """
-    required = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
-    missing = [name for name in required if published.get(name) is None]
-    if missing:
-        raise ValueError(f"the configuration of a T5 model lacks {', '.join(missing)}")
-    tied = bool(published.get("tie_word_embeddings", True))
-    scaled = bool(published.get("scale_decoder_outputs", tied))
-    gate, _, kind = str(published.get("feed_forward_proj", "relu")).rpartition("-")
-    start = published.get("decoder_start_token_id")
+    given = Published(published, "the configuration of a T5 model")
+    given.require("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+    tied = given.flag("tie_word_embeddings", True)
+    scaled = given.flag("scale_decoder_outputs", tied)
+    gate, _, kind = given.word("feed_forward_proj", "relu").rpartition("-")
+    if gate not in ("", "gated"):
+        raise ValueError(f"feed_forward_proj {gate}-{kind} is not implemented: an activation, or gated- and one")
     return T5Config(
-        vocab_size=published["vocab_size"],
-        width=published["d_model"],
-        head_width=published["d_kv"],
-        heads=published["num_heads"],
-        mlp_width=published["d_ff"],
-        encoder_layers=published["num_layers"],
-        decoder_layers=published.get("num_decoder_layers") or published["num_layers"],
-        buckets=published.get("relative_attention_num_buckets", 32),
-        max_distance=published.get("relative_attention_max_distance", 128),
+        vocab_size=given.whole("vocab_size"),
+        width=given.whole("d_model"),
+        head_width=given.whole("d_kv"),
+        heads=given.whole("num_heads"),
+        mlp_width=given.whole("d_ff"),
+        encoder_layers=given.whole("num_layers"),
+        decoder_layers=given.whole("num_decoder_layers", given.whole("num_layers")),
+        buckets=given.whole("relative_attention_num_buckets", 32),
+        max_distance=given.whole("relative_attention_max_distance", 128),
         gated=bool(gate),
         activation="gelu_new" if gate and kind == "gelu" else kind,
         tied=tied,
         scaled=None if scaled == tied else scaled,
-        eps=published.get("layer_norm_epsilon", 1e-6),
-        start_token=published.get("pad_token_id", 0) if start is None else start,
+        eps=given.real("layer_norm_epsilon", 1e-6),
+        start_token=given.whole("decoder_start_token_id", given.whole("pad_token_id", 0, least=0), least=0),
     )
 
 

@@ -169,6 +169,17 @@ def test_a_transposed_kernel_is_mis_shaped(tmp_path):
         load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.bool_])
+def test_weights_of_whole_numbers_are_refused(dtype, tmp_path):
+    name, fmt = "opt-pre-norm", Format()
+    tensors = tensors_of(name)
+    key = "model.decoder.layers.0.fc1.weight"
+    tensors[key] = tensors[key].astype(dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"of another dtype: {key} is of {np.dtype(dtype)}, which is no floating"):
+        load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
+
+
 def test_progress_counts_the_bytes_of_the_model():
     name, fmt, seen = "opt-pre-norm", Format(), []
     shapes = abstract(params_by_hand(name, fmt))
