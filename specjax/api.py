@@ -232,16 +232,19 @@ def prepare(
         chosen.require_lossless()
     tokens, length = tokenize(target, prompts)
     batch = len(length)
-    budget = checks.whole_rows("max_new_tokens", max_new_tokens, batch, least=1)
+    budget = checks.whole_rows("max_new_tokens", max_new_tokens, batch, least=1, most=defaults.LARGEST_NEW)
     longest = int(budget.max())
     if cache_len is not None:
         checks.whole("cache_len", cache_len, least=1)
     cache_len = cache_room(target, guide, tokens, length, longest, cache_len)
+    if not target.encoder_decoder:
+        tokens = tokens[:, :cache_len]  # no prompt is longer; its padding may be
     laws = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }  # fmt: skip
     checks.numbers(**laws)
+    checks.flag("ignore_eos", ignore_eos)
     checks.biases(logit_bias)
     params, stages = sampling.sampling_params(batch, target.vocab_size, **laws, logit_bias=logit_bias)
     stops = checks.stop_strings(stop)
@@ -360,7 +363,7 @@ def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
                 prompt.encode()
             except UnicodeEncodeError:
                 raise ValueError(f"prompt {row} holds half of a surrogate pair: it is not valid Unicode") from None
-            prompt = target.text.encode(prompt)
+            prompt = target.text.encode(prompt) if prompt else []  # not a start token alone
         ids.append(prompt)
         if not ids[-1]:
             raise ValueError(f"prompt {row} is empty: give at least one token")

@@ -12,6 +12,7 @@ from specjax.names import hint
 
 LARGEST = 2**31 - 1  # of an int32
 LARGEST_SEED = 2**32 - 1  # seeds and rows are uint32
+LONGEST_STOPS = 1024  # bytes of stop strings: each has a row of the vocabulary's width in the automaton
 
 
 def is_whole(value: Any) -> bool:
@@ -63,6 +64,17 @@ def whole_rows(name: str, value: Any, rows: int, *, least: int, most: int = LARG
     return np.array([whole(name, one, least=least, most=most) for one in given], np.int64)
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {reprlib.repr(value)}")
+    return bool(value)
+
+
 def numbers(**named: Any) -> None:
     """Raises ValueError unless each is a number, or a sequence of numbers. Their ranges are `sampling`'s to check."""
     for name, value in named.items():
@@ -71,8 +83,13 @@ def numbers(**named: Any) -> None:
 
 
 def biases(logit_bias: Any) -> None:
-    """Raises ValueError where a mapping of biases is not from token ids to numbers."""
-    for one in [logit_bias] if isinstance(logit_bias, Mapping) else items(logit_bias) or []:
+    """Raises ValueError where biases are neither numbers nor mappings from token ids to them."""
+    if logit_bias is None:
+        return
+    given = [logit_bias] if isinstance(logit_bias, Mapping) else items(logit_bias)
+    if given is None or not np.issubdtype(getattr(logit_bias, "dtype", np.number), np.number):
+        raise ValueError(f"logit_bias maps token ids to numbers, such as {{5: -1.0}}, got {reprlib.repr(logit_bias)}")
+    for one in given:
         if isinstance(one, Mapping):
             bad = [pair for pair in one.items() if not (is_whole(pair[0]) and is_number(pair[1]))]
             if bad:
@@ -83,13 +100,19 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
     """The strings that end a row.
 
     Raises:
-      ValueError: something else than strings, or an empty one.
+      ValueError: something else than strings, an empty one, one that is not Unicode, or more than LONGEST_STOPS bytes.
     """
     stops = [stop] if isinstance(stop, str) else items(stop)
     if stops is None or not all(isinstance(one, str) for one in stops):
         raise ValueError(f"stop must be a string or a list of strings, got {reprlib.repr(stop)}")
     if not all(stops):
         raise ValueError("a stop string must not be empty: it would stop every row at once")
+    try:
+        size = sum(len(one.encode()) for one in stops)
+    except UnicodeEncodeError:
+        raise ValueError("a stop string holds half of a surrogate pair: it is not valid Unicode") from None
+    if size > LONGEST_STOPS:
+        raise ValueError(f"the stop strings have {size} bytes together, and may have {LONGEST_STOPS}: shorten them")
     return tuple(stops)
 
 

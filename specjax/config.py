@@ -49,6 +49,9 @@ class RunConfig:
             if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
                 wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise ValueError(f"{name} of a preset must be {wanted}, got {value!r}")
+        for name, value in (("draft", self.drafts), ("stop", self.stop)):
+            if not all(isinstance(one, str) for one in value):
+                raise ValueError(f"{name} of a preset must be texts, got {value!r}")
         check_name(self.dtype, DTYPES, "dtype")
         needed = drafting.needs(self.spec)
         if len(self.drafts) != needed:

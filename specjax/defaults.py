@@ -1,5 +1,7 @@
-"""What is decoded with where nobody says otherwise: the same in Python, in presets and on the command line."""
+"""What is decoded with where nobody says otherwise, and at the most: in Python, presets and on the command line."""
 
 TEMPERATURE = 0.8  # 0 repeats itself on open-ended text, 1 wanders with small models
 MAX_NEW_TOKENS = 64
+LARGEST_TREE = 1024  # nodes that a round may check, the root included: its mask grows with their square
+LARGEST_NEW = 2**20  # tokens of a row: caches are made for all of them at once
 SEED = 0  # fixed, so that the same call gives the same text

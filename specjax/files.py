@@ -69,7 +69,14 @@ def read_text(file: Path | str, what: str = "text") -> str:
 @contextlib.contextmanager
 def whole(file: Path) -> Iterator[Path]:
     """A temporary file beside `file`, of the same ending, to write to: it takes the name when the block has ended, and
-    is removed where the block fails."""
+    is removed where the block fails. Of a link it is the file behind it that is written.
+
+    Raises:
+      ValueError: the name is that of a device or a pipe, which a file must not take.
+    """
+    file = Path(os.path.realpath(file))
+    if is_special(file):
+        raise ValueError(f"{file} is a device or a pipe: name a file")
     aside = file.with_name(f".{file.stem}.{secrets.token_hex(4)}{file.suffix}")
     aside.touch(exist_ok=False)  # with the rights of any file of the user's, which a temporary file would not have
     try:
@@ -78,6 +85,11 @@ def whole(file: Path) -> Iterator[Path]:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def is_special(file: Path) -> bool:
+    """Whether there is something of that name that is neither a file nor a folder."""
+    return file.exists() and not file.is_file() and not file.is_dir()
 
 
 def write_text(file: Path, text: str) -> None:

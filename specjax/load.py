@@ -60,6 +60,8 @@ def load(
       FileNotFoundError: there is no such checkpoint. ValueError: it is corrupted, of an unknown kind, or its tensors
         are not those of its configuration; the message names them.
     """
+    if not isinstance(name, str | Path):
+        raise ValueError(f"a model is named by a text or a path, got {type(name).__name__}")
     checkpoint = convert.locate(name)
     try:
         kind = str(checkpoint.config.get("model_type"))
@@ -125,7 +127,7 @@ def end_tokens(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     if file.is_file():
         try:
             found = json.loads(file.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is corrupted: not JSON ({error})") from None
         if not isinstance(found, dict):
             raise ValueError(f"{file} is corrupted: not an object of settings")

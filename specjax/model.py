@@ -74,19 +74,41 @@ class Model:
         padding token.
 
         Raises:
-          ValueError: a wrong number of arrays, or tokens outside the vocabulary.
+          ValueError: a wrong number of arrays, no token ids, tokens outside the vocabulary, or more of them than the
+            model has positions.
         """
         wanted = 2 if self.encoder_decoder else 1
         if len(tokens) != wanted:
             raise ValueError(f"{self.name} scores {wanted} array(s) of tokens, got {len(tokens)}")
-        arrays = [np.atleast_2d(np.asarray(t, np.int32)) for t in tokens]
-        for array in arrays:
-            if array.size == 0 or array.min() < 0 or array.max() >= self.vocab_size:
-                raise ValueError(f"tokens to score must be some, and lie in 0..{self.vocab_size - 1}")
+        arrays = [self._to_score(one) for one in tokens]
+        if len({len(array) for array in arrays}) > 1:
+            raise ValueError(f"{len(arrays[0])} encoder rows and {len(arrays[1])} decoder rows: score as many of both")
+        arrays = [array.astype(np.int32) for array in arrays]
         if self.encoder_decoder:
-            lengths = (arrays[0] != self.config.start_token).sum(1).astype(np.int32)
+            padding = np.pad(arrays[0] == self.config.pad_token, ((0, 0), (0, 1)), constant_values=True)
+            lengths = padding.argmax(1).astype(np.int32)
+            if not lengths.all():
+                raise ValueError(f"encoder row {int(lengths.argmin())} begins with padding: give at least one token")
             arrays = [arrays[0], lengths, arrays[1]]
         return _score(self.params, self.family, self.config, self.fmt, *map(jnp.asarray, arrays))
+
+    def _to_score(self, tokens: ArrayLike) -> np.ndarray:
+        """[B,S] integers."""
+        try:
+            array = np.asarray(tokens)
+        except ValueError:
+            raise ValueError("rows to score must be of one length: pad them at the end") from None
+        if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(
+                f"tokens to score are token ids [B,S], or [S] of one row, got shape {array.shape} of {array.dtype}"
+            )
+        array = np.atleast_2d(array)
+        if array.size == 0 or array.min() < 0 or array.max() >= self.vocab_size:
+            raise ValueError(f"tokens to score must be some, and lie in 0..{self.vocab_size - 1}")
+        limit = getattr(self.config, "max_positions", None)
+        if limit is not None and array.shape[1] > limit:
+            raise ValueError(f"{array.shape[1]} tokens to score are more than the {limit} positions of {self.name}")
+        return array
 
 
 @functools.cache

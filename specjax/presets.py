@@ -28,7 +28,7 @@ def bound(file: Path | str, name: str, kind: type[T]) -> T:
     module.__file__ = str(path)
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"preset {path}: {told(error, kind)}") from error
     found = getattr(module, name, None)
     if not isinstance(found, kind):
@@ -36,7 +36,7 @@ def bound(file: Path | str, name: str, kind: type[T]) -> T:
     return found
 
 
-def told(error: Exception, kind: Any) -> str:
+def told(error: BaseException, kind: Any) -> str:
     """What went wrong in a preset, with the option that may have been meant."""
     unknown = re.search(rf"(?:^|{kind.__name__}\S* )got an unexpected keyword argument '(\w+)'", str(error))
     if unknown is None:

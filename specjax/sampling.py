@@ -15,6 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import argmax, maximum, threshold, total
 
+LARGEST = float(np.finfo(np.float32).max)
+STRONGEST = 1e6  # repetition penalty: logits times it stay far within float32
+
 PerRow = int | float | Sequence[int | float] | np.ndarray  # one number for all rows, or one for each
 LogitBias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | np.ndarray
 
@@ -70,7 +73,8 @@ def sampling_params(
       top_p: above 0, at most 1; 1 is off. The smallest set of most probable tokens that holds this mass, with the
         tokens that equal its last one.
       min_p: at least 0, below 1; 0 is off. Tokens less probable than this share of the most probable one go.
-      repetition_penalty: above 0; 1 is off. Divides the positive logits of tokens seen, multiplies the negative ones.
+      repetition_penalty: 1e-6 to 1e6; 1 is off. Divides the positive logits of tokens seen, multiplies the negative
+        ones.
       logit_bias: token -> bias for all rows, one such mapping (or None) a row, or an array [V] or [B, V]; -inf bans.
         Each but the last is a number for all rows, or B numbers.
 
@@ -80,14 +84,15 @@ def sampling_params(
     Raises:
       ValueError: a number out of its range, NaN, a wrong length, or a token outside the vocabulary.
     """
-    warmth = _rows("temperature", temperature, batch, "at least 0 and finite", lambda x: (x >= 0) & np.isfinite(x))
+    warmth = _rows("temperature", temperature, batch, "at least 0 and finite", lambda x: (x >= 0) & (x <= LARGEST))
     warmth = np.where(warmth < np.finfo(np.float32).tiny, 0.0, warmth)  # XLA may read denormals as 0: 0 / 0
     best = _rows("top_k", top_k, batch, "a whole number, at least 0", lambda x: (x >= 0) & (x == np.floor(x)))
     nucleus = _rows("top_p", top_p, batch, "above 0 and at most 1", lambda x: (x > 0) & (x <= 1))
     floor = _rows("min_p", min_p, batch, "at least 0 and below 1", lambda x: (x >= 0) & (x < 1))
     penalty = _rows(
-        "repetition_penalty", repetition_penalty, batch, "above 0 and finite", lambda x: (x > 0) & np.isfinite(x)
-    )
+        "repetition_penalty", repetition_penalty, batch, f"in {1 / STRONGEST:g}..{STRONGEST:g}",
+        lambda x: (x >= 1 / STRONGEST) & (x <= STRONGEST),
+    )  # fmt: skip
     bias = None if logit_bias is None else _bias(logit_bias, batch, vocab_size)
     params = SamplingParams(
         temperature=jnp.asarray(warmth, jnp.float32),
@@ -214,7 +219,7 @@ def _bias(bias: LogitBias, batch: int, vocab_size: int) -> np.ndarray:
         per_row = [bias] * batch if isinstance(bias, Mapping) else list(bias)
         if len(per_row) != batch or not all(one is None or isinstance(one, Mapping) for one in per_row):
             raise ValueError(f"logit_bias must be a mapping, an array, or {batch} mappings: got {type(bias).__name__}")
-        table = np.zeros((batch, vocab_size), np.float32)
+        table = np.zeros((batch, vocab_size), np.float64)
         for row, mapping in enumerate(per_row):
             for token, value in (mapping or {}).items():
                 if not 0 <= token < vocab_size:
@@ -224,8 +229,9 @@ def _bias(bias: LogitBias, batch: int, vocab_size: int) -> np.ndarray:
         table = np.broadcast_to(bias, (batch, vocab_size))
     else:
         raise ValueError(f"logit_bias has shape {bias.shape}: it must be ({vocab_size},) or ({batch}, {vocab_size})")
-    if np.any(np.isnan(table)) or np.any(table == np.inf):
-        raise ValueError("logit_bias holds NaN or +inf: use finite numbers, or -inf to ban a token")
+    table = table.astype(np.float64)
+    if np.any(np.isnan(table)) or np.any(table > LARGEST) or np.any((table < -LARGEST) & (table != -np.inf)):
+        raise ValueError("logit_bias holds NaN, +inf or more than float32 does: use finite numbers, or -inf to ban")
     if np.any(np.all(table == -np.inf, axis=-1)):
         raise ValueError("logit_bias bans every token of a row: leave at least one")
     return table

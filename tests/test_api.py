@@ -253,6 +253,11 @@ BAD = {
     "seed negative": ({"prompts": [[1]], "seed": -1}, "seed must be at least 0, got -1"),
     "seed large": ({"prompts": [[1]], "seed": 2**32}, "seed must be at most 4294967295"),
     "empty stop": ({"prompts": [[1]], "stop": ["a", ""]}, "a stop string must not be empty"),
+    "repetition penalty": ({"prompts": [[1]], "repetition_penalty": 1e-300}, "repetition_penalty must be in 1e-06"),
+    "temperature large": ({"prompts": [[1]], "temperature": 1e39}, "temperature must be at least 0 and finite"),
+    "bias large": ({"prompts": [[1]], "logit_bias": {1: 1e39}}, "more than float32 does"),
+    "long stop": ({"prompts": [[1]], "stop": ["x" * 1025]}, "the stop strings have 1025 bytes together"),
+    "stop of half a pair": ({"prompts": [[1]], "stop": ["\ud800"]}, "not valid Unicode"),
     "cache 0": ({"prompts": [[1]], "cache_len": 0}, "cache_len must be at least 1, got 0"),
     "stop string": ({"prompts": [[1]], "stop": ["x"]}, "without a tokenizer"),
 }
@@ -295,6 +300,9 @@ WRONG_KINDS = {
     "stop token": ({"prompts": [[1]], "stop_tokens": [1.5]}, "stop_tokens must be a list of token ids"),
     "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be a whole number"),
     "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
+    "bias a number": ({"prompts": [[1]], "logit_bias": 5}, "logit_bias maps token ids to numbers.*got 5"),
+    "bias of texts": ({"prompts": [[1]], "logit_bias": np.array(["a"] * 13)}, "logit_bias maps token ids to numbers"),
+    "ignore_eos": ({"prompts": [[1]], "ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
     "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
     "verifier a number": ({"prompts": [[1]], "verifier": 3}, "verifier must be a name"),
     "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
@@ -357,7 +365,56 @@ def test_scores_are_checked(target):
         target.score([[1]], [[2]])
     with pytest.raises(ValueError, match=r"lie in 0\.\.8191"):
         target.score([[8192]])
+    for tokens, said in (
+        ([[5] * 513], "513 tokens to score are more than the 512 positions"),
+        ([[2.7, 5.2]], "tokens to score are token ids"),
+        ([[[2, 5]]], "tokens to score are token ids"),
+        ([[2, 5], [2]], "rows to score must be of one length"),
+        ([[2**40]], r"lie in 0\.\.8191"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            target.score(tokens)
     assert target.score([1, 2, 3]).shape == (1, 3, 8192)
+
+
+def test_encoder_rows_that_are_scored_end_at_their_first_padding():
+    model = battery.target("t5")
+    alone, padded = (model.score([row], [[0, 3]]) for row in ([5], [5, 0, 7, 0]))
+    np.testing.assert_allclose(alone, padded, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="encoder row 0 begins with padding"):
+        model.score([[0, 5]], [[0]])
+    with pytest.raises(ValueError, match="2 encoder rows and 1 decoder rows"):
+        model.score([[5], [6]], [[0]])
+
+
+@pytest.mark.parametrize("gamma", [0, 2])
+@pytest.mark.parametrize(("prompt", "room"), [(5, 6), (20, 20), (40, 45)])
+def test_a_cache_may_be_narrower_than_the_padded_prompt(prompt, room, gamma):
+    model = battery.target("opt")
+    guide = sj.drafters.ngram(gamma=gamma) if gamma else None
+    prompts = [[1 + i % 7 for i in range(prompt)], [3, 1]]
+    options = {"max_new_tokens": 12, "temperature": 0, "drafter": guide, "ignore_eos": True}
+    short, long = (sj.generate(model, prompts, **options, **more) for more in ({"cache_len": room}, {}))
+    assert short.stop_reasons[0] == "cache_full" and len(short.tokens[0]) == min(12, room - prompt + 1)
+    assert all(a == b[: len(a)] for a, b in zip(short.tokens, long.tokens, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda model: sj.drafters.model("bundled/opt-draft"), "the draft must be a model from specjax.load, got str"),
+        (lambda model: sj.drafters.model(model, gamma=100_000), "gamma must be at most 1023"),
+        (lambda model: sj.drafters.lookahead(window=1000, ngram=9), "would read 8056 nodes, and at most 1024 can be"),
+    ],
+)
+def test_what_is_no_drafter_is_one_line(make, said):
+    with pytest.raises(ValueError, match=said):
+        make(battery.target("opt"))
+
+
+def test_an_empty_text_is_no_prompt(target):
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        sj.generate(target, "")
 
 
 def test_statistics_of_a_hand_made_run():

@@ -12,7 +12,7 @@ import pytest
 
 from specjax import files
 from specjax.bench import formats, pair, record
-from specjax.cli import prompts, tree
+from specjax.cli import checks, prompts, tree
 from specjax.naming import drafting
 from specjax.training import data
 
@@ -94,3 +94,17 @@ def test_others_may_read_what_was_written_as_far_as_the_user_lets_them(tmp_path)
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_a_file_behind_a_link_is_written_and_a_pipe_is_left_alone(tmp_path):
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    files.write_text(link, "new")
+    assert link.is_symlink() and real.read_text() == "new"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="is a device or a pipe: name a file"):
+        files.write_text(pipe, "new")
+    with pytest.raises(ValueError, match=r"--output .* is a device or a pipe"):
+        checks.writable(output=pipe)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -173,7 +173,7 @@ def test_rows_without_a_law_are_told():
         ({"top_k": np.array([1.5, 2])}, "top_k must be a whole number"),
         ({"min_p": 1.0}, "min_p must be at least 0 and below 1, got 1"),
         ({"min_p": -0.1}, "min_p must be"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be in 1e-06..1e"),
         ({"temperature": [1.0, 1.0, 1.0]}, r"temperature has shape \(3,\) for 2 rows"),
         ({"logit_bias": {9: 1.0}}, "token 9, outside the vocabulary of 8"),
         ({"logit_bias": {-1: 1.0}}, "token -1, outside the vocabulary of 8"),

@@ -3,6 +3,8 @@
 A sub-command's module is imported when it is called, and jax when it starts to work, so that `--help` answers at once.
 """
 
+import contextlib
+import errno
 import importlib
 import io
 import os
@@ -19,6 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
 READER_GONE = 1  # as rich has it for what goes through a console
 FAILED = 1
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class Command(NamedTuple):
@@ -57,6 +60,9 @@ exit codes: 0 done, 1 failed while running (NaN in logits, memory, reader gone),
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program and returns its exit code; no traceback reaches the user (SPECJAX_TRACEBACK=1 lets it)."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):  # a terminal that cannot show a character shows `?`, and we go on
             output.reconfigure(errors="replace")
@@ -77,24 +83,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         platform.choose()
         return importlib.import_module(COMMANDS[name].module).main(rest)
     except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr, flush=True)
+        say(f"{prog}: interrupted")
         if argv is None:  # this is the whole process: jax may be computing still, and crashes when taken down meanwhile
             sys.stdout.flush()
             os._exit(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return READER_GONE
     except (ValueError, OSError) as error:
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
-        print(f"{prog}: error: {one_line(error)}", file=sys.stderr)
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            told = f" of {error.filename}" if error.filename else ""
+            say(f"{prog}: failed: the output{told} cannot be written: {error.strerror}: make room, or write elsewhere")
+            _drop_output()
+            return FAILED
+        say(f"{prog}: error: {one_line(error)}")
         return BAD_INPUT
     except (ImportError, MemoryError, RuntimeError) as error:  # a missing extra, or jax out of memory
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
-        print(f"{prog}: failed: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        say(f"{prog}: failed: {type(error).__name__}: {one_line(error)}")
         return FAILED
+
+
+def say(line: str) -> None:
+    """A line on stderr, if it can be written: the exit code tells the same."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _drop_output() -> None:
+    """What stdout still holds goes nowhere, so that Python does not fail on it once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def quiet_about_interrupts(unraisable: Any) -> None:

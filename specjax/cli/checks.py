@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import plotting
+from specjax import files, plotting
 
 
 def at_least(least: int, **options: float | int | Sequence[float | int]) -> None:
@@ -31,7 +31,9 @@ def writable(**options: Path | None) -> None:
             continue
         if file.is_dir():
             raise ValueError(f"--{_told(name)} {file} is a folder: name a file")
-        _inside(name, file, file.parent)
+        if files.is_special(file):
+            raise ValueError(f"--{_told(name)} {file} is a device or a pipe: name a file")
+        _inside(name, file, Path(os.path.realpath(file)).parent if file.is_symlink() else file.parent)
 
 
 def writable_folder(name: str, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
 from specjax import files
 from specjax.cli import checks
@@ -32,6 +34,13 @@ def main(args: Sequence[str]) -> int:
         options = preset.settle(parse(Options, args, prog=prog, default=preset.as_options(read)), read)
     prompts = read_prompts(options.prompt, options.prompts)
     return run(options, prompts)
+
+
+def _keep(file: Path | None, content: str) -> str:
+    """The content, which is written to the file where one is named."""
+    if file is not None:
+        files.write_text(file, content + "\n")
+    return content
 
 
 def told_help(chosen: Drafting) -> bool:
@@ -70,7 +79,15 @@ def run(options: Options, prompts: Sequence[str]) -> int:
             in_panels = len(prompts) > 1 and live.coloured(console) and not printing.quiet
             return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
 
-        out, interrupted = session.decode(work, open_sink, progress, marks=printing.show_draft, split=not quiet)
+        keep = lambda out, compared=None: _keep(
+            printing.output, record.to_json(record.record(out, work, verifier, record.settings(options), compared))
+        )
+        try:
+            out, interrupted = session.decode(work, open_sink, progress, marks=printing.show_draft, split=not quiet)
+        except session.Unshown as unshown:
+            keep(unshown.out)
+            raise cast(BaseException, unshown.__cause__) from None
+        keep(out)  # before anything else is shown, which may fail
         if not quiet:
             report.show(console, report.closing_table(out, target, guide, verifier))
         for line in report.warnings(out):
@@ -81,9 +98,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
             interrupted = compared is None
             if compared is not None and not quiet:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
-    content = record.to_json(record.record(out, work, verifier, record.settings(options), compared))
-    if printing.output is not None:
-        files.write_text(printing.output, content + "\n")
+    content = keep(out, compared)
     if printing.json:
         print(content, flush=True)
     if interrupted:

@@ -26,6 +26,8 @@ def read_prompts(given: Sequence[str], file: str | None) -> list[str]:
 def read_file(file: str) -> list[str]:
     """One prompt a line; JSONL where the name ends in .jsonl, or where stdin's first line begins with a brace."""
     name = "stdin" if file == STDIN else file
+    if file == STDIN and sys.stdin is None:
+        raise ValueError("stdin is closed: name a file of prompts")
     lines = files.filled(files.decoded(sys.stdin.buffer, name) if file == STDIN else files.lines(file, "prompts"))
     if not lines:
         raise ValueError(f"{name} holds no prompt: write one a line")

@@ -23,6 +23,14 @@ class Work(NamedTuple):
     options: dict[str, Any]
 
 
+class Unshown(Exception):
+    """The text could not be shown to its end; what was generated until then. The cause is its __cause__."""
+
+    def __init__(self, out: Generation):
+        super().__init__("the output could not be written")
+        self.out = out
+
+
 def decode(
     work: Work, open_sink: Callable[[], Sink], progress: Progress, *, marks: bool, split: bool
 ) -> tuple[Generation, bool]:
@@ -37,13 +45,22 @@ def decode(
 
     Returns:
       What was generated, and whether it was interrupted.
+
+    Raises:
+      Unshown: the sink failed.
     """
     progress.tell("compiling, and reading the prompt")
     with interrupts_wait(lambda: False):
         run = api.stream(work.target, work.prompts, drafter=work.guide, **work.options)
     progress.tell("compiling a round")
     with deferred_interrupt(once=lambda: run.rounds > 0) as asked:
-        _show(run, work, open_sink, progress, asked, marks=marks)
+        try:
+            _show(run, work, open_sink, progress, asked, marks=marks)
+        except (
+            OSError,
+            SystemExit,
+        ) as error:  # a full disk, or (rich's exit) nobody reads on: it is kept
+            raise Unshown(run.result()) from error
         interrupted = asked()
     out = run.result()
     if split and not interrupted and out.stats.drafted:

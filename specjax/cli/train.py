@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from specjax import files
-from specjax.cli import training
+from specjax.cli import checks, training
 from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
@@ -68,7 +68,11 @@ def main(args: Sequence[str]) -> int:
 
 def check(options: TrainLM) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    training.check(options.course, options.data, options.tokenizer)
+    training.check(options.course, options.data, options.tokenizer, options.held_out)
+    checks.at_least(
+        1, width=options.width, layers=options.layers, heads=options.heads, positions=options.positions,
+        rows=options.rows, length=options.length, vocab_size=options.vocab_size,
+    )  # fmt: skip
     if options.width % options.heads:
         raise ValueError(f"--width {options.width} does not divide into --heads {options.heads}")
     if options.repeat and (len(options.repeat) != len(options.data) or min(options.repeat) < 1):
@@ -128,6 +132,11 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         say("packing the text")
         parts = data.split(texts(), options.held_out)
         parts = parts._replace(held_out=list(dict.fromkeys(parts.held_out)))._asdict()
+        for name in packs:
+            if not parts[name]:
+                raise ValueError(
+                    f"no document is left for the {name} text: give more, or change --held-out, --include, --exclude"
+                )
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
         for name, file in packs.items():
             data.pack(parts[name], encode, file, end=END)
@@ -146,7 +155,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         mlp_width=4 * options.width,
         max_positions=options.positions,
     )
-    teacher = training.teacher(options.course, config.vocab_size)
+    teacher = training.teacher(options.course, config.vocab_size, encoder_decoder=False, length=options.length)
     task = tasks.text_task(
         config, packed["train"], packed["held_out"], rows=options.rows, length=options.length, seed=options.course.seed,
         teacher=teacher,

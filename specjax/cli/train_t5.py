@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specjax import files
-from specjax.cli import training
+from specjax.cli import checks, training
 from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
@@ -59,11 +59,13 @@ def main(args: Sequence[str]) -> int:
 
 def check(options: TrainT5) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    training.check(options.course, (options.data,), options.tokenizer)
+    training.check(options.course, (options.data,), options.tokenizer, options.held_out)
+    checks.at_least(
+        1, width=options.width, encoder_layers=options.encoder_layers, decoder_layers=options.decoder_layers,
+        heads=options.heads, head_width=options.head_width, tokens=options.tokens, vocab_size=options.vocab_size,
+    )  # fmt: skip
     if not options.widths or list(options.widths) != sorted(set(options.widths)) or options.widths[0] < 2:
         raise ValueError(f"--widths must rise from 2 or more, got {' '.join(map(str, options.widths))}")
-    if not 0.0 < options.held_out < 1.0:
-        raise ValueError(f"--held-out must lie between 0 and 1, got {options.held_out}")
     if options.own_outputs < 0 or (options.own_outputs and options.course.teacher is None):
         raise ValueError(f"--own-outputs {options.own_outputs}: must be at least 0, and needs a --teacher")
 
@@ -106,7 +108,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
         encoder_layers=options.encoder_layers,
         decoder_layers=options.decoder_layers,
     )
-    teacher = training.teacher(options.course, config.vocab_size)
+    teacher = training.teacher(options.course, config.vocab_size, encoder_decoder=True)
     if teacher is not None and options.own_outputs:
         arrays = [
             data.own_outputs(teacher, array, folder=options.run, name=name, most=options.own_outputs, say=say)

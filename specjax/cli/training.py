@@ -9,11 +9,15 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specjax import files
+from specjax.cli import checks
+from specjax.names import check_name
 
 if TYPE_CHECKING:
     from specjax.model import Model
 
 INTERRUPTED = 130
+LARGEST_SEED = 2**32 - 1
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +44,20 @@ class Course:
     seed: int = 0
 
 
-def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None) -> None:
+def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None, held_out: float) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
     for file in data:
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such data file")
+    if not 0.0 < held_out < 1.0:
+        raise ValueError(f"--held-out must lie between 0 and 1, got {held_out}")
+    checks.at_least(1, steps=course.steps, every=course.every)
+    checks.at_least(0, warmup=course.warmup, seed=course.seed)
+    if course.seed > LARGEST_SEED:
+        raise ValueError(f"--seed must be at most {LARGEST_SEED}, got {course.seed}")
+    if not 0.0 < course.rate < 1.0:
+        raise ValueError(f"--rate must lie between 0 and 1, got {course.rate}")
+    check_name(course.dtype, DTYPES, "dtype")
     if not 0.0 <= course.distil <= 1.0:
         raise ValueError(f"--distil must lie in 0..1, got {course.distil}")
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
@@ -76,11 +89,14 @@ def begin(run: Path, given: str) -> Path:
     return note
 
 
-def teacher(course: Course, vocab_size: int) -> "Model | None":
+def teacher(course: Course, vocab_size: int, *, encoder_decoder: bool, length: int = 0) -> "Model | None":
     """The model to distil from, where there is one.
 
+    Args:
+      length: positions that it must have.
+
     Raises:
-      ValueError: its vocabulary is another.
+      ValueError: it is of another kind, its vocabulary is another, or it has too few positions.
     """
     from specjax.load import load
 
@@ -89,6 +105,14 @@ def teacher(course: Course, vocab_size: int) -> "Model | None":
     model = load(course.teacher)
     if model.vocab_size != vocab_size:
         raise ValueError(f"teacher {model.name} has {model.vocab_size} tokens, the student {vocab_size}")
+    if model.encoder_decoder != encoder_decoder:
+        kinds = {True: "an encoder-decoder", False: "a decoder alone"}
+        raise ValueError(
+            f"teacher {model.name} is {kinds[model.encoder_decoder]}, the student {kinds[encoder_decoder]}"
+        )
+    positions = getattr(model.config, "max_positions", None)
+    if positions is not None and length > positions:
+        raise ValueError(f"teacher {model.name} has {positions} positions, and a window has {length}: lower --length")
     return model
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.convert.sources import Index, TensorSource
+from specjax.convert.sources import Index, TensorSource, same
 from specjax.convert.table import NameTable
 from specjax.models.format import Format
 from specjax.types import Params
@@ -119,15 +119,16 @@ def load_params(
 def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict[str, str]:
     """Parameter path -> name in the source; every mismatch is collected into one error."""
     shapes = {piece: leaf.stored_shape for leaf in wanted for piece in leaf.pieces}
-    found: dict[str, tuple[int, str]] = {}
+    claims: dict[str, list[tuple[int, str]]] = {}
     unexpected = []
     for name in source.names():
         hits = [hit for hit in table.candidates(name) if hit[1] in shapes]
         if hits:
             rank, path = min(hits)
-            found[path] = min(found.get(path, (rank, name)), (rank, name))
+            claims.setdefault(path, []).append((rank, name))
         elif not table.is_ignored(name):
             unexpected.append(name)
+    found = {path: min(names) for path, names in claims.items()}
     missing = [table.name(path) for path in shapes if path not in found]
     misshaped = [
         f"{name} has shape {source.shape(name)}, not {shapes[path]}"
@@ -139,7 +140,14 @@ def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict
         for _, name in found.values()
         if not jnp.issubdtype(source.dtype(name), jnp.floating)
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped), ("of another dtype", unfit))
+    told_twice = [
+        f"{name} differs from {found[path][1]}, and both stand for one parameter"
+        for path, names in claims.items()
+        for _, name in names
+        if name != found[path][1] and not same(source, name, found[path][1])
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped), ("of another dtype", unfit),
+             ("told twice", told_twice))  # fmt: skip
     faults = [
         f"{kind}: {', '.join(items[:NAMED])}{f' and {len(items) - NAMED} more' if len(items) > NAMED else ''}"
         for kind, items in kinds

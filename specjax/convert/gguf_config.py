@@ -76,7 +76,7 @@ def llama3_divisors(width: int, theta: float, scaling: dict[str, Any]) -> np.nda
 
 
 def gguf_tokenizer(gguf: GGUF) -> Any:
-    """The file's own tokenizer, as a transformers tokenizer: byte-level BPE or SentencePiece BPE.
+    """The file's own tokenizer, as a transformers tokenizer: byte-level BPE or SentencePiece BPE; None: it has none.
 
     Raises:
       ValueError: a tokenizer model or pre-tokenizer that this function does not know.
@@ -84,6 +84,8 @@ def gguf_tokenizer(gguf: GGUF) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     meta = {name.removeprefix("tokenizer.ggml."): value for name, value in gguf.metadata.items()}
+    if "tokens" not in meta and "model" not in meta:
+        return None  # token ids are taken all the same, as of a folder without a tokenizer
     tokens: list[str] = meta["tokens"]
     backend = _backend(gguf, meta, tokens)
     named = {

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specjax.convert.gguf_config import gguf_config, gguf_tokenizer
 from specjax.convert.gguf_source import gguf_source, open_gguf
 from specjax.convert.shards import FORMATS, FileFormat, open_source
-from specjax.convert.sources import TensorSource
+from specjax.convert.sources import TensorSource, same
 
 BUNDLED = "bundled/"
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
@@ -21,7 +19,7 @@ CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and to
 TOKENIZER_FILES = ("tokenizer*", "spiece.model", "vocab.*", "merges.txt")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HUB_SECONDS = 15.0  # patience with the hub before it counts as out of reach
-ROWS = 4096  # rows compared at a time when a head is compared with its embedding
+TABLES = {"t5": "shared.weight"} | dict.fromkeys(("llama", "mistral", "qwen2"), "model.embed_tokens.weight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,18 @@ def _from_file(path: Path) -> Checkpoint:
     if magic != b"GGUF":
         raise ValueError(f"{path} is no GGUF file: name the folder of a Hugging Face checkpoint, or a .gguf file")
     gguf = open_gguf(path)
-    return Checkpoint(path, gguf_config(gguf), gguf_source(gguf), lambda: gguf_tokenizer(gguf))
+    try:
+        return Checkpoint(path, gguf_config(gguf), gguf_source(gguf), lambda: _told(path, lambda: gguf_tokenizer(gguf)))
+    except KeyError as missing:
+        raise ValueError(f"{path} is no whole model: it lacks {missing}") from None
+
+
+def _told(path: Path, make: Callable[[], Any]) -> Any:
+    """What `make` makes of a GGUF file; a missing entry is named."""
+    try:
+        return make()
+    except KeyError as missing:
+        raise ValueError(f"{path} has no whole tokenizer: it lacks {missing}") from None
 
 
 def _from_folder(folder: Path) -> Checkpoint:
@@ -84,7 +93,7 @@ def _from_folder(folder: Path) -> Checkpoint:
         raise FileNotFoundError(f"{folder} is no model: looked for config.json, or one .gguf file{many}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is corrupted: not JSON ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ValueError(f"{folder / 'config.json'} is no model configuration: it has no model_type")
@@ -111,30 +120,26 @@ def _from_bundle(name: str) -> Checkpoint:
 
 
 def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
-    """T5's configuration with `tie_word_embeddings` and `scale_decoder_outputs` both stated and true of the weights.
+    """The configuration with `tie_word_embeddings` (and T5's `scale_decoder_outputs`) true of the weights.
 
     transformers 4 writes tie_word_embeddings false for v1.1 and Flan, and infers from it that the tied head's scaling
     is off; transformers 5 writes true for every T5, states the scaling apart, and unties a head that is in the file
-    and differs from the embedding. Other models' configurations mean what they say and are returned as they are.
+    and differs from the embedding, of T5 and of the Llama family. OPT's is always tied.
     """
-    if config.get("model_type") != "t5":
+    head, table = "lm_head.weight", TABLES.get(str(config.get("model_type")), "")
+    names = source.names()
+    if not table:
         return config
+    if config["model_type"] != "t5":
+        apart = config.get("tie_word_embeddings") is True and {head, table} <= set(names)
+        return {**config, "tie_word_embeddings": False} if apart and not same(source, head, table) else config
     tied = config.get("tie_word_embeddings", True)
     scaled = config.get("scale_decoder_outputs", tied)
-    head, table = "lm_head.weight", "shared.weight"
-    if head not in source.names():
+    if head not in names:
         tied = True
-    elif tied and table in source.names():
-        tied = _equal(source, head, table)
+    elif tied and table in names:
+        tied = same(source, head, table)
     return {**config, "tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
-
-
-def _equal(source: TensorSource, one: str, other: str) -> bool:
-    shape = source.shape(one)
-    if shape != source.shape(other):
-        return False
-    blocks = ((slice(i, min(i + ROWS, shape[0])), slice(0, shape[1])) for i in range(0, shape[0], ROWS))
-    return all(np.array_equal(source.read(one, block), source.read(other, block)) for block in blocks)
 
 
 def _download(name: str) -> Path:

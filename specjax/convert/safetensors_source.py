@@ -47,7 +47,9 @@ def read_safetensors(file: Path) -> dict[str, StoredTensor]:
         try:
             dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
             begin, end = (int(n) for n in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
+            if any(isinstance(n, float) for n in (*entry["shape"], *entry["data_offsets"])):
+                raise ValueError("not whole")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{file} is corrupted: bad header entry of {name}: {entry}") from error
         if begin < 0 or any(n < 0 for n in shape) or end - begin != int(np.prod(shape, dtype=object)) * dtype.itemsize:
             raise ValueError(f"{file} is corrupted: {name} has {end - begin} bytes for shape {shape} of {dtype}")
@@ -71,7 +73,7 @@ def _header(file: Path) -> tuple[dict[str, Any], int, int]:
             raise ValueError(f"{file} is truncated: {size} bytes, but its header alone ends at byte {8 + length}")
         try:
             header = json.loads(stream.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is corrupted: its safetensors header is not JSON") from error
     if not isinstance(header, dict):
         raise ValueError(f"{file} is corrupted: its safetensors header is not a table of tensors")

@@ -54,7 +54,7 @@ def _sharded(index: Path, form: FileFormat) -> Mapping[str, StoredTensor]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         homes = {form.rename(name): str(home) for name, home in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is corrupted: not JSON with a weight_map") from error
     tensors: dict[str, StoredTensor] = {}
     for home in sorted(set(homes.values())):
@@ -62,7 +62,8 @@ def _sharded(index: Path, form: FileFormat) -> Mapping[str, StoredTensor]:
             raise ValueError(f"{index} names the shard {home!r}: shards must lie in the same folder")
         if not (index.parent / home).is_file():
             raise FileNotFoundError(f"{index} names the shard {home}, which is missing: download it again")
-        tensors |= form.read(index.parent / home)
+        held = form.read(index.parent / home)
+        tensors |= {name: tensor for name, tensor in held.items() if homes.get(name, home) == home}
     absent = [name for name in homes if name not in tensors]
     if absent:
         raise ValueError(f"{index} promises {absent[0]} in {homes[absent[0]]}, which does not hold it")

@@ -11,6 +11,8 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with numpy
 import numpy as np
 
+ROWS = 4096  # compared at a time
+
 Index = tuple[slice, ...]
 
 
@@ -48,6 +50,18 @@ def mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> 
         return np.asarray(np.memmap(file, dtype, "r", offset, shape))[index]
 
     return StoredTensor(shape, dtype, load, file.name)
+
+
+def same(source: "TensorSource", one: str, other: str) -> bool:
+    """Whether two stored tensors hold the same numbers; read by blocks of rows."""
+    shape = source.shape(one)
+    if shape != source.shape(other):
+        return False
+    if not shape:
+        return bool(np.array_equal(source.read(one), source.read(other)))
+    rest = tuple(slice(0, n) for n in shape[1:])
+    blocks = ((slice(i, min(i + ROWS, shape[0])), *rest) for i in range(0, shape[0], ROWS))
+    return all(np.array_equal(source.read(one, block), source.read(other, block)) for block in blocks)
 
 
 def transposed(tensor: StoredTensor) -> StoredTensor:

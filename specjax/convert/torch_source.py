@@ -29,9 +29,27 @@ def read_torch(file: Path) -> dict[str, StoredTensor]:
         raise ValueError(f"{file} is corrupted or holds pickled code beyond tensors: refused") from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise ValueError(f"{file} is truncated or corrupted: torch cannot read it") from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ValueError(f"{file} is no table of tensors")
-    return {name: _stored(tensor, file.name, torch) for name, tensor in state.items()}
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
+    ):
+        raise ValueError(f"{file} is no table of tensors by name")
+    plain = {name: tensor.detach() for name, tensor in state.items()}  # parameters ask for gradients
+    for name, tensor in plain.items():
+        if (
+            tensor.layout != torch.strided
+            or tensor.is_quantized
+            or tensor.is_meta
+            or tensor.dtype not in _dtypes(torch)
+        ):
+            raise ValueError(f"{file}: {name} is of {tensor.dtype}, sparse, quantised or without values: not read")
+    return {name: _stored(tensor, file.name, torch) for name, tensor in plain.items()}
+
+
+def _dtypes(torch: Any) -> tuple[Any, ...]:
+    return (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )  # fmt: skip
 
 
 def _stored(tensor: Any, file: str, torch: Any) -> StoredTensor:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax import checks
 from specjax import verify as _verify
-from specjax.base import Drafter
+from specjax.base import Drafter, LanguageModel
 from specjax.drafters import adaptive, chain, model_tree
 from specjax.drafters import cascade as _cascade
 from specjax.drafters import fitting as fitting
@@ -61,11 +61,11 @@ def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: 
     Raises:
       ValueError: gamma beside a policy, something that is no policy, or buckets that do not fit it.
     """
-    positions = getattr(draft.config, "max_positions", None)
+    positions = _positions(draft)
     if policy is None:
         if buckets is not None:
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
-        gamma = MODEL_GAMMA if gamma is None else gamma
+        gamma = checks.whole("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
         check_slack(draft, gamma, f"a draft of {gamma}")
         return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
     if not isinstance(policy, Rule):
@@ -83,6 +83,17 @@ def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: 
     return Guide(f"{draft.name} {policy.name}", drafter, params, draft, positions)
 
 
+def _positions(draft: Any) -> int | None:
+    """Positions that a draft model has; None where they are unbounded.
+
+    Raises:
+      ValueError: something that is no model.
+    """
+    if not isinstance(getattr(draft, "lm", None), LanguageModel):
+        raise ValueError(f"the draft must be a model from specjax.load, got {type(draft).__name__}: load it first")
+    return getattr(draft.config, "max_positions", None)
+
+
 def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Guide:
     """A smaller model writes a tree of one shape, one call a level (SpecInfer, Sequoia).
 
@@ -93,7 +104,9 @@ def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLA
         differ: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
         "traversal", "kseq". POINTS, the most probable tokens: "deterministic", "multiround", "traversal".
     """
-    positions = getattr(draft.config, "max_positions", None)
+    positions = _positions(draft)
+    if not isinstance(shape, Tree):
+        raise ValueError(f"the shape must be a tree of specjax.trees, such as trees.regular((3, 2)), got {shape!r}")
     kind = siblings.name.lower().replace("_", " ")
     drafter = model_tree.model_tree(draft.lm, shape, siblings)
     return Guide(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
@@ -108,7 +121,7 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
       depth: levels below the root, each one call of the draft.
       width: nodes of a level that the draft reads, and tokens that each of them proposes.
     """
-    positions = getattr(draft.config, "max_positions", None)
+    positions = _positions(draft)
     drafter = model_tree.dynamic_tree(draft.lm, size, depth, width)
     return Guide(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft, positions)
 
@@ -217,6 +230,7 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
       ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
     """
     checks.whole("gamma", gamma, least=1)
+    longest = _positions(draft)
     if not isinstance(drafter, Guide):
         raise ValueError(
             f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
@@ -238,7 +252,7 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
     over = gamma - 1 + part.tree.width  # tokens that the last inner round may end at
     check_slack(draft, over, f"a cascade of gamma={gamma}")
     check_slack(drafter.source, over + part.tree.size - 1, f"a cascade of gamma={gamma}")
-    limits = [p for p in (getattr(draft.config, "max_positions", None), drafter.positions) if p is not None]
+    limits = [p for p in (longest, drafter.positions) if p is not None]
     return Guide(
         f"{draft.name} x{gamma} ({drafter.name})",
         _cascade.cascade(draft.lm, part, chosen.fn, gamma),

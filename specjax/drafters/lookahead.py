@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from specjax.base import Drafter
+from specjax.defaults import LARGEST_TREE
 from specjax.trees import ROOT, SCRATCH, Tree
 from specjax.types import Commit, Draft, Siblings
 
@@ -57,6 +58,12 @@ def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = 
                                ("buckets", buckets, 1)):  # fmt: skip
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+    nodes = (guesses + window) * (ngram - 1)
+    if nodes > LARGEST_TREE:
+        raise ValueError(
+            f"a round of window={window}, ngram={ngram}, guesses={guesses} would read {nodes} nodes, and at most "
+            f"{LARGEST_TREE} can be: lower one of them"
+        )
     tree, last_row = layout(window, ngram, guesses)
     rest = ngram - 1
 

@@ -201,6 +201,8 @@ def from_published(published: Mapping[str, Any]) -> OPTConfig:
     for name in ("enable_bias", "layer_norm_elementwise_affine", "tie_word_embeddings"):
         if not given.flag(name, True):
             raise ValueError(f"OPT with {name}=false is not supported: every published OPT has it true")
+    if given.flag("_remove_final_layer_norm", False) and given.flag("do_layer_norm_before", True):
+        raise ValueError("OPT with _remove_final_layer_norm=true is not supported: every published OPT has the norm")
     width = given.whole("hidden_size")
     return OPTConfig(
         vocab_size=given.whole("vocab_size"),

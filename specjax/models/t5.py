@@ -39,7 +39,8 @@ from specjax.types import Output, Params
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """Shape of a T5 model. `heads * head_width` need not be `width`; `start_token` opens every decoder row.
+    """Shape of a T5 model. `heads * head_width` need not be `width`; `start_token` opens every decoder row, and
+    `pad_token` fills up encoder rows that are scored.
 
     Published heads are tied and `scaled` (what they read is multiplied by width**-0.5), or neither, which is what None
     means; transformers 5 also writes tied ones that are not scaled.
@@ -60,6 +61,7 @@ class T5Config:
     scaled: bool | None = None
     eps: float = 1e-6
     start_token: int = 0
+    pad_token: int = 0
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
@@ -391,6 +393,7 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
         tied=tied,
         scaled=None if scaled == tied else scaled,
         eps=given.real("layer_norm_epsilon", 1e-6),
+        pad_token=given.whole("pad_token_id", 0, least=0),
         start_token=given.whole("decoder_start_token_id", given.whole("pad_token_id", 0, least=0), least=0),
     )
 

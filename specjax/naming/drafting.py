@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax import files
+from specjax.defaults import LARGEST_TREE
 from specjax.naming import grammar, policing
 from specjax.naming.grammar import Key, Kind, Spec, one_of, real, whole
 from specjax.naming.nested import (
-    LARGEST_TREE,
     SIZE,
     read_cache,
     read_shape,
@@ -312,7 +312,7 @@ def _read_verifier(text: str) -> str:
 
 
 def _gamma(default: int) -> Key:
-    return Key("draft tokens a round", whole(1), default)
+    return Key("draft tokens a round", whole(1, LARGEST_TREE - 1), default)
 
 
 INNER = Spec("model", {})  # of a cascade where nothing else is said
@@ -403,9 +403,9 @@ DRAFTERS: dict[str, Kind] = {
         "the target guesses for itself by Jacobi iteration",
         _of_drafts("lookahead"),
         {
-            "window": Key("W, columns of guesses", whole(1), 7),
-            "ngram": Key("N, tokens of an n-gram", whole(2), 5),
-            "guesses": Key("G, n-grams tried in a round", whole(1), 7),
+            "window": Key("W, columns of guesses", whole(1, LARGEST_TREE), 7),
+            "ngram": Key("N, tokens of an n-gram", whole(2, LARGEST_TREE), 5),
+            "guesses": Key("G, n-grams tried in a round", whole(1, LARGEST_TREE), 7),
         },
         makes=POINTS,
     ),

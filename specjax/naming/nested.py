@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from specjax.defaults import LARGEST_TREE
 from specjax.naming import grammar
 from specjax.naming.grammar import Key, Kind, Spec, whole
 
 if TYPE_CHECKING:
     from specjax.trees import Tree
-
-LARGEST_TREE = 1024  # nodes that a shape may have
 
 
 def _selection(name: str) -> Callable[..., Any]:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from specjax.defaults import LARGEST_TREE
+
 ROOT = -1  # parents[0]
 SCRATCH = -2  # the parent of a node that is fed to the target and never accepted
 NO_CHILD = -1  # padding of `children`
@@ -127,6 +129,8 @@ def chain(gamma: int) -> Tree:
     """The path of `gamma` draft nodes below the root; gamma 0 is the bare root, plain decoding."""
     if gamma < 0:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
+    if gamma >= LARGEST_TREE:
+        raise ValueError(f"gamma must be at most {LARGEST_TREE - 1}, got {gamma}")
     return Tree(tuple(range(-1, gamma)))
 
 

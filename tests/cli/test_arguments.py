@@ -1,8 +1,10 @@
 """Parsing: one line for each mistake, and a suggestion for a misspelt name."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,46 @@ def test_both_kinds_of_frame_are_read(encoding):
         "specjax generate: error: Unrecognized options: --temprature, 1; perhaps you meant --temperature; "
         "see specjax generate --help\n"
     )
+
+
+@pytest.mark.parametrize("args", [["--json=yes", "Hi"], ["Hi", "--compare=false"]])
+def test_a_flag_takes_no_value(args):
+    with pytest.raises(ValueError, match="takes no value, got"):
+        parse(Options, args, prog="specjax generate")
+    assert parse(Options, ["--", *args], prog="specjax generate").prompt == tuple(args)
+
+
+def test_what_is_no_number_is_said_in_plain_words():
+    with pytest.raises(ValueError, match=r"^--gamma must be a whole number, got '2\.5'; see specjax generate --help$"):
+        parse(Options, ["--gamma", "2.5", "Hi"], prog="specjax generate")
+
+
+def program(command: str, cwd) -> subprocess.CompletedProcess:
+    """A shell command in which $S is the program."""
+    whole = command.replace("$S", f"{sys.executable} -m specjax.cli")
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(["bash", "-c", whole], capture_output=True, text=True, cwd=cwd,
+                          env={**os.environ, "PYTHONPATH": root})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("$S generate --prompts - <&-", 2, "stdin is closed: name a file of prompts"),
+        ("$S generate --gamma 0 hi 2>&-", 2, ""),
+        ("$S generate --gamma 0 hi 2>/dev/full", 2, ""),
+        ("$S generate --gamma 100000 hi", 2, "gamma must be at most 1023"),
+    ],
+)
+def test_streams_may_be_closed_or_full(command, code, said, tmp_path):
+    ran = program(command, tmp_path)
+    assert (ran.returncode, ran.stdout) == (code, "") and said in ran.stderr and len(ran.stderr.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("where", [">/dev/full", "| head -c 5; exit ${PIPESTATUS[0]}"])
+def test_what_could_not_be_shown_is_in_the_file(where, tmp_path):
+    ran = program(f'$S generate "Once upon a time" --max-new-tokens 40 --output out.json {where}', tmp_path)
+    assert ran.returncode == 1
+    assert json.loads((tmp_path / "out.json").read_text())["tokens"][0]
+    if "full" in where:
+        assert ran.stderr.splitlines()[-1].endswith("No space left on device: make room, or write elsewhere")

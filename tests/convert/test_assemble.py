@@ -169,6 +169,25 @@ def test_a_transposed_kernel_is_mis_shaped(tmp_path):
         load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 
+@pytest.mark.parametrize("change", ["none", "values", "shape"])
+def test_two_tensors_of_one_parameter_must_be_the_same(change, tmp_path):
+    name, fmt = "opt-pre-norm", Format()
+    tensors = tensors_of(name)
+    head = tensors["model.decoder.embed_tokens.weight"].copy()
+    tensors["lm_head.weight"] = head[:-1] if change == "shape" else head
+    if change == "values":
+        head[-1, -1] += 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    read = lambda: load_params(
+        open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt
+    )
+    if change == "none":
+        read()
+        return
+    with pytest.raises(ValueError, match=r"lm_head.weight differs from model.decoder.embed_tokens.weight, and both"):
+        read()
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int64, np.bool_])
 def test_weights_of_whole_numbers_are_refused(dtype, tmp_path):
     name, fmt = "opt-pre-norm", Format()

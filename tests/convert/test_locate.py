@@ -133,5 +133,13 @@ def test_ties_of_t5(tmp_path):
     assert ties(tmp_path, "none", **newer) == (True, False)
 
 
+@pytest.mark.parametrize(("own", "tied"), [(False, True), (True, False)])
+def test_a_head_of_its_own_unties_a_llama(own, tied, tmp_path):
+    table = np.arange(12.0, dtype=np.float32).reshape(6, 2)
+    save_file({"model.embed_tokens.weight": table, "lm_head.weight": table + own}, tmp_path / "model.safetensors")
+    config = settle_ties({"model_type": "llama", "tie_word_embeddings": True}, open_source(tmp_path))
+    assert config["tie_word_embeddings"] is tied
+
+
 def test_ties_of_other_models_are_as_stated(tmp_path):
     assert settle_ties({"model_type": "opt"}, locate(GOLDEN / "opt-pre-norm").source) == {"model_type": "opt"}

@@ -187,3 +187,26 @@ def test_a_read_holds_no_more_than_its_slice(rewrite):
 
 def test_the_golden_folder_is_small():
     assert sum(file.stat().st_size for file in GOLDEN.rglob("*")) < 1_000_000
+
+
+def test_a_tensor_is_taken_from_the_shard_that_the_index_names(tmp_path):
+    right, wrong = np.ones(3, np.float32), np.zeros(3, np.float32)
+    save_file({"a": right}, tmp_path / "model-1.safetensors")
+    save_file({"a": wrong, "b": right}, tmp_path / "model-2.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    np.testing.assert_array_equal(open_source(tmp_path).read("a"), right)
+
+
+@pytest.mark.parametrize("shape", ["[Infinity, 1]", "[1.5]"])
+def test_shapes_that_are_not_whole_are_refused(shape, tmp_path):
+    header = f'{{"a": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(ValueError, match="is corrupted: bad header entry of a"):
+        open_source(tmp_path)
+
+
+def test_json_without_end_is_one_line(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000)
+    with pytest.raises(ValueError, match="its safetensors header is not JSON"):
+        open_source(tmp_path)

@@ -89,6 +89,19 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
 
 
 @pytest.mark.torch
+def test_parameters_are_tensors_and_what_has_no_plain_values_is_refused(tmp_path):
+    import torch
+
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.nn.Parameter(torch.ones(2))}, file)
+    np.testing.assert_array_equal(read_torch(file)["a"].load(()), [1, 1])
+    for odd in (torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex64), torch.ones(2).to(torch.float8_e4m3fn)):
+        torch.save({"a": odd}, file)
+        with pytest.raises(ValueError, match=r"pytorch_model\.bin: a is of torch.* not read"):
+            read_torch(file)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.99])
 def test_a_truncated_bin_is_named(keep, tmp_path):
     save_bin(tmp_path, tensors_of("opt-pre-norm"))

@@ -111,6 +111,11 @@ def test_the_command_trains_stops_and_goes_on(tmp_path):
     [
         (["--width", "9", "--heads", "2"], "does not divide"),
         (["--length", "600"], "must be below"),
+        (["--heads", "0"], "--heads must be at least 1, got 0"),
+        (["--held-out", "0"], "--held-out must lie between 0 and 1"),
+        (["--rate", "nan"], "--rate must lie between 0 and 1"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--dtype", "int8"], "no dtype is named 'int8'"),
         (["--distil", "2"], "must lie in 0..1"),
     ],
 )

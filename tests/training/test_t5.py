@@ -88,6 +88,11 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
         ({"distil": 2.0}, "--distil must lie in 0..1"),
         ({"own_outputs": 5}, "--own-outputs 5: must be at least 0, and needs a --teacher"),
         ({"held_out": 0.0}, "--held-out must lie between 0 and 1"),
+        ({"heads": 0}, "--heads must be at least 1, got 0"),
+        ({"tokens": -4}, "--tokens must be at least 1, got -4"),
+        ({"every": 0}, "--every must be at least 1"),
+        ({"rate": 0.0}, "--rate must lie between 0 and 1"),
+        ({"seed": -1}, "--seed must be at least 0"),
     ],
 )
 def test_bad_options_are_named(corpus, tmp_path, change, message):
