@@ -62,6 +62,8 @@ def load(
     """
     if not isinstance(name, str | Path):
         raise ValueError(f"a model is named by a text or a path, got {type(name).__name__}")
+    if mesh is not None:
+        sharding.check_axes(mesh)
     checkpoint = convert.locate(name)
     try:
         kind = str(checkpoint.config.get("model_type"))

@@ -52,6 +52,14 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
     return jax.make_mesh((data, model), (DATA, MODEL), axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
 
 
+def check_axes(mesh: Any) -> None:
+    """Raises ValueError where it is no mesh of `make_mesh`'s axes."""
+    names = getattr(mesh, "axis_names", None)
+    if names is None or not {DATA, MODEL} <= set(names):
+        told = type(mesh).__name__ if names is None else f"one of axes {', '.join(map(str, names))}"
+        raise ValueError(f"mesh must be one of specjax.sharding.make_mesh, with axes {DATA} and {MODEL}; got {told}")
+
+
 class Rule(NamedTuple):
     """Parameters whose path matches `pattern` whole lie as the first of `specs` that divides their shape.
 

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -40,3 +41,8 @@ def test_a_wrong_file_is_told_before_weights_are_read(written, message, tmp_path
     with pytest.raises(ValueError, match=message) as error:
         sj.load(tmp_path)
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_mesh_of_other_axes_is_refused():
+    with pytest.raises(ValueError, match="with axes data and model; got one of axes x, y"):
+        sj.load("bundled/opt-tiny", mesh=jax.make_mesh((1, 1), ("x", "y"), devices=jax.devices()[:1]))

@@ -21,7 +21,7 @@ INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
 READER_GONE = 1  # as rich has it for what goes through a console
 FAILED = 1
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Command(NamedTuple):

@@ -56,10 +56,7 @@ def decode(
     with deferred_interrupt(once=lambda: run.rounds > 0) as asked:
         try:
             _show(run, work, open_sink, progress, asked, marks=marks)
-        except (
-            OSError,
-            SystemExit,
-        ) as error:  # a full disk, or (rich's exit) nobody reads on: it is kept
+        except (OSError, SystemExit) as error:  # a full disk, or, by rich's exit, a reader who has gone
             raise Unshown(run.result()) from error
         interrupted = asked()
     out = run.result()

@@ -148,9 +148,12 @@ def _flatten(file: Path, tree: Any, path: tuple[str, ...]):
 
 def _chunked(file: Path, tree: dict[str, Any]) -> StoredTensor:
     """An array that was flattened and cut: rows are gathered from the chunks that hold them."""
-    shape = tuple(tree["shape"][str(i)] for i in range(len(tree["shape"])))
-    chunks: list[_Array] = [tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]
-    ends = np.cumsum([chunk.shape[0] for chunk in chunks])
+    try:
+        shape = tuple(tree["shape"][str(i)] for i in range(len(tree["shape"])))
+        chunks: list[_Array] = [tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]
+        ends = np.cumsum([chunk.shape[0] for chunk in chunks])
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{file} is corrupted: an array in chunks lacks its shape or a chunk") from error
     row = int(np.prod(shape[1:], dtype=object))
     if not chunks or ends[-1] != shape[0] * row:
         raise ValueError(f"{file} is corrupted: an array of shape {shape} has chunks of {ends.tolist()} elements")

@@ -53,15 +53,16 @@ def mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> 
 
 
 def same(source: "TensorSource", one: str, other: str) -> bool:
-    """Whether two stored tensors hold the same numbers; read by blocks of rows."""
+    """Whether two stored tensors hold the same numbers, NaN in the same places; read by blocks of rows."""
+    equal = lambda *index: np.array_equal(source.read(one, *index), source.read(other, *index), equal_nan=True)
     shape = source.shape(one)
     if shape != source.shape(other):
         return False
     if not shape:
-        return bool(np.array_equal(source.read(one), source.read(other)))
+        return equal()
     rest = tuple(slice(0, n) for n in shape[1:])
     blocks = ((slice(i, min(i + ROWS, shape[0])), *rest) for i in range(0, shape[0], ROWS))
-    return all(np.array_equal(source.read(one, block), source.read(other, block)) for block in blocks)
+    return all(map(equal, blocks))
 
 
 def transposed(tensor: StoredTensor) -> StoredTensor:

@@ -420,6 +420,6 @@ def to_published(config: T5Config) -> dict[str, Any]:
         "layer_norm_epsilon": config.eps,
         "dropout_rate": 0.0,
         "decoder_start_token_id": config.start_token,
-        "pad_token_id": 0,
+        "pad_token_id": config.pad_token,
         "eos_token_id": 1,
     }

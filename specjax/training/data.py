@@ -26,9 +26,12 @@ def documents(file: Path | str, *, field: str = "text") -> Iterator[str]:
     if ".jsonl" in Path(file).suffixes:
         for number, line in files.lines(file, "documents"):
             try:
-                yield json.loads(line)[field]
+                text = json.loads(line)[field]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from error
+            if not isinstance(text, str):
+                raise ValueError(f"{file}, line {number}: the field {field!r} is no text")
+            yield text
         return
     held: list[str] = []
     for _, line in files.lines(file, "documents"):

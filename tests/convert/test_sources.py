@@ -7,6 +7,7 @@ from pathlib import Path
 import flax.serialization
 import jax.numpy as jnp
 import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -210,3 +211,12 @@ def test_json_without_end_is_one_line(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000)
     with pytest.raises(ValueError, match="its safetensors header is not JSON"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("chunked", [{}, {"shape": [3], "chunks": {"0": 1}}, {"shape": {"0": 3}, "chunks": {}}])
+def test_damaged_chunks_are_one_line(chunked, tmp_path):
+    tree = {"w": {"__msgpack_chunked_array__": True, **chunked}}
+    (tmp_path / "flax_model.msgpack").write_bytes(msgpack.packb(tree))
+    with pytest.raises(ValueError, match="is corrupted") as error:
+        open_source(tmp_path)
+    assert "\n" not in str(error.value)

@@ -27,6 +27,9 @@ def test_a_bad_line_is_named(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"text": "x"}\n{"other": "y"}\n')
     with pytest.raises(ValueError, match=r"d\.jsonl, line 2: no JSON object with a field 'text'"):
         list(data.documents(tmp_path / "d.jsonl"))
+    (tmp_path / "d.jsonl").write_text('{"text": 5}\n')
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 1: the field 'text' is no text"):
+        list(data.documents(tmp_path / "d.jsonl"))
     (tmp_path / "e.tsv").write_text("a\tb\nalone\n")
     with pytest.raises(ValueError, match=r"e\.tsv, line 2: expected two columns"):
         list(data.pairs(tmp_path / "e.tsv"))
