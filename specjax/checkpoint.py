@@ -86,9 +86,14 @@ def about(folder: str | Path) -> About:
             told = checkpointer.restore(folder, ocp.args.Composite(**{_ABOUT: ocp.args.JsonRestore()}))[_ABOUT]
         except (ValueError, OSError) as error:
             raise _damaged(folder, error) from error
+    if not isinstance(told, Mapping):
+        raise ValueError(f"{folder} is no checkpoint of specjax: what it says of itself is no table")
     if told.get("version") != VERSION:
         raise ValueError(f"{folder} is of version {told.get('version')}, this program reads version {VERSION}")
-    return About(told["family"], told["config"], read_format(told["format"]), told["notes"])
+    try:
+        return About(told["family"], told["config"], read_format(told["format"]), told["notes"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is damaged: what it says of itself lacks an entry, or has a wrong one") from error
 
 
 def read_format(told: Mapping[str, Any]) -> Format:
@@ -133,7 +138,9 @@ def restore(folder: str | Path, wanted: PyTree, *, fmt: Format | None = None) ->
         _check_arrays(folder, _shapes(held), _shapes(wanted))
         try:
             return checkpointer.restore(folder, ocp.args.Composite(**{_TREE: ocp.args.StandardRestore(wanted)}))[_TREE]
-        except (ValueError, OSError) as error:
+        except (RuntimeError, MemoryError):  # of the devices
+            raise
+        except Exception as error:  # TensorStore's of a file that is cut short is of no class
             raise _damaged(folder, error) from error
 
 

@@ -135,6 +135,6 @@ def end_tokens(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
             raise ValueError(f"{file} is corrupted: not an object of settings")
     eos = found.get("eos_token_id", config.get("eos_token_id"))
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if any(not isinstance(token, Integral) for token in tokens):
+    if any(not isinstance(token, Integral) or isinstance(token, bool) for token in tokens):
         raise ValueError(f"{path} has eos_token_id {eos!r}: expected a token's number, or a list of them")
     return tuple(int(token) for token in tokens)

@@ -175,6 +175,10 @@ def test_a_damaged_checkpoint_is_called_so(tmp_path):
     (folder / "about" / "metadata").write_text('{"version": 1')
     with pytest.raises(ValueError, match=r"cut cannot be read, it is damaged or was cut short"):
         checkpoint.about(folder)
+    for told, said in (('{"version": 1}', "lacks an entry"), ("[]", "is no table")):
+        (folder / "about" / "metadata").write_text(told)
+        with pytest.raises(ValueError, match=said):
+            checkpoint.about(folder)
 
 
 def test_nothing_is_overwritten(saved):

@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return FAILED
         say(f"{prog}: error: {one_line(error)}")
         return BAD_INPUT
-    except (ImportError, MemoryError, RuntimeError) as error:  # a missing extra, or jax out of memory
+    except (ImportError, MemoryError, RuntimeError, FloatingPointError) as error:
+        # a missing extra, jax out of memory, a loss that is no number
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
         say(f"{prog}: failed: {type(error).__name__}: {one_line(error)}")

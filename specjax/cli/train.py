@@ -109,7 +109,6 @@ def chosen(options: TrainLM) -> Iterator[str]:
 
 def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, packed text, training, export; skips what is there already. None: stopped before its end."""
-    import tokenizers
 
     from specjax.models import opt
     from specjax.training import data, tasks, tokenizer
@@ -121,7 +120,9 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         kept = list(dict.fromkeys(data.split(texts(), options.held_out).train))
         bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
         tokenizer.save_tokenizer(bpe, home, specials=tokenizer.OPT_SPECIALS)
-    bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
+    bpe = training.read_tokenizer(home)
+    if bpe.id_to_token(END) != "</s>":
+        raise ValueError(f"token {END} of the tokenizer in {home} is {bpe.id_to_token(END)!r}, and must be '</s>'")
     packs = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
     given = json.dumps({
         "tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data],

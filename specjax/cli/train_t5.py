@@ -72,7 +72,6 @@ def check(options: TrainT5) -> None:
 
 def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, encoded pairs, training, export; skips what is there already. None: stopped before its end."""
-    import tokenizers
 
     from specjax.models import t5
     from specjax.training import data, tasks, tokenizer
@@ -90,7 +89,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
         texts = (side for pair in train for side in pair)
         bpe = tokenizer.train_bpe(texts, options.vocab_size, specials=tokenizer.T5_SPECIALS, template="$A </s>")
         tokenizer.save_tokenizer(bpe, home, specials=tokenizer.T5_SPECIALS)
-    bpe = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
+    bpe = training.read_tokenizer(home)
     encode = lambda texts: [one.ids for one in bpe.encode_batch(texts)]
     say("encoding the pairs")
     arrays = [data.encode_pairs(part, encode, width=options.widths[-1]) for part in (train, held_out)]

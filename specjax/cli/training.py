@@ -64,6 +64,21 @@ def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None, held_o
         raise FileNotFoundError(f"{tokenizer} holds no tokenizer.json")
 
 
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder.
+
+    Raises:
+      ValueError: its file is damaged.
+    """
+    import tokenizers
+
+    file = folder / "tokenizer.json"
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers has no class of its own for it
+        raise ValueError(f"{file} is damaged: {error}") from None
+
+
 def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
     """Runs `train(say)` with a line of progress; it returns the model's folder, or None where it was stopped."""
     console = Console(stderr=True)

@@ -66,6 +66,8 @@ def _header(file: Path) -> tuple[dict[str, Any], int, int]:
         prefix = stream.read(8)
         if len(prefix) < 8:
             raise ValueError(f"{file} is truncated: {size} bytes hold no safetensors header")
+        if prefix == b"version ":
+            raise ValueError(f"{file} is a git-lfs pointer, and not the weights that it stands for: run git lfs pull")
         (length,) = struct.unpack("<Q", prefix)
         if length > HEADER_LIMIT:
             raise ValueError(f"{file} is not a safetensors file, or is corrupted: header of {length} bytes")

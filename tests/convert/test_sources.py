@@ -220,3 +220,9 @@ def test_damaged_chunks_are_one_line(chunked, tmp_path):
     with pytest.raises(ValueError, match="is corrupted") as error:
         open_source(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_git_lfs_pointer_is_told_as_one(tmp_path):
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ValueError, match=r"model\.safetensors is a git-lfs pointer.* run git lfs pull"):
+        open_source(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +125,18 @@ def test_bad_input_is_told_before_any_work(tmp_path, extra, message):
     with pytest.raises(ValueError, match=message):
         command.main(["--run", str(tmp_path / "r"), "--data", str(tmp_path / "t.txt"), *extra])
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "is damaged"), (None, "token 2 of the tokenizer .* is '<unk>'")])
+def test_tokenizers_that_cannot_serve_are_named(content, said, tmp_path):
+    (tmp_path / "t.txt").write_text("one two three\n" * 50)
+    home = Path(sj.__file__).parent / "bundled" / "t5-draft"
+    if content is not None:
+        home = tmp_path / "tokenizer"
+        home.mkdir()
+        (home / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=said):
+        command.main(["--run", str(tmp_path / "r"), "--data", str(tmp_path / "t.txt"), "--tokenizer", str(home)])
 
 
 def test_a_missing_file_is_named(tmp_path):
