@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import api, defaults, presets, verify
+from specjax import api, checks, defaults, presets, sampling, verify
 from specjax.drafters import Guide
 from specjax.load import load
 from specjax.model import Model
@@ -53,6 +53,11 @@ class RunConfig:
             if not all(isinstance(one, str) for one in value):
                 raise ValueError(f"{name} of a preset must be texts, got {value!r}")
         check_name(self.dtype, DTYPES, "dtype")
+        checks.whole("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
+        checks.whole("seed", self.seed, least=0, most=checks.LARGEST_SEED)
+        checks.stop_strings(self.stop)
+        laws = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in laws})  # their ranges
         needed = drafting.needs(self.spec)
         if len(self.drafts) != needed:
             raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")
