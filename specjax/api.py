@@ -255,7 +255,7 @@ def prepare(
         stop_strings=stops,
         pieces=target.text.pieces() if target.text and stops else None,
     )
-    seed = checks.whole("seed", seed, least=0, most=checks.LARGEST_SEED)
+    seed = checks.whole("seed", seed, least=0, most=defaults.LARGEST_SEED)
     numbers = row_numbers(rows, batch)
     decode = loop.DecodeParams(target.params, guide.params, params, rules)
     inputs = jax.block_until_ready((
@@ -325,7 +325,7 @@ def row_numbers(rows: Sequence[int] | None, batch: int) -> np.ndarray:
     if given is None or len(given) != batch:
         got = reprlib.repr(rows) if given is None else len(given)
         raise ValueError(f"rows numbers the random streams: {batch} prompts need {batch} numbers, got {got}")
-    return checks.whole_rows("rows", given, batch, least=0, most=checks.LARGEST_SEED)
+    return checks.whole_rows("rows", given, batch, least=0, most=defaults.LARGEST_SEED)
 
 
 def check_mesh(target: Model, guide: Guide) -> None:
@@ -384,7 +384,7 @@ def cache_room(
     """Tokens that the caches hold: as asked, else prompt and new tokens, within the positions of both models."""
     prompt = 1 if target.encoder_decoder else int(length.max())
     need = (1 if target.encoder_decoder else tokens.shape[1]) + longest
-    limit = min((m for m in (positions(target), guide.positions) if m is not None), default=None)
+    limit = min((m for m in (target.positions, guide.positions) if m is not None), default=None)
     room = need if wanted is None else wanted
     room = room if limit is None else min(room, limit)
     if prompt > room:
@@ -394,11 +394,6 @@ def cache_room(
             + ("" if limit is not None and room == limit else ", or raise cache_len")
         )
     return room
-
-
-def positions(model: Model) -> int | None:
-    """Positions that the model has, None where they are unbounded (relative positions)."""
-    return getattr(model.config, "max_positions", None)
 
 
 def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:

@@ -11,7 +11,6 @@ import numpy as np
 from specjax.names import hint
 
 LARGEST = 2**31 - 1  # of an int32
-LARGEST_SEED = 2**32 - 1  # seeds and rows are uint32
 LONGEST_STOPS = 1024  # bytes of stop strings: each has a row of the vocabulary's width in the automaton
 
 

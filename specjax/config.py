@@ -54,7 +54,7 @@ class RunConfig:
                 raise ValueError(f"{name} of a preset must be texts, got {value!r}")
         check_name(self.dtype, DTYPES, "dtype")
         checks.whole("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
-        checks.whole("seed", self.seed, least=0, most=checks.LARGEST_SEED)
+        checks.whole("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
         checks.stop_strings(self.stop)
         laws = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in laws})  # their ranges

@@ -63,6 +63,11 @@ class Model:
         return self.lm.vocab_size
 
     @property
+    def positions(self) -> int | None:
+        """Positions that it has, None where they are unbounded (relative positions)."""
+        return getattr(self.config, "max_positions", None)
+
+    @property
     def size(self) -> int:
         """Number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -105,9 +110,10 @@ class Model:
         array = np.atleast_2d(array)
         if array.size == 0 or array.min() < 0 or array.max() >= self.vocab_size:
             raise ValueError(f"tokens to score must be some, and lie in 0..{self.vocab_size - 1}")
-        limit = getattr(self.config, "max_positions", None)
-        if limit is not None and array.shape[1] > limit:
-            raise ValueError(f"{array.shape[1]} tokens to score are more than the {limit} positions of {self.name}")
+        if self.positions is not None and array.shape[1] > self.positions:
+            raise ValueError(
+                f"{array.shape[1]} tokens to score are more than the {self.positions} positions of {self.name}"
+            )
         return array
 
 

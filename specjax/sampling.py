@@ -229,7 +229,7 @@ def _bias(bias: LogitBias, batch: int, vocab_size: int) -> np.ndarray:
         table = np.broadcast_to(bias, (batch, vocab_size))
     else:
         raise ValueError(f"logit_bias has shape {bias.shape}: it must be ({vocab_size},) or ({batch}, {vocab_size})")
-    table = table.astype(np.float64)
+    table = np.asarray(table, np.float64)
     if np.any(np.isnan(table)) or np.any(table > LARGEST) or np.any((table < -LARGEST) & (table != -np.inf)):
         raise ValueError("logit_bias holds NaN, +inf or more than float32 does: use finite numbers, or -inf to ban")
     if np.any(np.all(table == -np.inf, axis=-1)):

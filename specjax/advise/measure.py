@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax import api
 from specjax.advise import rank, running, ways
 from specjax.advise.rank import MISS, RANKS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks, Whole
 from specjax.advise.running import Run, Work
@@ -215,7 +214,7 @@ def ranks_of(
 
     Of equal logits the smaller token comes first, as it does in a tree of most probable tokens.
     """
-    limit = api.positions(draft) or 10**9
+    limit = draft.positions or 10**9
     wide = max(len(prompt) for prompt in prompts)
     long = max(len(text) + (0 if draft.encoder_decoder else wide) for text in texts)
     long = min(-(-(long + 1) // PAD) * PAD, limit)

@@ -126,7 +126,7 @@ def differences(
 def logit_margin(target: Model, prompt: list[int], written: list[int]) -> float:
     """The target's largest logit minus its second largest after `prompt` and `written`."""
     prefix = [target.config.start_token, *written] if target.encoder_decoder else [*prompt, *written]
-    limit = api.positions(target) or len(prefix) + BUCKET
+    limit = target.positions or len(prefix) + BUCKET
     padded = np.zeros((1, max(len(prefix), min(-(-len(prefix) // BUCKET) * BUCKET, limit))), np.int32)
     padded[0, : len(prefix)] = prefix
     arrays = [np.asarray([prompt], np.int32), padded] if target.encoder_decoder else [padded]

@@ -10,13 +10,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specjax import files
 from specjax.cli import checks
+from specjax.defaults import LARGEST_SEED
 from specjax.names import check_name
 
 if TYPE_CHECKING:
     from specjax.model import Model
 
 INTERRUPTED = 130
-LARGEST_SEED = 2**32 - 1
 DTYPES = ("float32", "bfloat16")
 
 
@@ -125,9 +125,10 @@ def teacher(course: Course, vocab_size: int, *, encoder_decoder: bool, length: i
         raise ValueError(
             f"teacher {model.name} is {kinds[model.encoder_decoder]}, the student {kinds[encoder_decoder]}"
         )
-    positions = getattr(model.config, "max_positions", None)
-    if positions is not None and length > positions:
-        raise ValueError(f"teacher {model.name} has {positions} positions, and a window has {length}: lower --length")
+    if model.positions is not None and length > model.positions:
+        raise ValueError(
+            f"teacher {model.name} has {model.positions} positions, and a window has {length}: lower --length"
+        )
     return model
 
 

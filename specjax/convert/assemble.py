@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.convert.sources import Index, TensorSource, same
+from specjax.convert.sources import Index, TensorSource
 from specjax.convert.table import NameTable
 from specjax.models.format import Format
 from specjax.types import Params
@@ -144,7 +144,7 @@ def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict
         f"{name} differs from {found[path][1]}, and both stand for one parameter"
         for path, names in claims.items()
         for _, name in names
-        if name != found[path][1] and not same(source, name, found[path][1])
+        if name != found[path][1] and not source.same(name, found[path][1])
     ]
     kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped), ("of another dtype", unfit),
              ("told twice", told_twice))  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 from specjax.convert.gguf_config import gguf_config, gguf_tokenizer
 from specjax.convert.gguf_source import gguf_source, open_gguf
 from specjax.convert.shards import FORMATS, FileFormat, open_source
-from specjax.convert.sources import TensorSource, same
+from specjax.convert.sources import TensorSource
 
 BUNDLED = "bundled/"
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
@@ -132,13 +132,13 @@ def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
         return config
     if config["model_type"] != "t5":
         apart = config.get("tie_word_embeddings") is True and {head, table} <= set(names)
-        return {**config, "tie_word_embeddings": False} if apart and not same(source, head, table) else config
+        return {**config, "tie_word_embeddings": False} if apart and not source.same(head, table) else config
     tied = config.get("tie_word_embeddings", True)
     scaled = config.get("scale_decoder_outputs", tied)
     if head not in names:
         tied = True
     elif tied and table in names:
-        tied = same(source, head, table)
+        tied = source.same(head, table)
     return {**config, "tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
 
 

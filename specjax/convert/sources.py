@@ -52,19 +52,6 @@ def mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> 
     return StoredTensor(shape, dtype, load, file.name)
 
 
-def same(source: "TensorSource", one: str, other: str) -> bool:
-    """Whether two stored tensors hold the same numbers, NaN in the same places; read by blocks of rows."""
-    equal = lambda *index: np.array_equal(source.read(one, *index), source.read(other, *index), equal_nan=True)
-    shape = source.shape(one)
-    if shape != source.shape(other):
-        return False
-    if not shape:
-        return equal()
-    rest = tuple(slice(0, n) for n in shape[1:])
-    blocks = ((slice(i, min(i + ROWS, shape[0])), *rest) for i in range(0, shape[0], ROWS))
-    return all(map(equal, blocks))
-
-
 def transposed(tensor: StoredTensor) -> StoredTensor:
     """The same tensor with its axes reversed."""
     return dataclasses.replace(tensor, shape=tensor.shape[::-1], load=lambda index: tensor.load(index[::-1]).T)
@@ -76,6 +63,7 @@ class TensorSource:
     def __init__(self, tensors: Mapping[str, StoredTensor], where: str):
         self._tensors: Mapping[str, StoredTensor] | None = tensors
         self.where = where
+        self._same: dict[tuple[str, str], bool] = {}
 
     def _get(self, name: str) -> StoredTensor:
         if self._tensors is None:
@@ -100,6 +88,20 @@ class TensorSource:
         """
         tensor = self._get(name)
         return tensor.load(tensor.everything if index is None else index)
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers, NaN in the same places. They are read once, by blocks of rows."""
+        if (one, other) not in self._same:
+            self._same[one, other] = self._compared(one, other)
+        return self._same[one, other]
+
+    def _compared(self, one: str, other: str) -> bool:
+        shape = self.shape(one)
+        if shape != self.shape(other):
+            return False
+        rest = tuple(slice(0, n) for n in shape[1:])
+        blocks = [(slice(i, min(i + ROWS, shape[0])), *rest) for i in range(0, shape[0], ROWS)] if shape else [()]
+        return all(np.array_equal(self.read(one, part), self.read(other, part), equal_nan=True) for part in blocks)
 
     def close(self) -> None:
         self._tensors = None

@@ -91,7 +91,7 @@ def _positions(draft: Any) -> int | None:
     """
     if not isinstance(getattr(draft, "lm", None), LanguageModel):
         raise ValueError(f"the draft must be a model from specjax.load, got {type(draft).__name__}: load it first")
-    return getattr(draft.config, "max_positions", None)
+    return draft.positions
 
 
 def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Guide:
