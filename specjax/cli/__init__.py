@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             output.reconfigure(errors="replace")
     if argv is None:
         sys.unraisablehook = quiet_about_interrupts
+        warnings.showwarning = lambda message, *_: say(f"specjax: warning: {one_line(message)}")
     prog = "specjax"
     try:
         if not args or args[0] in ("-h", "--help"):

@@ -1,7 +1,6 @@
 """`specjax train lm`: a language model from text, or a draft from the target that it will serve. Resumable."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,19 @@ from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
 END = 2  # </s> of tokenizers made by this command
+LASTING = (
+    "include",
+    "exclude",
+    "repeat",
+    "held_out",
+    "vocab_size",
+    "width",
+    "layers",
+    "heads",
+    "positions",
+    "rows",
+    "length",
+)  # what a run keeps from its beginning to its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +85,9 @@ def check(options: TrainLM) -> None:
         1, width=options.width, layers=options.layers, heads=options.heads, positions=options.positions,
         rows=options.rows, length=options.length, vocab_size=options.vocab_size,
     )  # fmt: skip
+    from specjax.training import tokenizer
+
+    training.check_vocab_size(options.vocab_size, options.tokenizer, tokenizer.OPT_SPECIALS)
     if options.width % options.heads:
         raise ValueError(f"--width {options.width} does not divide into --heads {options.heads}")
     if options.repeat and (len(options.repeat) != len(options.data) or min(options.repeat) < 1):
@@ -113,6 +128,11 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     from specjax.models import opt
     from specjax.training import data, tasks, tokenizer
 
+    note = training.note(
+        options.run, options.course, options.data, options.tokenizer,
+        **{name: getattr(options, name) for name in LASTING if name != "vocab_size" or options.tokenizer is None},
+    )  # fmt: skip
+    note.check()
     home = options.tokenizer or options.run / "tokenizer"
     texts = lambda: chosen(options)
     if not (home / "tokenizer.json").is_file():
@@ -124,11 +144,6 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     if bpe.id_to_token(END) != "</s>":
         raise ValueError(f"token {END} of the tokenizer in {home} is {bpe.id_to_token(END)!r}, and must be '</s>'")
     packs = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
-    given = json.dumps({
-        "tokenizer": str(home), "data": [[f.name, f.stat().st_size] for f in options.data],
-        "include": options.include, "exclude": options.exclude, "repeat": options.repeat, "held_out": options.held_out,
-    })  # fmt: skip
-    note = training.begin(options.run, given)
     if not all(file.is_file() for file in packs.values()):
         say("packing the text")
         parts = data.split(texts(), options.held_out)
@@ -141,7 +156,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
         for name, file in packs.items():
             data.pack(parts[name], encode, file, end=END)
-        files.write_text(note, given)
+        note.write()
     packed = {name: data.tokens(file) for name, file in packs.items()}
     for name, array in packed.items():
         if len(array) <= options.length + 1:

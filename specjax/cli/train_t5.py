@@ -1,7 +1,6 @@
 """`specjax train t5`: an encoder-decoder from pairs of texts, or a draft from the target that it will serve."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +8,19 @@ from specjax import files
 from specjax.cli import checks, training
 from specjax.cli.arguments import parse
 from specjax.cli.training import Course
+
+LASTING = (
+    "held_out",
+    "vocab_size",
+    "width",
+    "encoder_layers",
+    "decoder_layers",
+    "heads",
+    "head_width",
+    "tokens",
+    "widths",
+    "own_outputs",
+)  # what a run keeps from its beginning to its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +78,9 @@ def check(options: TrainT5) -> None:
     )  # fmt: skip
     if not options.widths or list(options.widths) != sorted(set(options.widths)) or options.widths[0] < 2:
         raise ValueError(f"--widths must rise from 2 or more, got {' '.join(map(str, options.widths))}")
+    from specjax.training import tokenizer
+
+    training.check_vocab_size(options.vocab_size, options.tokenizer, tokenizer.T5_SPECIALS)
     if options.own_outputs < 0 or (options.own_outputs and options.course.teacher is None):
         raise ValueError(f"--own-outputs {options.own_outputs}: must be at least 0, and needs a --teacher")
 
@@ -77,11 +92,11 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     from specjax.training import data, tasks, tokenizer
 
     home = options.tokenizer or options.run / "tokenizer"
-    given = json.dumps({
-        "tokenizer": str(home), "data": [options.data.name, options.data.stat().st_size],
-        "held_out": options.held_out, "widths": options.widths, "own_outputs": options.own_outputs,
-    })  # fmt: skip
-    note = training.begin(options.run, given)
+    note = training.note(
+        options.run, options.course, (options.data,), options.tokenizer,
+        **{name: getattr(options, name) for name in LASTING if name != "vocab_size" or options.tokenizer is None},
+    )  # fmt: skip
+    note.check()
     say("reading the pairs")
     train, held_out = data.split_pairs(data.pairs(options.data), options.held_out)
     if not (home / "tokenizer.json").is_file():
@@ -97,7 +112,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
         raise ValueError(f"{options.data}: no pair to train on or none to hold out within --widths {options.widths}")
     options.run.mkdir(parents=True, exist_ok=True)
     files.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
-    files.write_text(note, given)
+    note.write()
     config = t5.T5Config(
         vocab_size=bpe.get_vocab_size(),
         width=options.width,

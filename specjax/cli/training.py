@@ -1,7 +1,9 @@
 """What the commands that train have in common: the course of a run, its progress, its end."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 DTYPES = ("float32", "bfloat16")
+BYTES = 256  # each is a token of a byte-level vocabulary
+LARGEST_VOCABULARY = 2**16  # texts are packed as uint16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +68,33 @@ def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None, held_o
         raise FileNotFoundError(f"{tokenizer} holds no tokenizer.json")
 
 
+def check_vocab_size(size: int, tokenizer: Path | None, specials: Sequence[str]) -> None:
+    """Raises ValueError for a tokenizer to be trained without room for every byte, or with more tokens than are packed."""
+    least = BYTES + len(specials)
+    if tokenizer is None and not least <= size <= LARGEST_VOCABULARY:
+        raise ValueError(
+            f"--vocab-size must lie in {least}..{LARGEST_VOCABULARY} (each byte and the special tokens), got {size}"
+        )
+
+
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer of a folder.
 
     Raises:
-      ValueError: its file is damaged.
+      ValueError: its file is damaged, or it has more tokens than 16 bits tell apart.
     """
     import tokenizers
 
     file = folder / "tokenizer.json"
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers has no class of its own for it
         raise ValueError(f"{file} is damaged: {error}") from None
+    if found.get_vocab_size() > LARGEST_VOCABULARY:
+        raise ValueError(
+            f"{file} has {found.get_vocab_size()} tokens, and text is packed with at most {LARGEST_VOCABULARY}"
+        )
+    return found
 
 
 def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
@@ -92,16 +110,48 @@ def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
     return 0
 
 
-def begin(run: Path, given: str) -> Path:
-    """The note of what a run was begun with; whoever has prepared the data writes `given` there.
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """What a run was begun with and has to go on with, in RUN/run.json; paths are not in it, for runs are moved."""
 
-    Raises:
-      ValueError: the run was begun with something else.
-    """
-    note = run / "data.json"
-    if note.is_file() and files.read_text(note) != given:
-        raise ValueError(f"{run} was begun with other data or another tokenizer: use a new --run folder")
-    return note
+    run: Path
+    given: Mapping[str, Any]
+
+    @property
+    def file(self) -> Path:
+        return self.run / "run.json"
+
+    def check(self) -> None:
+        """Raises ValueError where the run was begun with something else, naming it."""
+        if not self.file.is_file():
+            return
+        try:
+            begun = dict(json.loads(files.read_text(self.file)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.file} is damaged: {error}: remove it, and the run goes on unchecked") from None
+        for name, value in json.loads(json.dumps(self.given)).items():
+            if name in begun and begun[name] != value:
+                was, now = _shown(begun[name]), _shown(value)
+                raise ValueError(f"{self.run} was begun with {name} {was}, not {now}: use a new --run folder")
+
+    def write(self) -> None:
+        """To be called when the data is found fit, so that a start that failed can be mended."""
+        files.write_text(self.file, json.dumps(self.given, indent=1) + "\n")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def note(run: Path, course: Course, data: tuple[Path, ...], tokenizer: Path | None, **given: Any) -> Note:
+    """What a run has to go on with: the names and sizes of its data, its tokenizer's content, its seed, and `given`."""
+    known = None if tokenizer is None else hashlib.blake2b((tokenizer / "tokenizer.json").read_bytes(), digest_size=8)
+    return Note(run, {
+        "data": [[file.name, file.stat().st_size] for file in data],
+        "tokenizer": "of its own" if known is None else known.hexdigest(),
+        "seed": course.seed,
+        "muon": course.muon,
+    } | given)  # fmt: skip
 
 
 def teacher(course: Course, vocab_size: int, *, encoder_decoder: bool, length: int = 0) -> "Model | None":

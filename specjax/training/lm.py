@@ -11,6 +11,7 @@ import math
 import shutil
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -235,7 +236,13 @@ def forget_after(file: Path, step: int) -> None:
 
 
 def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
-    """The newest checkpoint of the run, or a fresh state."""
+    """The newest checkpoint of the run that can be read, or a fresh state.
+
+    Damaged ones that are newer are set aside as `<step>.damaged`, with a warning.
+
+    Raises:
+      ValueError: there are checkpoints, and none can be read.
+    """
 
     def fresh(key: jax.Array) -> TrainState:
         params = task.init(key)
@@ -246,7 +253,19 @@ def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
         return jax.jit(fresh)(jax.random.key(recipe.seed))
     wanted = jax.eval_shape(fresh, jax.random.key(recipe.seed))
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return TrainState(*restore_tuple(found[-1], wanted, device))
+    damaged: list[tuple[Path, ValueError]] = []
+    for file in reversed(found):
+        try:
+            state = TrainState(*restore_tuple(file, wanted, device))
+        except ValueError as error:
+            damaged.append((file, error))
+            continue
+        for other, error in damaged:  # set aside only now: with none that can be read, the fault may lie elsewhere
+            shutil.rmtree(aside := other.with_suffix(".damaged"), ignore_errors=True)
+            other.rename(aside)
+            warnings.warn(f"{error}; going on from step {int(state.step)}", stacklevel=2)
+        return state
+    raise damaged[0][1]
 
 
 def restore_tuple(file: Path, wanted: TrainState, device: jax.sharding.Sharding) -> tuple:

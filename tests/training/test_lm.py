@@ -89,7 +89,7 @@ def test_a_student_is_measured_against_its_teacher():
     np.testing.assert_allclose(found["held_out_overlap"], 1.0, rtol=1e-5)
 
 
-def test_the_command_trains_stops_and_goes_on(tmp_path):
+def test_the_command_trains_stops_and_goes_on(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(
         "\n<|endofbook|>\n".join(f"the {i % 7} cats and the {i % 5} dogs sat down. " * 4 for i in range(80))
@@ -102,9 +102,39 @@ def test_the_command_trains_stops_and_goes_on(tmp_path):
     model = sj.load(tmp_path / "run" / "model")
     assert model.text is not None and model.text.decode(model.text.encode("the cats")) == "the cats"
     assert sj.generate(model, ["the"], max_new_tokens=3, temperature=0.0).tokens[0]
-    with pytest.raises(ValueError, match="begun with other data"):
-        text.write_text("something else")
+    moved = tmp_path / "moved"
+    (tmp_path / "run").rename(moved)
+    args[1] = str(moved)
+    capsys.readouterr()
+    assert command.main([*args, "--steps", "6"]) == 0
+    steps = [json.loads(line)["step"] for line in (moved / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [4, 6]  # it went on, and did not begin again
+    for changed, said in ((["--seed", "1"], "with seed 0, not 1"), (["--width", "16"], "with width 8, not 16")):
+        with pytest.raises(ValueError, match=f"was begun {said}: use a new --run folder"):
+            command.main([*args, *changed])
+    text.write_text("something else")
+    with pytest.raises(ValueError, match="was begun with data"):
         command.main(args)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    train(tmp_path / "run", 3)
+    whole = train(tmp_path / "run", 6)
+    newest = lm.saved(tmp_path / "run")[-1]
+    for file in newest.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.warns(UserWarning, match=r"00000006 cannot be read, .*; going on from step 3"):
+        again = train(tmp_path / "run", 6)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    assert newest.with_suffix(".damaged").is_dir() and lm.saved(tmp_path / "run")[-1] == newest
+    for folder in lm.saved(tmp_path / "run"):
+        for file in folder.rglob("_METADATA"):
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match="is damaged"):
+        train(tmp_path / "run", 7)
+    assert len(lm.saved(tmp_path / "run")) == lm.KEPT  # none is set aside where none can be read
 
 
 @pytest.mark.parametrize(
@@ -118,6 +148,8 @@ def test_the_command_trains_stops_and_goes_on(tmp_path):
         (["--steps", "0"], "--steps must be at least 1"),
         (["--dtype", "int8"], "no dtype is named 'int8'"),
         (["--distil", "2"], "must lie in 0..1"),
+        (["--vocab-size", "259"], r"--vocab-size must lie in 260\.\.65536"),
+        (["--vocab-size", "70000"], r"--vocab-size must lie in 260\.\.65536"),
     ],
 )
 def test_bad_input_is_told_before_any_work(tmp_path, extra, message):
