@@ -389,8 +389,9 @@ def cache_room(
     room = room if limit is None else min(room, limit)
     if prompt > room:
         what = f"cache_len={wanted}" if wanted is not None and wanted == room else f"the model's {room} positions"
+        which = "the prompt" if len(length) == 1 else f"prompt {int(length.argmax())} (counted from 0)"
         raise ValueError(
-            f"the longest prompt has {prompt} tokens and does not fit into {what}: shorten it"
+            f"{which} has {prompt} tokens and does not fit into {what}: shorten it"
             + ("" if limit is not None and room == limit else ", or raise cache_len")
         )
     return room

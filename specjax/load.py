@@ -93,6 +93,7 @@ def load(
         eos=eos,
         mesh=mesh,
         rules=rules,
+        published=checkpoint.config,
     )
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from specjax import sharding
+from specjax import convert, sharding
 from specjax.base import LanguageModel
 from specjax.models.format import Format
 from specjax.text import Text
@@ -30,6 +32,7 @@ class Model:
       text: its tokenizer; None where the checkpoint has none, and then prompts are token ids.
       eos: tokens that end a row.
       mesh, rules: where the parameters lie; None on one device.
+      published: contents of the config.json that it was loaded with; None for a model that was made by hand.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Model:
     eos: tuple[int, ...] = ()
     mesh: Mesh | None = None
     rules: sharding.Rules | None = None
+    published: Mapping[str, Any] | None = None
 
     @functools.cached_property
     def lm(self) -> LanguageModel:
@@ -96,6 +100,28 @@ class Model:
                 raise ValueError(f"encoder row {int(lengths.argmin())} begins with padding: give at least one token")
             arrays = [arrays[0], lengths, arrays[1]]
         return _score(self.params, self.family, self.config, self.fmt, *map(jnp.asarray, arrays))
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = convert.SHARD_BYTES) -> None:
+        """Writes a folder in Hugging Face's layout: config.json, safetensors in the parameters' dtypes, the tokenizer.
+        transformers and `specjax.load` read it as it stands.
+
+        Args:
+          folder: made if absent; files of an earlier save are replaced when all new ones are whole.
+          shard_bytes: weights above this are cut into several files.
+
+        Raises:
+          ValueError: parameters that lie on other hosts, or that have no name in that layout.
+        """
+        known = self.published
+        if known is None:
+            if not hasattr(self.family, "to_published"):
+                raise ValueError(f"{self.name} has no config.json to save: give the model `published`, its contents")
+            known = self.family.to_published(self.config)
+        ends = {"eos_token_id": self.eos[0] if len(self.eos) == 1 else list(self.eos)} if self.eos else {}
+        tokenizer = self.text if self.text is not None and self.text.save_pretrained is not None else None
+        convert.save_pretrained(
+            folder, self.params, {**known, **ends}, fmt=self.fmt, tokenizer=tokenizer, shard_bytes=shard_bytes
+        )
 
     def _to_score(self, tokens: ArrayLike) -> np.ndarray:
         """[B,S] integers."""

@@ -6,11 +6,21 @@ A `tokenizer.json` is read by the `tokenizers` package alone; anything else goes
 import codecs
 import functools
 import re
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+FILES = (
+    "tokenizer*",
+    "spiece.model",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*.j*",
+)  # what a tokenizer is made of in a checkpoint's folder
 SPACE = "\u2581"  # how SentencePiece writes a space
 
 
@@ -23,6 +33,7 @@ class Text(NamedTuple):
       pieces: the bytes of every token; empty for special tokens.
       vocab_size: number of tokens that it knows.
       special: the names of the special tokens, by id.
+      save_pretrained: (folder) writes its files, for transformers and `from_folder`; None where it has none.
     """
 
     encode: Callable[[str], list[int]]
@@ -30,6 +41,7 @@ class Text(NamedTuple):
     pieces: Callable[[], list[bytes]]
     vocab_size: int
     special: Callable[[], dict[int, str]] = dict
+    save_pretrained: Callable[[Path], Any] | None = None
 
 
 def from_folder(folder: Path | str) -> Text | None:
@@ -40,15 +52,23 @@ def from_folder(folder: Path | str) -> Text | None:
         import tokenizers
 
         try:
-            return from_tokenizer(tokenizers.Tokenizer.from_file(str(file)))
+            found = from_tokenizer(tokenizers.Tokenizer.from_file(str(file)))
         except Exception as error:  # the package raises bare Exceptions
             raise ValueError(f"{file} is not a readable tokenizer: {error}") from None
+        return found._replace(save_pretrained=functools.partial(_copy, folder))
     if any((folder / name).exists() for name in ("vocab.json", "spiece.model", "tokenizer.model", "vocab.txt")):
         import transformers
 
         slow = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         return from_transformers(slow)
     return None
+
+
+def _copy(folder: Path, into: Path) -> None:
+    """All that belongs to the tokenizer in a checkpoint's folder."""
+    for pattern in FILES:
+        for file in folder.glob(pattern):
+            shutil.copyfile(file, into / file.name)
 
 
 def from_tokenizer(tokenizer: Any) -> Text:
@@ -69,12 +89,16 @@ def from_tokenizer(tokenizer: Any) -> Text:
         pieces=pieces,
         vocab_size=size,
         special=lambda: dict(special),
+        save_pretrained=lambda folder: tokenizer.save(str(Path(folder) / "tokenizer.json")),
     )
 
 
 def from_transformers(tokenizer: Any) -> Text:
     """A tokenizer of transformers, fast or slow."""
-    special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+    if tokenizer.is_fast:  # it leaves out all that are marked special, not only those that have a role
+        special = {i: added.content for i, added in tokenizer.added_tokens_decoder.items() if added.special}
+    else:
+        special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
 
     @functools.cache
     def pieces() -> list[bytes]:
@@ -87,6 +111,7 @@ def from_transformers(tokenizer: Any) -> Text:
         pieces=pieces,
         vocab_size=len(tokenizer),
         special=lambda: dict(special),
+        save_pretrained=tokenizer.save_pretrained,
     )
 
 

@@ -236,7 +236,11 @@ BAD = {
     "empty prompt": ({"prompts": [[1], []]}, "prompt 1 is empty"),
     "token outside": ({"prompts": [[99]]}, "prompt 0 holds token 99, outside opt's 13 tokens"),
     "no tokenizer": ({"prompts": "text"}, "opt has no tokenizer"),
-    "too long": ({"prompts": [[1] * 70]}, "the longest prompt has 70 tokens and does not fit into the model's 64"),
+    "too long": ({"prompts": [[1] * 70]}, "the prompt has 70 tokens and does not fit into the model's 64"),
+    "one too long": (
+        {"prompts": [[1], [1] * 70, [1] * 9]},
+        r"prompt 1 \(counted from 0\) has 70 tokens and does not fit into",
+    ),
     "cache too small": ({"prompts": [[1] * 9], "cache_len": 8}, "does not fit into cache_len=8"),
     "temperature": ({"prompts": [[1]], "temperature": -1.0}, "temperature must be at least 0"),
     "top_p": ({"prompts": [[1]], "top_p": 0.0}, "top_p must be above 0"),

@@ -1,13 +1,16 @@
-"""Tokens that end a text are found in either file, and a wrong file is one line before any weight is read."""
+"""Tokens that end a text are found in either file, a wrong file is one line before any weight is read, and a loaded
+model is saved as what it is."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import convert
+from specjax import convert, sharding
 from specjax.load import end_tokens
 from tests import battery
 
@@ -46,3 +49,37 @@ def test_a_wrong_file_is_told_before_weights_are_read(written, message, tmp_path
 def test_a_mesh_of_other_axes_is_refused():
     with pytest.raises(ValueError, match="with axes data and model; got one of axes x, y"):
         sj.load("bundled/opt-tiny", mesh=jax.make_mesh((1, 1), ("x", "y"), devices=jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("name", ["bundled/opt-tiny", "bundled/t5-draft"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loaded_model_is_saved_with_its_tokenizer_and_its_end_tokens(name, dtype, tmp_path):
+    model = sj.load(name, dtype=dtype)
+    model = dataclasses.replace(model, eos=(*model.eos, 7))
+    model.save_pretrained(tmp_path / "m", shard_bytes=200_000)
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 1
+    again = sj.load(tmp_path / "m", dtype=dtype)
+    assert (again.config, again.fmt, again.eos) == (model.config, model.fmt, model.eos)
+    for one, other in zip(jax.tree.leaves(again.params), jax.tree.leaves(model.params), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    assert again.text is not None and model.text is not None and again.text.pieces() == model.text.pieces()
+    assert again.text.encode("the cat</s>") == model.text.encode("the cat</s>")
+
+
+def test_a_model_on_a_mesh_is_saved(tmp_path):
+    golden = Path(__file__).parent / "golden" / "opt-pre-norm"
+    plain, model = sj.load(golden), sj.load(golden, mesh=sharding.make_mesh(2, 4))
+    model.save_pretrained(tmp_path)
+    again = sj.load(tmp_path)
+    for one, other in zip(jax.tree.leaves(again.params), jax.tree.leaves(plain.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_that_was_made_by_hand_is_saved(tmp_path):
+    opt, llama = battery.target("opt"), battery.target("llama")
+    opt.save_pretrained(tmp_path / "opt")
+    assert sj.load(tmp_path / "opt").config == opt.config
+    with pytest.raises(ValueError, match=r"has no config\.json to save: give the model `published`"):
+        llama.save_pretrained(tmp_path / "llama")
+    assert not (tmp_path / "llama").exists()

@@ -87,18 +87,17 @@ def run(options: Options, prompts: Sequence[str]) -> int:
         except session.Unshown as unshown:
             keep(unshown.out)
             raise cast(BaseException, unshown.__cause__) from None
-        keep(out)  # before anything else is shown, which may fail
+        content = keep(out)  # before anything else is shown, which may fail
         if not quiet:
             report.show(console, report.closing_table(out, target, guide, verifier))
         for line in report.warnings(out):
             errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, markup=False)
-        compared = None
         if printing.compare and not interrupted:
             compared = session.measure(work, progress, repeats=printing.repeats)
             interrupted = compared is None
+            content = keep(out, compared)
             if compared is not None and not quiet:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
-    content = keep(out, compared)
     if printing.json:
         print(content, flush=True)
     if interrupted:

@@ -69,7 +69,7 @@ def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None, held_o
 
 
 def check_vocab_size(size: int, tokenizer: Path | None, specials: Sequence[str]) -> None:
-    """Raises ValueError for a tokenizer to be trained without room for every byte, or with more tokens than are packed."""
+    """Raises ValueError for a tokenizer to be trained that lacks room for every byte, or is too large to be packed."""
     least = BYTES + len(specials)
     if tokenizer is None and not least <= size <= LARGEST_VOCABULARY:
         raise ValueError(

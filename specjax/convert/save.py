@@ -66,13 +66,13 @@ def save_pretrained(
     far = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable]
     if far:
         raise ValueError("parameters lie on several hosts: gather them on one before saving, or save with orbax")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     kept: dict[str, np.ndarray] = {}  # the last parameter brought to the host: stacked layers share one transfer
     tensors = [
         Pending(name, leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
         for name, leaf, number in stored_tensors(params, table, fmt)
     ]
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as aside:
         work = Path(aside)
         described = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": fmt.dtype}

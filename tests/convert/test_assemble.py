@@ -139,6 +139,16 @@ def test_a_failed_save_leaves_the_old_checkpoint_alone(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_what_cannot_be_saved_leaves_no_folder(tmp_path):
+    params = params_by_hand("opt-pre-norm", Format())
+    folder = tmp_path / "new"
+    with pytest.raises(ValueError, match="model_type"):
+        save_pretrained(folder, params, config_of("opt-pre-norm") | {"model_type": "bert"}, fmt=Format())
+    with pytest.raises(ValueError, match="adapter has no Hugging Face name"):
+        save_pretrained(folder, params | {"adapter": np.zeros(3)}, config_of("opt-pre-norm"), fmt=Format())
+    assert not folder.exists()
+
+
 def test_everything_that_does_not_fit_is_in_one_message(tmp_path):
     name, fmt = "opt-pre-norm", Format()
     tensors = tensors_of(name)

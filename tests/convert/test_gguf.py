@@ -6,10 +6,12 @@ import gguf
 import numpy as np
 import pytest
 
+import specjax as sj
 from specjax.convert import gguf_source, load_params, locate, table_for
 from specjax.convert.gguf_config import gguf_tokenizer, llama3_divisors, merges_from_scores
 from specjax.convert.gguf_source import half_split_rows, open_gguf
 from specjax.models.format import Format
+from specjax.text import from_transformers
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
 from tests.convert.writers import GGUF_NAMES, config_of, interleave, tensors_of, write_gguf
 
@@ -155,6 +157,24 @@ def test_the_byte_level_tokenizer(tmp_path):
     assert tokenizer("</s>the<|turn|>")["input_ids"] == [2, ids[0], 3]
     assert tokenizer.decode([1, *ids, 2], skip_special_tokens=True) == "the 12"
     assert len(tokenizer) == config_of("llama-grouped-untied")["vocab_size"]
+
+
+def test_tokens_that_decoding_leaves_out_have_no_bytes(tmp_path):
+    """<|turn|> is a control token without a role: decoding leaves it out, so stop strings must not see it either."""
+    write_gguf(tmp_path / "model.gguf", "llama-grouped-untied")
+    text = from_transformers(locate(tmp_path / "model.gguf").tokenizer())
+    assert text.decode([3]) == "" and text.pieces()[3] == b"" and text.special()[3] == "<|turn|>"
+
+
+def test_a_gguf_file_is_saved_as_a_folder(tmp_path):
+    write_gguf(tmp_path / "model.gguf", "llama-grouped-untied")
+    model = sj.load(tmp_path / "model.gguf")
+    model.save_pretrained(tmp_path / "folder")
+    again = sj.load(tmp_path / "folder")
+    assert again.config == model.config and again.eos == model.eos and again.text and model.text
+    np.testing.assert_array_equal(again.score([[4, 5, 6]]), model.score([[4, 5, 6]]))
+    assert again.text.pieces() == model.text.pieces()
+    assert again.text.encode("the 12</s>") == model.text.encode("the 12</s>")
 
 
 def test_the_sentencepiece_tokenizer(tmp_path):
