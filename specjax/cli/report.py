@@ -13,6 +13,8 @@ from specjax.cli.comparing import Comparison
 from specjax.drafters import Guide
 from specjax.model import Model
 
+SUSPICIOUS = 32  # drafted tokens, all rejected, from which on it is told
+
 
 def closing_table(out: Generation, target: Model, guide: Guide, verifier: str) -> Table:
     """Tokens, calls, rates, walltime, stop reasons and what ran, one line each."""
@@ -77,12 +79,18 @@ def comparison_lines(compared: Comparison) -> list[str]:
 def warnings(out: Generation) -> list[str]:
     """One line for each thing that went wrong in the run."""
     broken = [str(row + 1) for row, reason in enumerate(out.stop_reasons) if reason == "nan"]
-    if not broken:
-        return []
-    return [
-        f"text {', '.join(broken)} ended early: the logits hold NaN, so the weights (or the dtype) are broken; "
-        "what stands before is sound"
-    ]
+    said = []
+    if broken:
+        said.append(
+            f"text {', '.join(broken)} ended early: the logits hold NaN, so the weights (or the dtype) are broken; "
+            "what stands before is sound"
+        )
+    if out.stats.tested >= SUSPICIOUS and not out.stats.accepted:
+        said.append(
+            f"none of {out.stats.tested} drafted tokens was accepted: the text is sound, but the drafter does not suit "
+            "this target, or its weights are broken"
+        )
+    return said
 
 
 def show(console: Console, table: Table, lines: Sequence[str] = ()) -> None:

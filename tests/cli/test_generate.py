@@ -120,6 +120,16 @@ def test_nan_is_a_warning_and_an_exit_code(specjax_program, models):
     assert ran.code == 1 and "NaN" in ran.err and len(ran.err.splitlines()) == 1 and "stopped by" in ran.out
 
 
+def test_a_draft_that_is_never_right_is_a_warning(specjax_program, models):
+    """A draft of NaN changes no text; that it helps nothing is told."""
+    args = ["generate", "--target", models["target"], "Once", "--temperature", "0", "--max-new-tokens", "40", "--quiet"]
+    plain = specjax_program(*args, "--drafter", "plain")
+    ran = specjax_program(*args, "--draft", models["broken"])
+    assert (ran.code, ran.out) == (0, plain.out) and plain.err == ""
+    (line,) = ran.err.splitlines()
+    assert "drafted tokens was accepted: the text is sound, but" in line
+
+
 BAD = {
     "empty prompt": ([""], "prompt 1 is empty"),
     "no prompt": ([], "there is no prompt"),
