@@ -128,10 +128,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     from specjax.models import opt
     from specjax.training import data, tasks, tokenizer
 
-    note = training.note(
-        options.run, options.course, options.data, options.tokenizer,
-        **{name: getattr(options, name) for name in LASTING if name != "vocab_size" or options.tokenizer is None},
-    )  # fmt: skip
+    note = training.Note.of(options, options.data, LASTING)
     note.check()
     home = options.tokenizer or options.run / "tokenizer"
     texts = lambda: chosen(options)
@@ -144,7 +141,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     if bpe.id_to_token(END) != "</s>":
         raise ValueError(f"token {END} of the tokenizer in {home} is {bpe.id_to_token(END)!r}, and must be '</s>'")
     packs = {name: options.run / f"{name}.bin" for name in ("train", "held_out")}
-    if not all(file.is_file() for file in packs.values()):
+    if not all(file.is_file() for file in (note.file, *packs.values())):
         say("packing the text")
         parts = data.split(texts(), options.held_out)
         parts = parts._replace(held_out=list(dict.fromkeys(parts.held_out)))._asdict()
@@ -156,11 +153,11 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
         for name, file in packs.items():
             data.pack(parts[name], encode, file, end=END)
-        note.write()
     packed = {name: data.tokens(file) for name, file in packs.items()}
     for name, array in packed.items():
         if len(array) <= options.length + 1:
             raise ValueError(f"the {name} text has {len(array)} tokens: fewer than a window of {options.length}")
+    note.write()
     write_prompts(options.run / "prompts.txt", packed["held_out"], bpe)
     config = opt.OPTConfig(
         vocab_size=bpe.get_vocab_size(),

@@ -92,10 +92,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     from specjax.training import data, tasks, tokenizer
 
     home = options.tokenizer or options.run / "tokenizer"
-    note = training.note(
-        options.run, options.course, (options.data,), options.tokenizer,
-        **{name: getattr(options, name) for name in LASTING if name != "vocab_size" or options.tokenizer is None},
-    )  # fmt: skip
+    note = training.Note.of(options, (options.data,), LASTING)
     note.check()
     say("reading the pairs")
     train, held_out = data.split_pairs(data.pairs(options.data), options.held_out)

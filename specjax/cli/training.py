@@ -117,6 +117,20 @@ class Note:
     run: Path
     given: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, options: Any, data: Sequence[Path], lasting: Sequence[str]) -> "Note":
+        """Names and sizes of the data, the tokenizer's content, the seed, the optimizer, and the options `lasting`."""
+        given: dict[str, Any] = {
+            "data": [[file.name, file.stat().st_size] for file in data],
+            "tokenizer": "of its own",
+            "seed": options.course.seed,
+            "muon": options.course.muon,
+        } | {name: getattr(options, name) for name in lasting}
+        if options.tokenizer is not None:
+            content = (options.tokenizer / "tokenizer.json").read_bytes()
+            given |= {"tokenizer": hashlib.blake2b(content, digest_size=8).hexdigest(), "vocab_size": None}
+        return cls(options.run, given)
+
     @property
     def file(self) -> Path:
         return self.run / "run.json"
@@ -141,17 +155,6 @@ class Note:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def note(run: Path, course: Course, data: tuple[Path, ...], tokenizer: Path | None, **given: Any) -> Note:
-    """What a run has to go on with: the names and sizes of its data, its tokenizer's content, its seed, and `given`."""
-    known = None if tokenizer is None else hashlib.blake2b((tokenizer / "tokenizer.json").read_bytes(), digest_size=8)
-    return Note(run, {
-        "data": [[file.name, file.stat().st_size] for file in data],
-        "tokenizer": "of its own" if known is None else known.hexdigest(),
-        "seed": course.seed,
-        "muon": course.muon,
-    } | given)  # fmt: skip
 
 
 def teacher(course: Course, vocab_size: int, *, encoder_decoder: bool, length: int = 0) -> "Model | None":

@@ -159,6 +159,19 @@ def test_bad_input_is_told_before_any_work(tmp_path, extra, message):
     assert not (tmp_path / "r").exists()
 
 
+def test_a_start_that_failed_can_be_mended(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n<|endofbook|>\n".join(f"the {i} cats sat down." for i in range(20)))
+    args = ["--run", str(tmp_path / "run"), "--data", str(text), "--vocab-size", "270", "--width", "8", "--layers", "1"]
+    args += ["--heads", "1", "--rows", "2", "--steps", "2", "--held-out", "0.3"]
+    with pytest.raises(ValueError, match=r"text has \d+ tokens: fewer than a window of 400"):
+        command.main([*args, "--length", "400"])
+    text.write_text(text.read_text() + "\n<|endofbook|>\n" + "some dogs were here before the cats. " * 30)
+    assert command.main([*args, "--length", "16"]) == 0
+    packed = (tmp_path / "run" / "train.bin").stat().st_size + (tmp_path / "run" / "held_out.bin").stat().st_size
+    assert packed > 2 * 20 * 5 + 2 * 30 * 7  # what was packed before the text grew is not taken for it
+
+
 @pytest.mark.parametrize(("content", "said"), [("{", "is damaged"), (None, "token 2 of the tokenizer .* is '<unk>'")])
 def test_tokenizers_that_cannot_serve_are_named(content, said, tmp_path):
     (tmp_path / "t.txt").write_text("one two three\n" * 50)
