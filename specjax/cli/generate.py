@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from specjax import files
 from specjax.cli import checks
@@ -11,6 +11,12 @@ from specjax.cli.arguments import parse
 from specjax.cli.options import Drafting, Options
 from specjax.cli.prompts import read_prompts
 from specjax.streaming import interrupts_wait
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specjax.cli.progress import Progress
+    from specjax.cli.session import Work
 
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
 HELP = "help"  # in the place of a drafter or a policy
@@ -59,47 +65,60 @@ def run(options: Options, prompts: Sequence[str]) -> int:
         from rich.console import Console
 
         from specjax import api
-        from specjax.cli import live, record, report, session, setup
+        from specjax.cli import session, setup
         from specjax.cli.progress import Progress
 
     chosen, printing = setup.plan(options), options.printing
     checks.writable(output=printing.output)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    quiet = printing.json or printing.quiet
     with Progress(errors, show=not printing.quiet) as progress:
         with interrupts_wait(lambda: False):
             target, guide = setup.load_models(options, chosen, progress.tell)
-        verifier = api.named_verifier(guide, chosen.verifier).name
         work = session.Work(target, prompts, guide, setup.decode_options(options, chosen))
-        heads = [""] * len(prompts) if quiet or target.encoder_decoder else prompts
+        return decode(options, work, api.named_verifier(guide, chosen.verifier).name, progress, console, errors)
 
-        def open_sink() -> live.Sink:
-            if printing.json:
-                return live.Silent()
-            in_panels = len(prompts) > 1 and live.coloured(console) and not printing.quiet
-            return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
 
-        keep = lambda out, compared=None: _keep(
-            printing.output, record.to_json(record.record(out, work, verifier, record.settings(options), compared))
-        )
+def decode(
+    options: Options, work: "Work", verifier: str, progress: "Progress", console: "Console", errors: "Console"
+) -> int:
+    """Decodes and tells all of it; the exit code. A Ctrl-C that comes when all is decoded waits until it is told."""
+    from specjax.cli import live, record, report, session
+
+    printing = options.printing
+    quiet = printing.json or printing.quiet
+    heads = [""] * len(work.prompts) if quiet or work.target.encoder_decoder else work.prompts
+    telling = False
+
+    def open_sink() -> live.Sink:
+        if printing.json:
+            return live.Silent()
+        in_panels = len(work.prompts) > 1 and live.coloured(console) and not printing.quiet
+        return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
+
+    keep = lambda out, compared=None: _keep(
+        printing.output, record.to_json(record.record(out, work, verifier, record.settings(options), compared))
+    )
+    with interrupts_wait(lambda: telling):
         try:
             out, interrupted = session.decode(work, open_sink, progress, marks=printing.show_draft, split=not quiet)
         except session.Unshown as unshown:
             keep(unshown.out)
             raise cast(BaseException, unshown.__cause__) from None
+        telling = True
         content = keep(out)  # before anything else is shown, which may fail
         if not quiet:
-            report.show(console, report.closing_table(out, target, guide, verifier))
+            report.show(console, report.closing_table(out, work.target, work.guide, verifier))
         for line in report.warnings(out):
             errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, markup=False)
         if printing.compare and not interrupted:
+            telling = False
             compared = session.measure(work, progress, repeats=printing.repeats)
-            interrupted = compared is None
+            telling, interrupted = True, compared is None
             content = keep(out, compared)
             if compared is not None and not quiet:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
-    if printing.json:
-        print(content, flush=True)
+        if printing.json:
+            print(content, flush=True)
     if interrupted:
         return INTERRUPTED
     return BROKEN_MODEL if "nan" in out.stop_reasons else DONE

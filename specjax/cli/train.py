@@ -132,7 +132,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     note.check()
     home = options.tokenizer or options.run / "tokenizer"
     texts = lambda: chosen(options)
-    if not (home / "tokenizer.json").is_file():
+    if not (home / "tokenizer.json").is_file() or (options.tokenizer is None and not note.file.is_file()):
         say("training the tokenizer")
         kept = list(dict.fromkeys(data.split(texts(), options.held_out).train))
         bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")

@@ -96,7 +96,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     note.check()
     say("reading the pairs")
     train, held_out = data.split_pairs(data.pairs(options.data), options.held_out)
-    if not (home / "tokenizer.json").is_file():
+    if not (home / "tokenizer.json").is_file() or (options.tokenizer is None and not note.file.is_file()):
         say("training the tokenizer")
         texts = (side for pair in train for side in pair)
         bpe = tokenizer.train_bpe(texts, options.vocab_size, specials=tokenizer.T5_SPECIALS, template="$A </s>")

@@ -218,9 +218,11 @@ def train(
                 raise FloatingPointError(f"the loss is {shown['loss']} at step {at}: lower the learning rate")
             if at % recipe.every == 0 or at >= recipe.steps:
                 shown |= evaluate(state.params)
-                save(state, folder, family=family, config=config)
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(shown) + "\n")
+            if at % recipe.every == 0 or at >= recipe.steps:
+                # After its record: a run that dies in between forgets the record and makes it again.
+                save(state, folder, family=family, config=config)
             report(shown)
         if received and all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params)):
             save(state, folder, family=family, config=config)
@@ -228,11 +230,18 @@ def train(
 
 
 def forget_after(file: Path, step: int) -> None:
-    """Drops records past `step`: the run went on from a checkpoint that is older than they are."""
+    """Drops records past `step`, from whose checkpoint the run goes on, and a line that was not written to its end."""
     if not file.is_file():
         return
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
-    files.write_text(file, "".join(line + "\n" for line in lines))
+
+    def stays(line: str) -> bool:
+        try:
+            return json.loads(line)["step"] <= step
+        except (ValueError, TypeError, KeyError):
+            return False
+
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    files.write_text(file, "".join(line + "\n" for line in lines if stays(line)))
 
 
 def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
@@ -305,7 +314,9 @@ def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype:
 
 
 def draw_curve(folder: Path) -> Path | None:
-    """Loss over steps as curve.png, from metrics.jsonl; None without matplotlib."""
+    """Loss over steps as curve.png, from metrics.jsonl; None without matplotlib, or before the first record."""
+    if not (folder / "metrics.jsonl").is_file():
+        return None
     try:
         import matplotlib
     except ImportError:

@@ -39,6 +39,25 @@ def test_ctrl_c_loses_nothing(models, tmp_path):
     assert "interrupted" in out and "tokens per call" in out
 
 
+@pytest.mark.parametrize("json_too", [False, True])
+def test_ctrl_c_when_all_is_decoded_waits_until_it_is_told(json_too, models, tmp_path, monkeypatch, capsys):
+    from specjax import cli
+    from specjax.cli import record
+
+    def late(*args):
+        signal.raise_signal(signal.SIGINT)
+        return real(*args)
+
+    real = record.record
+    monkeypatch.setattr(record, "record", late)
+    file = tmp_path / "out.json"
+    args = ["generate", "--target", str(models["target"]), "Once", "--drafter", "plain", "--max-new-tokens", "5"]
+    assert cli.main([*args, "--output", str(file), *(["--json"] if json_too else [])]) == 130
+    told = json.loads(file.read_text())
+    out = capsys.readouterr().out
+    assert json.loads(out) == told if json_too else "tokens per call" in out
+
+
 def test_the_second_ctrl_c_is_not_swallowed():
     from specjax.cli.progress import deferred_interrupt
 

@@ -62,6 +62,32 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
     assert steps == [3, 6]
 
 
+def test_a_run_that_dies_beside_a_checkpoint_keeps_its_records(tmp_path, monkeypatch):
+    """Killed before the checkpoint's record, after it, or in the middle of a line: the records are those of one run."""
+    train(tmp_path / "whole", 6)
+
+    class Died(Exception):
+        pass
+
+    def dying(state, *args, real=lm.save, **kwargs):
+        real(state, *args, **kwargs)
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(lm, "save", dying)
+        train(tmp_path / "parts", 6)
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 5, "lo')
+    train(tmp_path / "parts", 6)
+    read = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    clean = lambda records: [{k: v for k, v in one.items() if k != "seconds_a_step"} for one in records]
+    assert clean(read("parts")) == clean(read("whole"))
+
+
+def test_a_run_that_is_stopped_before_its_first_record(tmp_path):
+    assert lm.draw_curve(tmp_path) is None
+
+
 def test_handlers_come_back(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     train(tmp_path, 1)
@@ -167,8 +193,10 @@ def test_a_start_that_failed_can_be_mended(tmp_path):
     with pytest.raises(ValueError, match=r"text has \d+ tokens: fewer than a window of 400"):
         command.main([*args, "--length", "400"])
     text.write_text(text.read_text() + "\n<|endofbook|>\n" + "some dogs were here before the cats. " * 30)
+    old = (tmp_path / "run" / "tokenizer" / "tokenizer.json").read_bytes()
     assert command.main([*args, "--length", "16"]) == 0
     packed = (tmp_path / "run" / "train.bin").stat().st_size + (tmp_path / "run" / "held_out.bin").stat().st_size
+    assert (tmp_path / "run" / "tokenizer" / "tokenizer.json").read_bytes() != old
     assert packed > 2 * 20 * 5 + 2 * 30 * 7  # what was packed before the text grew is not taken for it
 
 
