@@ -228,7 +228,7 @@ def prepare(
     traces = loop.trace_count()
     guide = drafters.plain() if drafter is None else drafter
     chosen = check_parts(target, guide, verifier)
-    if lossless:
+    if checks.flag("lossless", lossless):
         chosen.require_lossless()
     tokens, length = tokenize(target, prompts)
     batch = len(length)

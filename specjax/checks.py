@@ -79,6 +79,10 @@ def numbers(**named: Any) -> None:
     for name, value in named.items():
         if not is_number(value) and not all(map(is_number, items(value) or [None])):
             raise ValueError(f"{name} must be a number, or one for each row; got {reprlib.repr(value)}")
+        try:
+            np.asarray(value, np.float64)
+        except OverflowError:
+            raise ValueError(f"{name} holds more than a float does: got {reprlib.repr(value)}") from None
 
 
 def biases(logit_bias: Any) -> None:
@@ -93,6 +97,7 @@ def biases(logit_bias: Any) -> None:
             bad = [pair for pair in one.items() if not (is_whole(pair[0]) and is_number(pair[1]))]
             if bad:
                 raise ValueError(f"logit_bias maps token ids to numbers, got {bad[0][0]!r}: {bad[0][1]!r}")
+            numbers(logit_bias=list(one.values()) or 0)
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
@@ -110,6 +115,10 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
         size = sum(len(one.encode()) for one in stops)
     except UnicodeEncodeError:
         raise ValueError("a stop string holds half of a surrogate pair: it is not valid Unicode") from None
+    if any("\ufffd" in one for one in stops):
+        raise ValueError(
+            "a stop string holds U+FFFD, which stands for bytes that are no text: nothing is stopped by it"
+        )
     if size > LONGEST_STOPS:
         raise ValueError(f"the stop strings have {size} bytes together, and may have {LONGEST_STOPS}: shorten them")
     return tuple(stops)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.categorical import argmax, maximum, threshold, total
 
 LARGEST = float(np.finfo(np.float32).max)
+LARGEST_BIAS = 1e30  # divided by the smallest penalty it is within float32 yet
 STRONGEST = 1e6  # repetition penalty: logits times it stay far within float32
 
 PerRow = int | float | Sequence[int | float] | np.ndarray  # one number for all rows, or one for each
@@ -230,8 +231,8 @@ def _bias(bias: LogitBias, batch: int, vocab_size: int) -> np.ndarray:
     else:
         raise ValueError(f"logit_bias has shape {bias.shape}: it must be ({vocab_size},) or ({batch}, {vocab_size})")
     table = np.asarray(table, np.float64)
-    if np.any(np.isnan(table)) or np.any(table > LARGEST) or np.any((table < -LARGEST) & (table != -np.inf)):
-        raise ValueError("logit_bias holds NaN, +inf or more than float32 does: use finite numbers, or -inf to ban")
+    if np.any(np.isnan(table)) or np.any(table > LARGEST_BIAS) or np.any((table < -LARGEST_BIAS) & (table != -np.inf)):
+        raise ValueError("logit_bias holds NaN, +inf or more than 1e30: use smaller numbers, or -inf to ban")
     if np.any(np.all(table == -np.inf, axis=-1)):
         raise ValueError("logit_bias bans every token of a row: leave at least one")
     return table

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -259,7 +260,9 @@ BAD = {
     "empty stop": ({"prompts": [[1]], "stop": ["a", ""]}, "a stop string must not be empty"),
     "repetition penalty": ({"prompts": [[1]], "repetition_penalty": 1e-300}, "repetition_penalty must be in 1e-06"),
     "temperature large": ({"prompts": [[1]], "temperature": 1e39}, "temperature must be at least 0 and finite"),
-    "bias large": ({"prompts": [[1]], "logit_bias": {1: 1e39}}, "more than float32 does"),
+    "bias large": ({"prompts": [[1]], "logit_bias": {1: 1e39}}, "more than 1e30: use smaller"),
+    "stop of no text": ({"prompts": [[1]], "stop": ["a\ufffd"]}, r"holds U\+FFFD"),
+    "temperature of 401 digits": ({"prompts": [[1]], "temperature": 10**400}, "temperature holds more than a float"),
     "long stop": ({"prompts": [[1]], "stop": ["x" * 1025]}, "the stop strings have 1025 bytes together"),
     "stop of half a pair": ({"prompts": [[1]], "stop": ["\ud800"]}, "not valid Unicode"),
     "cache 0": ({"prompts": [[1]], "cache_len": 0}, "cache_len must be at least 1, got 0"),
@@ -307,14 +310,30 @@ WRONG_KINDS = {
     "bias a number": ({"prompts": [[1]], "logit_bias": 5}, "logit_bias maps token ids to numbers.*got 5"),
     "bias of texts": ({"prompts": [[1]], "logit_bias": np.array(["a"] * 13)}, "logit_bias maps token ids to numbers"),
     "ignore_eos": ({"prompts": [[1]], "ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
+    "bias of 401 digits": ({"prompts": [[1]], "logit_bias": {1: 10**400}}, "logit_bias holds more than a float"),
+    "lossless": ({"prompts": [[1]], "lossless": "yes"}, "lossless must be True or False, got 'yes'"),
     "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
     "verifier a number": ({"prompts": [[1]], "verifier": 3}, "verifier must be a name"),
     "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
 }
 
 
+WRONG_DRAFTERS: dict[str, tuple[Callable[[], object], str]] = {
+    "siblings": (
+        lambda: sj.drafters.tree(battery.draft("opt"), sj.trees.chain(2), siblings="points"),  # pyright: ignore
+        "siblings must be one of .*, got 'points'",
+    ),
+    "large token": (lambda: sj.drafters.corpus([[2**40]]), "document 0 holds token 1099511627776: tokens lie in"),
+    "half a token": (lambda: sj.drafters.corpus([[1.5]]), "document 0 holds float64"),  # pyright: ignore
+    "nodes": (lambda: sj.drafters.suffix_tree(size=10**30), "size must be at most"),
+    "half a match": (lambda: sj.drafters.ngram(longest=1.5), "longest must be a whole number"),  # pyright: ignore
+    "long match": (lambda: sj.drafters.suffix(longest=65), "longest must be at most 64, got 65"),
+    "gamma True": (lambda: sj.drafters.ngram(gamma=True), "gamma must be a whole number, got True"),
+}
+
+
 def tell_wrong_kinds() -> None:
-    """Prints, as JSON, what each of WRONG_KINDS is answered."""
+    """Prints, as JSON, what each of WRONG_KINDS and WRONG_DRAFTERS is answered."""
 
     def touched(*_, **__):
         raise AssertionError("weights were touched")
@@ -323,6 +342,11 @@ def tell_wrong_kinds() -> None:
     for case, (options, _) in WRONG_KINDS.items():
         try:
             sj.generate(**{"target": battery.target("opt"), **options})
+        except ValueError as error:
+            told[case] = str(error)
+    for case, (make, _) in WRONG_DRAFTERS.items():
+        try:
+            make()
         except ValueError as error:
             told[case] = str(error)
     print(json.dumps(told))
@@ -334,7 +358,7 @@ def test_wrong_kinds_are_one_line_each():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
-    for case, (_, message) in WRONG_KINDS.items():
+    for case, (_, message) in (WRONG_KINDS | WRONG_DRAFTERS).items():
         assert re.search(message, told[case]) and "\n" not in told[case], case
 
 

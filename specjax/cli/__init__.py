@@ -83,13 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, rest = split_command(args)
         prog = f"specjax {name}"
         platform.choose()
-        return importlib.import_module(COMMANDS[name].module).main(rest)
+        code = importlib.import_module(COMMANDS[name].module).main(rest)
+        return _interrupted(whole=argv is None) if code == INTERRUPTED else code
     except KeyboardInterrupt:
         say(f"{prog}: interrupted")
-        if argv is None:  # this is the whole process: jax may be computing still, and crashes when taken down meanwhile
-            sys.stdout.flush()
-            os._exit(INTERRUPTED)
-        return INTERRUPTED
+        return _interrupted(whole=argv is None)
     except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
         _drop_output()
         return READER_GONE
@@ -109,6 +107,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say(f"{prog}: failed: {type(error).__name__}: {one_line(error)}")
         return FAILED
+
+
+def _interrupted(*, whole: bool) -> int:
+    """The exit code. Where we are the whole process it ends here: jax may be computing still, and crashes when it is
+    taken down meanwhile."""
+    if whole:
+        for output in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                output.flush()
+        os._exit(INTERRUPTED)
+    return INTERRUPTED
 
 
 def say(line: str) -> None:

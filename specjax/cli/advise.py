@@ -140,7 +140,7 @@ def main(args: Sequence[str]) -> int:
     if ask.showing.picture is not None and advice.measured is not None:
         pictures.write(ask.showing.picture, advice)
     if ask.showing.json:
-        print(content, flush=True)
+        record.tell(content)
     else:
         show(console, advice, command)
     if advice.interrupted:

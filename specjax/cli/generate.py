@@ -118,7 +118,7 @@ def decode(
             if compared is not None and not quiet:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
         if printing.json:
-            print(content, flush=True)
+            record.tell(content)
     if interrupted:
         return INTERRUPTED
     return BROKEN_MODEL if "nan" in out.stop_reasons else DONE

@@ -14,13 +14,12 @@ LISTS = ("stop", "draft")  # repeatable options, which a parser would append to 
 
 
 def as_options(config: RunConfig) -> Options:
-    """The preset as defaults of the command line. Its lists are left to `settle`."""
+    """The preset as defaults of the command line. Its lists, and what it says of the drafter, are left to `settle`."""
     values = {name: value for name, value in dataclasses.asdict(config).items() if name not in LISTS}
     plain = Options()
     return dataclasses.replace(
         plain,
         models=_take(plain.models, values),
-        drafting=_take(plain.drafting, values),
         sampling=_take(plain.sampling, values),
         stopping=_take(plain.stopping, values),
     )
@@ -30,7 +29,7 @@ def settle(options: Options, config: RunConfig) -> Options:
     """The options as parsed over `as_options(config)`, with what the preset says of things that hang together.
 
     A list on the command line replaces that of the preset. A drafter or a draft model on the command line puts away the
-    preset's own draft, drafter and gamma where they do not go with it.
+    preset's own draft, drafter, gamma and verifier where they do not go with it.
     """
     models, stopping = options.models, options.stopping
     if not stopping.stop:
@@ -38,23 +37,27 @@ def settle(options: Options, config: RunConfig) -> Options:
     chosen = _settled_drafting(options.drafting, models.draft, config)
     if not models.draft:
         needed = len(config.drafts) if chosen.drafter is None else drafting.needs(drafting.parse(chosen.drafter))
-        models = dataclasses.replace(models, draft=config.drafts[:needed])
+        models = dataclasses.replace(models, draft=config.drafts[:needed] if len(config.drafts) >= needed else ())
     return dataclasses.replace(options, models=models, drafting=chosen, stopping=stopping)
 
 
-def _settled_drafting(chosen: Drafting, drafts: tuple[str, ...], config: RunConfig) -> Drafting:
+def _settled_drafting(given: Drafting, drafts: tuple[str, ...], config: RunConfig) -> Drafting:
     """What is said of the drafter: by the command line, else by the preset where it goes with that."""
     own = drafting.parse(config.drafter)
-    if chosen.drafter != config.drafter:
-        return dataclasses.replace(chosen, gamma=None) if chosen.gamma == config.gamma else chosen
+    given = dataclasses.replace(given, lossless=given.lossless or config.lossless)
+    if given.drafter is not None and drafting.parse(given.drafter) != own:
+        return given
     if drafts and len(drafts) != drafting.needs(own):
-        chosen = dataclasses.replace(chosen, drafter=None)
-    if chosen.policy is not None:  # it says what the preset's gamma would
+        gamma = config.gamma if given.gamma is None else given.gamma
+        return dataclasses.replace(given, drafter=None, gamma=None if given.policy else gamma)
+    chosen = dataclasses.replace(given, drafter=config.drafter, verifier=given.verifier or config.verifier)
+    if given.policy is not None:  # it says what the preset's gamma would
         own = own._replace(settings={key: own.settings[key] for key in own.settings if key not in ("gamma", "policy")})
-        gamma = None if chosen.gamma == config.gamma else chosen.gamma
-        return dataclasses.replace(chosen, drafter=chosen.drafter and drafting.label(own), gamma=gamma)
-    if chosen.gamma is not None and "gamma" in own.settings and chosen.drafter is not None:
-        return dataclasses.replace(chosen, drafter=drafting.label(drafting.with_gamma(own, chosen.gamma)), gamma=None)
+        return dataclasses.replace(chosen, drafter=drafting.label(own))
+    if given.gamma is None:
+        return dataclasses.replace(chosen, gamma=config.gamma)
+    if "gamma" in own.settings and given.drafter is None:
+        return dataclasses.replace(chosen, drafter=drafting.label(drafting.with_gamma(own, given.gamma)), gamma=None)
     return chosen
 
 

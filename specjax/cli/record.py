@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def record(
 def to_json(value: Mapping[str, Any]) -> str:
     """Strict JSON: every number is finite."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def tell(content: str) -> None:
+    """Prints JSON. Where stdout has no UTF-8, what it lacks is written as JSON's escapes: the values stay the same."""
+    try:
+        content.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        content = "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in content)
+    print(content, flush=True)
 
 
 def _model_record(model: Model) -> dict[str, Any]:

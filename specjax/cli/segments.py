@@ -23,10 +23,15 @@ class Fate(enum.Enum):
 
 
 class Segment(NamedTuple):
-    """A piece of text and its fate."""
+    """A piece of text and its fate.
+
+    Attributes:
+      aside: the name of a token that has no text: shown, and no part of the text.
+    """
 
     fate: Fate
     text: str
+    aside: bool = False
 
 
 def refused(info: Info, row: int) -> list[int]:
@@ -66,7 +71,10 @@ class RowText:
         for at, token in enumerate(tokens):
             if at == accepted:
                 self._reject(info, row)
-            self._hold(Fate.ACCEPTED if at < accepted else Fate.OWN, self._committed(int(token)))
+            fate = Fate.ACCEPTED if at < accepted else Fate.OWN
+            self._hold(fate, self._spelled(int(token)))
+            if self._marks and self._pieces is not None and not self._piece(int(token)):
+                self._held.append(Segment(fate, self._named(int(token)), aside=True))
         return self._release(safe_length(self._plain(), self._stops))
 
     def end(self) -> list[Segment]:
@@ -85,11 +93,8 @@ class RowText:
         if self._marks:
             self._hold(Fate.REJECTED, "|".join(self._named(token) for token in refused(info, row)))
 
-    def _committed(self, token: int) -> str:
-        if self._streamer is None or self._pieces is None:
-            return f"{token} "
-        shown = self._streamer.add([token])
-        return self._named(token) if self._marks and not self._piece(token) else shown
+    def _spelled(self, token: int) -> str:
+        return f"{token} " if self._streamer is None else self._streamer.add([token])
 
     def _piece(self, token: int) -> bytes:
         return self._pieces[token] if self._pieces and token < len(self._pieces) else b""
@@ -102,15 +107,15 @@ class RowText:
         return piece.decode(errors="backslashreplace") if piece else f"<{token}>"
 
     def _plain(self) -> str:
-        return "".join(s.text for s in self._held if s.fate is not Fate.REJECTED)
+        return "".join(s.text for s in self._held if s.fate is not Fate.REJECTED and not s.aside)
 
     def _release(self, count: int) -> list[Segment]:
         """Takes `count` characters of text off the front, and the rejected segments among them."""
         out: list[Segment] = []
         while self._held:
             segment = self._held[0]
-            if segment.fate is Fate.REJECTED:
-                if count == 0 and len(self._held) > 1:
+            if segment.fate is Fate.REJECTED or segment.aside:
+                if count == 0 and self._plain():
                     break
                 out.append(self._held.pop(0))
                 continue

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax import sampling, verify
+from specjax import defaults, sampling, verify
+from specjax.checks import stop_strings
 from specjax.cli import checks
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
 from specjax.drafters import Guide
@@ -33,11 +34,16 @@ def plan(options: Options) -> Plan:
     """
     drafter, drafts = choose(options.models.target, options.models.draft, options.drafting)
     drafting.check_files(drafter)
-    checks.at_least(1, max_new_tokens=options.stopping.max_new_tokens, repeats=options.printing.repeats)
-    if any(not stop for stop in options.stopping.stop):
+    ends = options.stopping
+    checks.at_least(1, max_new_tokens=ends.max_new_tokens, repeats=options.printing.repeats)
+    checks.at_least(0, stop_token=ends.stop_token)
+    if ends.max_new_tokens > defaults.LARGEST_NEW:
+        raise ValueError(f"--max-new-tokens must be at most {defaults.LARGEST_NEW}, got {ends.max_new_tokens}")
+    if any(not stop for stop in ends.stop):
         raise ValueError("--stop must not be empty: it would end every text at once")
-    if not 0 <= options.sampling.seed < 2**32:
-        raise ValueError(f"--seed must lie in 0..{2**32 - 1}, got {options.sampling.seed}")
+    stop_strings(ends.stop)
+    if not 0 <= options.sampling.seed <= defaults.LARGEST_SEED:
+        raise ValueError(f"--seed must lie in 0..{defaults.LARGEST_SEED}, got {options.sampling.seed}")
     sampling.sampling_params(1, 1, **_laws(options))
     return Plan(
         drafter, drafts, choose_verifier(options.drafting), _bias(options.sampling.logit_bias),
@@ -124,6 +130,8 @@ def _bias(pairs: tuple[str, ...]) -> dict[int, float] | None:
             raise ValueError(f"--logit-bias {pair!r} is not TOKEN=VALUE, such as 50=-2.5 or 50=-inf") from None
         if math.isnan(bias[int(token)]) or bias[int(token)] == math.inf:
             raise ValueError(f"--logit-bias {pair!r}: use a finite number, or -inf to ban the token")
+        if int(token) < 0 or sampling.LARGEST_BIAS < abs(bias[int(token)]) < math.inf:
+            raise ValueError(f"--logit-bias {pair!r}: a token is at least 0, a bias at most {sampling.LARGEST_BIAS:g}")
     return bias or None
 
 

@@ -109,7 +109,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         from rich.console import Console
 
         from specjax import api
-        from specjax.cli import report, setup
+        from specjax.cli import record, report, setup
         from specjax.cli.progress import Progress, deferred_interrupt
         from specjax.naming import drafting
         from specjax.trace import rounds, strip
@@ -139,7 +139,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     content = [about, *rounds.records(trace, strip.speller(target.text)), closing(trace)]
     written = "\n".join(map(json_line, content))
     if tracing.json:
-        print(written, flush=True)
+        record.tell(written)
     shown = Shown(trace, target, lanes, tracing.rounds, "" if verifier.lossless else ", LOSSY")
     if not tracing.json:
         in_terminal(console, shown)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from specjax import checks
 from specjax import verify as _verify
 from specjax.base import Drafter, LanguageModel
+from specjax.defaults import LONGEST_MATCH
 from specjax.drafters import adaptive, chain, model_tree
 from specjax.drafters import cascade as _cascade
 from specjax.drafters import fitting as fitting
@@ -107,6 +108,8 @@ def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLA
     positions = _positions(draft)
     if not isinstance(shape, Tree):
         raise ValueError(f"the shape must be a tree of specjax.trees, such as trees.regular((3, 2)), got {shape!r}")
+    if not isinstance(siblings, Siblings):
+        raise ValueError(f"siblings must be one of {', '.join(map(str, Siblings))}, got {siblings!r}")
     kind = siblings.name.lower().replace("_", " ")
     drafter = model_tree.model_tree(draft.lm, shape, siblings)
     return Guide(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
@@ -127,7 +130,9 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
 
 
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
-    """Prompt lookup: copies what followed the last few tokens where they occurred before."""
+    """Prompt lookup: copies what followed the last few tokens where they occurred before; matches of `shortest` to
+    `longest` tokens, at most 64."""
+    _check_whole(gamma=gamma, longest=longest, shortest=shortest)
     return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
 
 
@@ -150,9 +155,10 @@ def suffix(
     Args:
       past: of `drafters.corpus(documents)`, lists of token ids such as `Generation.tokens`; None: the request alone.
       gamma: draft tokens a round.
-      longest, shortest: tokens that a match may have.
+      longest, shortest: tokens that a match may have, at most 64.
       confidence: how large a share of the matches must go on through a token for it to be proposed.
     """
+    _check_whole(gamma=gamma, longest=longest, shortest=shortest)
     drafter = _suffix.suffix(gamma, longest, shortest, confidence)
     return _of_corpus(f"suffix x{gamma}", drafter, past, longest)
 
@@ -174,8 +180,15 @@ def suffix_tree(
 
     Other arguments as for `suffix`.
     """
+    _check_whole(size=size, depth=depth, longest=longest, shortest=shortest)
     drafter = _suffix.suffix_tree(size, depth, longest, shortest, confidence)
     return _of_corpus(f"suffix tree of {size}", drafter, past, longest)
+
+
+def _check_whole(**named: int) -> None:
+    """Raises ValueError for what is no whole number, and for matches that are too long to be compared."""
+    for name, value in named.items():
+        checks.whole(name, value, least=-checks.LARGEST, most=LONGEST_MATCH if name == "longest" else checks.LARGEST)
 
 
 def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> Guide:

@@ -43,10 +43,13 @@ def corpus(documents: Iterable[Sequence[int]], *, depth: int = 16) -> Corpus:
         raise ValueError(f"depth must be at least 1, got {depth}")
     pieces: list[np.ndarray] = []
     for number, document in enumerate(documents):
-        tokens = np.asarray(document, np.int32).reshape(-1)
-        if tokens.size and tokens.min() < 0:
-            raise ValueError(f"document {number} holds token {tokens.min()}: tokens are not negative")
-        pieces += [tokens, np.array([END], np.int32)]
+        tokens = np.asarray(document).reshape(-1)
+        if tokens.size and not np.issubdtype(tokens.dtype, np.integer):
+            raise ValueError(f"document {number} holds {tokens.dtype}: documents are lists of token ids")
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < 2**31:
+            bad = tokens.min() if tokens.min() < 0 else tokens.max()
+            raise ValueError(f"document {number} holds token {bad}: tokens lie in 0..{2**31 - 1}")
+        pieces += [tokens.astype(np.int32), np.array([END], np.int32)]
     count = sum(len(piece) for piece in pieces)
     if count == len(pieces) // 2:
         raise ValueError("a corpus needs a token: all its documents are empty")

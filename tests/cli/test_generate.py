@@ -1,7 +1,10 @@
 """`specjax generate` from end to end on toy checkpoints."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import pytest
@@ -120,6 +123,19 @@ def test_nan_is_a_warning_and_an_exit_code(specjax_program, models):
     assert ran.code == 1 and "NaN" in ran.err and len(ran.err.splitlines()) == 1 and "stopped by" in ran.out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_holds_texts_as_they_are_whatever_the_terminal(encoding, models):
+    """In a process of its own: what stdout cannot hold is escaped, not replaced."""
+    prompt = "\U0001f600 d\xe9"
+    args = [sys.executable, "-m", "specjax.cli", "generate", "--target", str(models["target"]), prompt, "--json"]
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    ran = subprocess.run([*args, "--max-new-tokens", "24", "--drafter", "plain"], capture_output=True, env=env)
+    told = json.loads(ran.stdout.decode(encoding))
+    assert told["prompts"] == [prompt] and len(told["tokens"][0]) == 24
+    text = sj.load(models["target"]).text
+    assert text is not None and "?" not in set(told["texts"][0]) - set(text.decode(told["tokens"][0]))
+
+
 def test_a_draft_that_is_never_right_is_a_warning(specjax_program, models):
     """A draft of NaN changes no text; that it helps nothing is told."""
     args = ["generate", "--target", models["target"], "Once", "--temperature", "0", "--max-new-tokens", "40", "--quiet"]
@@ -140,6 +156,12 @@ BAD = {
     "nan temperature": (["x", "--temperature", "nan"], "temperature must be at least 0"),
     "top-p 0": (["x", "--top-p", "0"], "top_p must be above 0"),
     "no new tokens": (["x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+    "many new tokens": (["x", "--max-new-tokens", "99999999999"], "--max-new-tokens must be at most 1048576"),
+    "bias of no token": (["x", "--logit-bias", "-5=1"], "--logit-bias '-5=1': a token is at least 0"),
+    "bias too large": (["x", "--logit-bias", "5=1e39"], "--logit-bias '5=1e39': a token is at least 0, a bias at most"),
+    "stop token": (["x", "--stop-token", "-1"], "--stop-token must be at least 0"),
+    "long stop": (["x", "--stop", "y" * 1025], "the stop strings have 1025 bytes together"),
+    "long match": (["x", "--drafter", "ngram:longest=65"], "longest must be at most 64"),
     "unknown drafter": (["x", "--drafter", "ngrm"], "did you mean 'ngram'"),
     "unknown verifier": (["x", "--verifier", "tokn"], "did you mean 'token'"),
     "unknown model": (["x", "--target", "bundled/absent"], "bundled"),

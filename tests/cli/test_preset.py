@@ -51,11 +51,40 @@ def test_the_command_line_has_the_last_word():
         ([], RunConfig("t", ("d", "e"), "cascade:gamma=4"), "cascade:gamma=4", ["d", "e"]),
         (["--drafter", "model"], RunConfig("t", ("d", "e"), "cascade:gamma=4"), "model", ["d"]),
         ([], RunConfig("t", drafter="plain"), "plain", []),
+        (["--drafter", "ngram", "--gamma", "2"], CONFIG, "ngram:gamma=2", []),
+        (["--drafter", "model:gamma=7"], CONFIG, "model:gamma=7", ["d"]),
+        (
+            ["--drafter", "cascade"],
+            RunConfig("bundled/opt-target", "d", gamma=3),
+            "cascade",
+            ["bundled/opt-draft", "bundled/opt-tiny"],
+        ),
     ],
 )
 def test_what_hangs_together_gives_way(args, config, drafter, drafts):
     plan = setup.plan(settled("x", *args, config=config))
     assert (drafting.label(plan.drafter), list(plan.drafts)) == (drafter, drafts)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--drafter", "model:gamma=7"], ["--drafter", "lookahead"], ["--drafter", "plain"], ["--policy", "heuristic"],
+        ["--drafter", "ngram:gamma=5"],
+    ],
+)  # fmt: skip
+def test_a_gamma_that_is_also_the_presets_is_not_taken_for_it(args):
+    """What contradicts itself on the command line is refused, whatever the preset says."""
+    with pytest.raises(ValueError, match="--gamma 2"):
+        setup.plan(settled("x", *args, "--gamma", "2"))
+
+
+def test_a_drafter_puts_the_presets_verifier_away():
+    config = RunConfig("t", drafter="ngram", verifier="token", lossless=True)
+    chosen = settled("x", "--drafter", "lookahead", config=config).drafting
+    assert (chosen.verifier, chosen.lossless) == (None, True)
+    assert settled("x", "--drafter", "lookahead", "--verifier", "deterministic", config=config).drafting.verifier
+    assert settled("x", "--drafter", "ngram", config=config).drafting.verifier == "token"
 
 
 def test_the_verifier_of_a_preset_and_lossless():

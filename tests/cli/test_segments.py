@@ -71,7 +71,17 @@ def test_a_rejected_part_of_a_character_is_written_as_its_byte():
 def test_tokens_without_text_are_named_only_with_marks():
     info = round_([EOS], [EOS], 1, tested=1)
     assert RowText(TEXT).add(info, 0) == []
-    assert RowText(TEXT, marks=True).add(info, 0) == [Segment(Fate.ACCEPTED, f"<{EOS}>")]
+    assert RowText(TEXT, marks=True).add(info, 0) == [Segment(Fate.ACCEPTED, f"<{EOS}>", aside=True)]
+
+
+def test_a_name_of_a_token_hides_no_stop_string():
+    """a, a token without text, b: the stop string "ab" cuts there, and the token's name is no part of it."""
+    row = RowText(TEXT, stops=["ab"], marks=True)
+    shown = [*row.add(round_(ids("xa"), [*ids("xa"), EOS], 2), 0), *row.add(round_([], ids("b"), 0), 0), *row.end()]
+    assert "".join(segment.text for segment in shown) == "x"
+    row = RowText(TEXT, stops=["ab"], marks=True)
+    shown = [*row.add(round_([*ids("xa"), EOS], [*ids("xa"), EOS, EOS], 3), 0), *row.end()]
+    assert "".join(segment.text for segment in shown) == "xa<0><0>"
 
 
 @pytest.mark.parametrize("cuts", [[1] * 9, [4, 5], [9], [2, 3, 4]])
