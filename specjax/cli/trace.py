@@ -16,6 +16,7 @@ from specjax.cli.arguments import parse
 from specjax.cli.generate import told_help
 from specjax.cli.options import Drafting, Flag, Models, Options, Sampling, Stopping, arg
 from specjax.cli.prompts import read_prompts
+from specjax.defaults import LARGEST_TREE
 from specjax.naming.grammar import Spec
 from specjax.streaming import interrupts_wait
 
@@ -165,6 +166,8 @@ def check(tracing: Tracing, drafter: Spec) -> None:
         raise ValueError(
             f"--gammas must be at least 1, got {min(tracing.gammas)}; a lane of plain decoding is always there"
         )
+    if any(gamma >= LARGEST_TREE for gamma in tracing.gammas):
+        raise ValueError(f"--gammas must be at most {LARGEST_TREE - 1}, got {max(tracing.gammas)}")
     checks.once(gammas=tracing.gammas)
     if tracing.gammas and not drafting.takes_gamma(drafter):
         raise ValueError(f"--gammas has no meaning for the drafter {drafting.label(drafter)!r}: leave it out")

@@ -10,7 +10,7 @@ import numpy as np
 import tyro
 
 from specjax import files
-from specjax.cli import checks, training
+from specjax.cli import training
 from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
@@ -80,10 +80,10 @@ def main(args: Sequence[str]) -> int:
 
 def check(options: TrainLM) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    training.check(options.course, options.data, options.tokenizer, options.held_out)
-    checks.at_least(
-        1, width=options.width, layers=options.layers, heads=options.heads, positions=options.positions,
-        rows=options.rows, length=options.length, vocab_size=options.vocab_size,
+    training.check(options.run, options.course, options.data, options.tokenizer, options.held_out)
+    training.within(
+        1, training.LARGEST_SIDE, width=options.width, layers=options.layers, heads=options.heads,
+        positions=options.positions, rows=options.rows, length=options.length,
     )  # fmt: skip
     from specjax.training import tokenizer
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specjax import files
-from specjax.cli import checks, training
+from specjax.cli import training
 from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
@@ -71,11 +71,17 @@ def main(args: Sequence[str]) -> int:
 
 def check(options: TrainT5) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    training.check(options.course, (options.data,), options.tokenizer, options.held_out)
-    checks.at_least(
-        1, width=options.width, encoder_layers=options.encoder_layers, decoder_layers=options.decoder_layers,
-        heads=options.heads, head_width=options.head_width, tokens=options.tokens, vocab_size=options.vocab_size,
-    )  # fmt: skip
+    training.check(options.run, options.course, (options.data,), options.tokenizer, options.held_out)
+    training.within(
+        1,
+        training.LARGEST_SIDE,
+        width=options.width,
+        encoder_layers=options.encoder_layers,
+        decoder_layers=options.decoder_layers,
+        heads=options.heads,
+        head_width=options.head_width,
+    )
+    training.within(1, training.LARGEST, tokens=options.tokens)  # fmt: skip
     if not options.widths or list(options.widths) != sorted(set(options.widths)) or options.widths[0] < 2:
         raise ValueError(f"--widths must rise from 2 or more, got {' '.join(map(str, options.widths))}")
     from specjax.training import tokenizer

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 DTYPES = ("float32", "bfloat16")
 BYTES = 256  # each is a token of a byte-level vocabulary
+LARGEST = 2**30  # steps: they are counted in 32 bits
+LARGEST_SIDE = 2**16  # of a model's or a batch's shape
 LARGEST_VOCABULARY = 2**16  # texts are packed as uint16
 
 
@@ -48,15 +51,36 @@ class Course:
     seed: int = 0
 
 
-def check(course: Course, data: tuple[Path, ...], tokenizer: Path | None, held_out: float) -> None:
+def within(least: int, most: int, **options: int) -> None:
+    """Raises ValueError for numbers outside least..most; of options by name."""
+    checks.at_least(least, **options)
+    for name, value in options.items():
+        if value > most:
+            raise ValueError(f"--{name.replace('_', '-')} must be at most {most}, got {value}")
+
+
+def check_run(run: Path) -> None:
+    """Raises ValueError for a folder that cannot be made, or that is the current one."""
+    if run == Path():
+        raise ValueError("--run must name a folder of its own, such as runs/target")
+    there = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise ValueError(f"--run {run}: {there} is a file: name a folder")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"--run {run}: cannot write into the folder {there}")
+
+
+def check(run: Path, course: Course, data: tuple[Path, ...], tokenizer: Path | None, held_out: float) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
     for file in data:
         if not file.is_file():
             raise FileNotFoundError(f"{file}: no such data file")
     if not 0.0 < held_out < 1.0:
         raise ValueError(f"--held-out must lie between 0 and 1, got {held_out}")
-    checks.at_least(1, steps=course.steps, every=course.every)
-    checks.at_least(0, warmup=course.warmup, seed=course.seed)
+    check_run(run)
+    within(1, LARGEST, steps=course.steps, every=course.every)
+    within(0, LARGEST, warmup=course.warmup)
+    checks.at_least(0, seed=course.seed)
     if course.seed > LARGEST_SEED:
         raise ValueError(f"--seed must be at most {LARGEST_SEED}, got {course.seed}")
     if not 0.0 < course.rate < 1.0:

@@ -115,6 +115,7 @@ def test_broken_weights_are_a_warning_and_an_exit_code(specjax_program, models, 
 BAD = {
     "empty prompt": ([""], "prompt 1 is empty"),
     "gammas 0": (["x", "--gammas", "0"], "--gammas must be at least 1, got 0"),
+    "gammas too long": (["x", "--gammas", "100000"], "--gammas must be at most 1023, got 100000"),
     "gammas twice": (["x", "--gammas", "3", "3"], "--gammas names 3 twice"),
     "gammas for a tree": (["x", "--drafter", "tree", "--draft", "d", "--gammas", "3"], "--gammas has no meaning"),
     "gammas for plain": (["x", "--drafter", "plain", "--gammas", "3"], "--gammas has no meaning"),

@@ -172,6 +172,12 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
         (["--held-out", "0"], "--held-out must lie between 0 and 1"),
         (["--rate", "nan"], "--rate must lie between 0 and 1"),
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--steps", "3000000000"], "--steps must be at most 1073741824"),
+        (["--warmup", "1000000000000"], "--warmup must be at most 1073741824"),
+        (["--width", "2000000000"], "--width must be at most 65536"),
+        (["--positions", "1099511627776"], "--positions must be at most 65536"),
+        (["--vocab-size", "1180591620717411303424"], "--vocab-size must lie in"),
+        (["--run", ""], "--run must name a folder of its own"),
         (["--dtype", "int8"], "no dtype is named 'int8'"),
         (["--distil", "2"], "must lie in 0..1"),
         (["--vocab-size", "259"], r"--vocab-size must lie in 260\.\.65536"),
@@ -210,6 +216,13 @@ def test_tokenizers_that_cannot_serve_are_named(content, said, tmp_path):
         (home / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=said):
         command.main(["--run", str(tmp_path / "r"), "--data", str(tmp_path / "t.txt"), "--tokenizer", str(home)])
+
+
+@pytest.mark.parametrize("run", ["t.txt", "t.txt/below/it"])
+def test_a_run_below_a_file_is_told_before_any_work(run, tmp_path):
+    (tmp_path / "t.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"--run \S+: \S+t\.txt is a file: name a folder"):
+        command.main(["--run", str(tmp_path / run), "--data", str(tmp_path / "t.txt")])
 
 
 def test_a_missing_file_is_named(tmp_path):
