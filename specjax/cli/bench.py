@@ -88,8 +88,8 @@ def main(args: Sequence[str]) -> int:
     from specjax.cli.progress import Progress, tables_and_errors
 
     about = machine.versions()
-    print("  ".join(f"{name} {version}" for name, version in about.items()))
     kept = record.Record(options.json, about)
+    print("  ".join(f"{name} {version}" for name, version in about.items()))
     shown: list[Row] = []
     every = list(cases(options))
     with Progress(tables_and_errors()[1], show=True) as progress:
@@ -113,6 +113,7 @@ def check(options: Bench) -> None:
 
     if options.size:
         check_name(options.size, opt.sizes(), "OPT shape")
+    checks.writable(json=options.json, markdown=options.markdown)
     checks.once(dtype=options.dtype)
     for dtype in options.dtype:
         check_name(dtype, runner.WIDTH, "dtype")

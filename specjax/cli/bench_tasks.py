@@ -194,6 +194,7 @@ def check(options: TaskBench) -> None:
         raise ValueError("--file and --dataset both bring prompts: leave one of them out")
     if (what.file is not None or what.dataset is not None) and len(what.tasks) > 1:
         raise ValueError(f"prompts of a file are for one task, and --tasks names {', '.join(what.tasks)}")
+    checks.writable(json=measuring.json, markdown=measuring.markdown)
     if measuring.peer is not None:
         assisted.require()
 

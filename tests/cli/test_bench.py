@@ -1,4 +1,4 @@
-"""`specjax bench pair`: the drafter by name, and what is refused before any model is read."""
+"""`specjax bench`: the drafter of a pair by name, and what is refused before any model is read."""
 
 import pytest
 
@@ -11,6 +11,14 @@ def prompts(tmp_path):
     file = tmp_path / "p.txt"
     file.write_text("Once\n")
     return file
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch):
+    def measured(options):
+        raise AssertionError(f"{options} was measured")
+
+    monkeypatch.setattr(bench, "cases", measured)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,22 @@ def prompts(tmp_path):
 def test_bad_drafters_are_refused(changes, said, prompts):
     with pytest.raises(ValueError, match=said):
         bench.check(bench.Bench(**({"name": "pair", "prompts": prompts} | changes)))
+
+
+BAD = {
+    "json": (["plain", "--json", "."], "--json . is a folder: name a file"),
+    "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write into the folder absent"),
+    "pair's json": (["pair", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "cannot write into the folder absent"),
+    "no rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.usefixtures("prompts", "nothing_is_measured")
+def test_bad_options_get_one_line(case, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, said = BAD[case]
+    refused("bench", *args, said=said)
 
 
 def test_a_key_names_the_drafter(prompts):

@@ -80,6 +80,8 @@ BAD = {
     "drafter twice": (["--drafters", "tree:3x2", "tree:shape=3x2"], "--drafters names tree:shape=3x2 twice"),
     "lossy": (["--verifiers", "token", "lossy-typical", "--lossless"], "'lossy-typical' is lossy"),
     "peer": (["--peer", "vllm"], "--peer"),
+    "json": (["--json", "."], "--json . is a folder: name a file"),
+    "markdown": (["--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write into the folder absent"),
     "category": (["--category", "rag"], "no item is of category 'rag'"),
 }
 
