@@ -114,7 +114,9 @@ def check(options: Bench) -> None:
     if options.size:
         check_name(options.size, opt.sizes(), "OPT shape")
     checks.writable(json=options.json, markdown=options.markdown)
-    checks.once(dtype=options.dtype)
+    listed = {"dtype": options.dtype, "rows": options.rows, "temperature": options.temperature}
+    checks.some(**listed)
+    checks.once(**listed, gamma=options.gamma)
     for dtype in options.dtype:
         check_name(dtype, runner.WIDTH, "dtype")
     checks.at_least(0, temperature=options.temperature)

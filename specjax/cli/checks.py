@@ -24,6 +24,13 @@ def once(**options: Sequence[Any]) -> None:
             raise ValueError(f"--{_told(name)} names {twice[0]} twice")
 
 
+def some(**options: Sequence[Any]) -> None:
+    """Refuses an option that names no value, of those that need one."""
+    for name, values in options.items():
+        if not values:
+            raise ValueError(f"--{_told(name)} needs at least one value")
+
+
 def writable(**options: Path | None) -> None:
     """Refuses files that could not be written."""
     for name, file in options.items():

@@ -42,7 +42,13 @@ BAD = {
     "json": (["plain", "--json", "."], "--json . is a folder: name a file"),
     "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write into the folder absent"),
     "pair's json": (["pair", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "cannot write into the folder absent"),
-    "no rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
+    "empty rows": (["plain", "--rows"], "--rows needs at least one value"),
+    "empty dtype": (["plain", "--dtype"], "--dtype needs at least one value"),
+    "empty temperature": (["overhead", "--temperature"], "--temperature needs at least one value"),
+    "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows names 1 twice"),
+    "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma names 3 twice"),
+    "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature names 0.0 twice"),
+    "other rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
 }
 
 

@@ -15,6 +15,7 @@ from specjax.cli import checks
         (lambda: checks.at_least(0, temperature=float("nan")), "--temperature must be at least 0, got nan"),
         (lambda: checks.at_least(0, temperature=float("inf")), "--temperature must be at least 0, got inf"),
         (lambda: checks.once(drafters=("a", "b"), prompt_files=("x", "y", "x")), "--prompt-files names x twice"),
+        (lambda: checks.some(rows=(1,), draft_models=()), "--draft-models needs at least one value"),
         (lambda: checks.formats(()), "--format takes svg, png or both, got none"),
         (lambda: checks.formats(("svg", "svg")), "--format takes svg, png or both, got svg svg"),
     ],
