@@ -119,10 +119,10 @@ def check(options: Bench) -> None:
     checks.once(**listed, gamma=options.gamma)
     for dtype in options.dtype:
         check_name(dtype, runner.WIDTH, "dtype")
-    checks.at_least(0, temperature=options.temperature)
+    checks.request(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
     checks.at_least(
-        1, repeats=options.repeats, rows=options.rows, gamma=options.gamma, max_new_tokens=options.max_new_tokens,
-        rounds=options.rounds, prompt_tokens=options.prompt_tokens, budget=options.budget,
+        1, repeats=options.repeats, rows=options.rows, rounds=options.rounds, prompt_tokens=options.prompt_tokens,
+        budget=options.budget,
     )  # fmt: skip
     if options.name in ("pair", "committed", "long-context"):
         if options.prompts is None:

@@ -183,11 +183,8 @@ def check(options: TaskBench) -> None:
     }  # fmt: skip
     checks.once(**listed)
     checks.some(gamma=ways.gamma, temperature=ways.temperature)
-    checks.at_least(0, temperature=ways.temperature, seed=ways.seed)
-    checks.at_least(
-        1, count=what.count, gamma=ways.gamma, max_new_tokens=ways.max_new_tokens, batch=measuring.batch,
-        timed=measuring.timed, repeats=measuring.repeats,
-    )  # fmt: skip
+    checks.request(temperature=ways.temperature, max_new_tokens=ways.max_new_tokens, seed=ways.seed, gamma=ways.gamma)
+    checks.at_least(1, count=what.count, batch=measuring.batch, timed=measuring.timed, repeats=measuring.repeats)
     without = {"file": what.file is None, "dataset": what.dataset is None}
     for name, source in {"format": "file", "dataset_config": "dataset", "split": "dataset", "field": "dataset"}.items():
         if without[source] and getattr(what, name) != getattr(What, name):

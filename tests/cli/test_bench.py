@@ -48,6 +48,8 @@ BAD = {
     "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows names 1 twice"),
     "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma names 3 twice"),
     "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature names 0.0 twice"),
+    "many drafts": (["verifiers", "--gamma", "1024"], "--gamma must be at most 1023, got 1024"),
+    "hot": (["overhead", "--temperature", "1e300"], "--temperature must be at most 3.4028234663852886e+38, got 1e+300"),
     "other rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
 }
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from specjax import defaults, sampling
 from specjax.cli import checks
 
 
@@ -24,6 +25,11 @@ def test_values_are_refused(call, said):
     with pytest.raises(ValueError) as error:
         call()
     assert str(error.value) == said
+
+
+def test_the_hottest_request_is_the_library_s():
+    assert defaults.LARGEST_TEMPERATURE == sampling.LARGEST
+    checks.request(temperature=(0.0, sampling.LARGEST), max_new_tokens=1, seed=defaults.LARGEST_SEED, gamma=(1023,))
 
 
 def test_values_that_can_be_pass():
