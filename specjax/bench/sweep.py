@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import presets
+from specjax import defaults, presets
 from specjax.bench import formats, tasks
 from specjax.bench.record import Row
 from specjax.bench.runner import SMALLEST, Case, Missing, Shelf, check_sizes
@@ -83,8 +83,15 @@ class Sweep:
             check_name(task, tasks.TASKS, "task")
         if self.file is not None and len(self.tasks) > 1:
             raise ValueError(f"prompts of a file are for one task, and the sweep names {', '.join(self.tasks)}")
-        if any(not temperature >= 0 for temperature in self.temperatures):
-            raise ValueError(f"temperatures must be at least 0, got {min(self.temperatures)}")
+        for temperature in self.temperatures:
+            if not temperature >= 0:
+                raise ValueError(f"temperatures must be at least 0, got {temperature}")
+            if temperature > defaults.LARGEST_TEMPERATURE:
+                raise ValueError(f"temperatures must be at most {defaults.LARGEST_TEMPERATURE}, got {temperature}")
+        if self.max_new_tokens > defaults.LARGEST_NEW:
+            raise ValueError(f"max-new-tokens must be at most {defaults.LARGEST_NEW}, got {self.max_new_tokens}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed <= defaults.LARGEST_SEED:
+            raise ValueError(f"seed must be a whole number in 0..{defaults.LARGEST_SEED}, got {self.seed!r}")
 
     def quick(self) -> "Sweep":
         """The same in its smallest size, which shows that everything runs and says nothing about speed."""

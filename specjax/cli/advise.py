@@ -156,11 +156,9 @@ def check(ask: Ask) -> None:
     for name in ask.measuring.drafters:
         check_name(name, KINDS, "drafter that is weighed")
     checks.once(drafters=ask.measuring.drafters)
-    checks.at_least(
-        1, count=ask.text.count, batch=ask.use.batch, max_new_tokens=ask.use.max_new_tokens,
-        repeats=ask.measuring.repeats,
-    )  # fmt: skip
-    checks.at_least(0, verify=ask.measuring.verify, seed=ask.use.seed, temperature=ask.use.temperature)
+    checks.request(temperature=ask.use.temperature, max_new_tokens=ask.use.max_new_tokens, seed=ask.use.seed)
+    checks.at_least(1, count=ask.text.count, batch=ask.use.batch, repeats=ask.measuring.repeats)
+    checks.at_least(0, verify=ask.measuring.verify)
     needing = [name for name in ask.measuring.drafters if name in NEEDING]
     names = draft_names(ask.models)
     if needing and not names:

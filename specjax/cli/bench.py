@@ -88,8 +88,8 @@ def main(args: Sequence[str]) -> int:
     from specjax.cli.progress import Progress, tables_and_errors
 
     about = machine.versions()
-    print("  ".join(f"{name} {version}" for name, version in about.items()))
     kept = record.Record(options.json, about)
+    print("  ".join(f"{name} {version}" for name, version in about.items()))
     shown: list[Row] = []
     every = list(cases(options))
     with Progress(tables_and_errors()[1], show=True) as progress:
@@ -113,13 +113,16 @@ def check(options: Bench) -> None:
 
     if options.size:
         check_name(options.size, opt.sizes(), "OPT shape")
-    checks.once(dtype=options.dtype)
+    checks.writable(json=options.json, markdown=options.markdown)
+    listed = {"dtype": options.dtype, "rows": options.rows, "temperature": options.temperature}
+    checks.some(**listed)
+    checks.once(**listed, gamma=options.gamma)
     for dtype in options.dtype:
         check_name(dtype, runner.WIDTH, "dtype")
-    checks.at_least(0, temperature=options.temperature)
+    checks.request(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
     checks.at_least(
-        1, repeats=options.repeats, rows=options.rows, gamma=options.gamma, max_new_tokens=options.max_new_tokens,
-        rounds=options.rounds, prompt_tokens=options.prompt_tokens, budget=options.budget,
+        1, repeats=options.repeats, rows=options.rows, rounds=options.rounds, prompt_tokens=options.prompt_tokens,
+        budget=options.budget,
     )  # fmt: skip
     if options.name in ("pair", "committed", "long-context"):
         if options.prompts is None:

@@ -179,21 +179,21 @@ def check(options: TaskBench) -> None:
     listed = {
         "tasks": what.tasks, "drafters": tuple(map(canonical, ways.drafters)), "gamma": ways.gamma,
         "verifiers": ways.verifiers,
-        "temperature": ways.temperature,
+        "temperature": ways.temperature, "category": what.category,
     }  # fmt: skip
     checks.once(**listed)
-    for name in ("gamma", "temperature"):
-        if not listed[name]:
-            raise ValueError(f"--{name} needs at least one value")
-    checks.at_least(0, temperature=ways.temperature, seed=ways.seed)
-    checks.at_least(
-        1, count=what.count, gamma=ways.gamma, max_new_tokens=ways.max_new_tokens, batch=measuring.batch,
-        timed=measuring.timed, repeats=measuring.repeats,
-    )  # fmt: skip
+    checks.some(gamma=ways.gamma, temperature=ways.temperature)
+    checks.request(temperature=ways.temperature, max_new_tokens=ways.max_new_tokens, seed=ways.seed, gamma=ways.gamma)
+    checks.at_least(1, count=what.count, batch=measuring.batch, timed=measuring.timed, repeats=measuring.repeats)
+    without = {"file": what.file is None, "dataset": what.dataset is None}
+    for name, source in {"format": "file", "dataset_config": "dataset", "split": "dataset", "field": "dataset"}.items():
+        if without[source] and getattr(what, name) != getattr(What, name):
+            raise ValueError(f"--{name.replace('_', '-')} has no meaning without --{source}: leave it out")
     if what.file is not None and what.dataset is not None:
         raise ValueError("--file and --dataset both bring prompts: leave one of them out")
     if (what.file is not None or what.dataset is not None) and len(what.tasks) > 1:
         raise ValueError(f"prompts of a file are for one task, and --tasks names {', '.join(what.tasks)}")
+    checks.writable(json=measuring.json, markdown=measuring.markdown)
     if measuring.peer is not None:
         assisted.require()
 

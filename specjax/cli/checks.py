@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax import files, plotting
+from specjax import defaults, files, plotting
 
 
 def at_least(least: int, **options: float | int | Sequence[float | int]) -> None:
@@ -16,12 +16,39 @@ def at_least(least: int, **options: float | int | Sequence[float | int]) -> None
                 raise ValueError(f"--{_told(name)} must be at least {least}, got {number}")
 
 
+def at_most(most: float | int, **options: float | int | Sequence[float | int]) -> None:
+    """Refuses numbers above `most`; of options by name, of one value or of several."""
+    for name, value in options.items():
+        for number in value if isinstance(value, Sequence) else (value,):
+            if number > most:
+                raise ValueError(f"--{_told(name)} must be at most {most}, got {number}")
+
+
+def request(
+    *, temperature: float | Sequence[float], max_new_tokens: int, seed: int = 0, gamma: Sequence[int] = ()
+) -> None:
+    """Refuses what nobody may ask of a decoder, which would say so when models have been read."""
+    at_least(0, temperature=temperature, seed=seed)
+    at_least(1, max_new_tokens=max_new_tokens, gamma=gamma)
+    at_most(defaults.LARGEST_TEMPERATURE, temperature=temperature)
+    at_most(defaults.LARGEST_NEW, max_new_tokens=max_new_tokens)
+    at_most(defaults.LARGEST_SEED, seed=seed)
+    at_most(defaults.LARGEST_TREE - 1, gamma=gamma)
+
+
 def once(**options: Sequence[Any]) -> None:
     """Refuses an option that names a value twice."""
     for name, values in options.items():
         twice = [value for value in values if list(values).count(value) > 1]
         if twice:
             raise ValueError(f"--{_told(name)} names {twice[0]} twice")
+
+
+def some(**options: Sequence[Any]) -> None:
+    """Refuses an option that names no value, of those that need one."""
+    for name, values in options.items():
+        if not values:
+            raise ValueError(f"--{_told(name)} needs at least one value")
 
 
 def writable(**options: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Progress on stderr, and Ctrl-C that waits for the round under way."""
+"""Consoles, progress on stderr, and Ctrl-C that waits for the round under way."""
 
 import contextlib
 import os
@@ -11,16 +11,25 @@ from rich.console import Console
 from rich.status import Status
 
 FILE_COLUMNS = 160
+NARROWEST = 40  # columns: with fewer a table shows its labels alone, and with none rich prints nothing at all
 QUIET = 60.0  # seconds between lines of progress where stderr is a file
+
+
+def open_console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr of `NARROWEST` columns or more, whatever COLUMNS or the terminal says."""
+    console = Console(stderr=stderr, highlight=False)
+    if console.width < NARROWEST:  # else the width stays the terminal's, which may change
+        console.width = NARROWEST
+    return console
 
 
 def tables_and_errors() -> tuple[Console, Console]:
     """Consoles on stdout, for tables, and on stderr. What goes into a file or a pipe has `FILE_COLUMNS` columns where
-    COLUMNS does not say otherwise: no column is cut to a terminal that is not there."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    COLUMNS does not say otherwise (0 says nothing): no column is cut to a terminal that is not there."""
+    console = open_console()
+    if not console.is_terminal and os.environ.get("COLUMNS", "0") == "0":
         console.width = FILE_COLUMNS
-    return console, Console(stderr=True, highlight=False)
+    return console, open_console(stderr=True)
 
 
 class Progress:

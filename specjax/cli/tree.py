@@ -85,11 +85,9 @@ def main(args: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(record(options.kind, shown), allow_nan=False))
         return 0
-    from rich.console import Console
+    from specjax.cli import progress, tree_drawing
 
-    from specjax.cli import tree_drawing
-
-    tree_drawing.show(Console(highlight=False), shown.tree, values=shown.values, lines=_summary(shown))
+    tree_drawing.show(progress.open_console(), shown.tree, values=shown.values, lines=_summary(shown))
     return 0
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import largest
-from specjax.trees.static import ROOT, Tree
+from specjax.trees.static import ROOT, Tree, check_size
 
 NOT_FED = -1  # in `slot`: the draft model has not read this node
 
@@ -191,8 +191,9 @@ def envelope(size: int, depth: int) -> Tree:
     Its own parents mean nothing where a draft carries `parents`: a chain, and the rest at the root.
 
     Raises:
-      ValueError: a depth below 1, or more levels than nodes.
+      ValueError: a depth below 1, more levels than nodes, or more than LARGEST_TREE nodes.
     """
+    check_size(size, "nodes")
     if not 1 <= depth < size:
         raise ValueError(f"depth must lie in 1..size - 1 = {size - 1}, got {depth}")
     return Tree((*range(-1, depth), *[0] * (size - depth - 1)))

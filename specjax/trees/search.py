@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specjax.defaults import LARGEST_TREE
 from specjax.theory.arguments import whole
 from specjax.trees.static import Tree, chain, from_paths
 
@@ -72,7 +73,8 @@ def best_tree(accuracies: Numbers, size: int) -> Tree:
       size: N, the root included.
 
     Raises:
-      ValueError: a table of another shape or with entries outside 0..1, or a size below 1 or above the full tree's.
+      ValueError: a table of another shape or with entries outside 0..1, or a size below 1, above LARGEST_TREE or above
+        the full tree's.
     """
     table = _checked(accuracies)
     if table.ndim != 2:
@@ -106,7 +108,8 @@ def sequoia(acceptance: Numbers, size: int, *, depth: int | None = None) -> Tree
       depth: the most levels below the root; None: as many as the table has, or as the size allows.
 
     Raises:
-      ValueError: entries outside 0..1, a wrong shape, or a size below 1 or above the full tree's of that depth.
+      ValueError: entries outside 0..1, a wrong shape, or a size below 1, above LARGEST_TREE or above the full tree's of
+        that depth.
     """
     table = _table(_checked(acceptance), _levels(size, depth))
     _check_size(size, table)
@@ -135,7 +138,8 @@ def fastest(
       depth: the most levels below the root; None: as many as the table has, or as the largest size allows.
 
     Raises:
-      ValueError: as `sequoia`; a curve that does not increase from size 1 in `sizes` or is not positive in `seconds`.
+      ValueError: as `sequoia`; a curve that does not increase from size 1 to LARGEST_TREE at the most in `sizes`, or is
+        not positive in `seconds`.
     """
     at, cost = _curve(sizes, seconds)
     if not (np.isfinite(draft_seconds) and draft_seconds >= 0):
@@ -260,15 +264,21 @@ def _table(measured: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
 
 def _levels(size: int, depth: int | None) -> int:
     """How many levels below the root a tree of that size may use."""
-    whole("size", size, least=1)
+    _check_whole(size)
     if depth is not None:
         whole("depth", depth, least=0)
     most = max(size - 1, 0)
     return most if depth is None else min(most, depth)
 
 
-def _check_size(size: int, table: NDArray[np.float64]) -> None:
+def _check_whole(size: int) -> None:
     whole("size", size, least=1)
+    if size > LARGEST_TREE:
+        raise ValueError(f"size must be at most {LARGEST_TREE}, the nodes that a round may check, got {size}")
+
+
+def _check_size(size: int, table: NDArray[np.float64]) -> None:
+    _check_whole(size)
     depth, ranks = table.shape
     full = 1
     for _ in range(depth):
@@ -280,11 +290,16 @@ def _check_size(size: int, table: NDArray[np.float64]) -> None:
 
 
 def _curve(sizes: Numbers, seconds: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    at, cost = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
+    try:
+        at, cost = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
+    except OverflowError:
+        raise ValueError("a cost curve holds a number that is too large for any float") from None
     if at.ndim != 1 or at.shape != cost.shape or at.size == 0:
         raise ValueError(f"a cost curve is sizes [M] and seconds [M], got shapes {at.shape} and {cost.shape}")
     if at[0] != 1 or (np.diff(at) <= 0).any() or (at % 1 != 0).any():
         raise ValueError(f"sizes of a cost curve must be whole numbers that increase from 1, got {at.tolist()}")
+    if at[-1] > LARGEST_TREE:
+        raise ValueError(f"sizes of a cost curve must be at most {LARGEST_TREE}, got {at[-1]:g}: leave larger ones out")
     if not (np.isfinite(cost) & (cost > 0)).all():
         raise ValueError(f"seconds of a cost curve must be positive and finite, got {cost.tolist()}")
     return at, cost

@@ -12,6 +12,7 @@ parents precede children.
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 
@@ -31,14 +32,15 @@ class Tree:
     Args:
       parents: parents[i] < i is the node that node i continues; parents[0] == ROOT. SCRATCH: the node is fed to the
         target, whose argmax after it the drafter is told, and is never accepted (a lookahead window). Any sequence of
-        integers.
+        integers, of LARGEST_TREE at the most.
       attends: (node, nodes that it sees beside itself) of every scratch node, in the order of the nodes; a scratch
         node stands one position after the last of those. Scratch nodes see nodes before them, and are seen by
         scratch nodes alone.
 
     Raises:
-      ValueError: no node, a parent that is no integer, a first parent that is not ROOT, a cycle, a parent that does
-        not precede its child or is scratch, or `attends` of other nodes than the scratch ones.
+      ValueError: no node or more than LARGEST_TREE, a parent that is no integer, a first parent that is not ROOT, a
+        cycle, a parent that does not precede its child or is scratch, or `attends` of other nodes than the scratch
+        ones.
     """
 
     parents: tuple[int, ...]
@@ -46,9 +48,11 @@ class Tree:
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "parents", tuple(map(operator.index, self.parents)))
+            read = tuple(map(operator.index, itertools.islice(self.parents, LARGEST_TREE + 1)))
         except TypeError:
             raise ValueError(f"the parents of a tree are integers, got {self.parents!r}") from None
+        check_size(len(read), "parents")
+        object.__setattr__(self, "parents", read)
         if not self.parents or self.parents[0] != ROOT:
             raise ValueError(f"a tree starts with its root: parents[0] must be {ROOT}, got {self.parents[:1]}")
         for node, parent in enumerate(self.parents[1:], start=1):
@@ -134,10 +138,25 @@ def chain(gamma: int) -> Tree:
     return Tree(tuple(range(-1, gamma)))
 
 
+def check_size(nodes: int, made_by: str) -> None:
+    """Raises ValueError for more nodes than a round may check; `made_by` says what has so many."""
+    if nodes > LARGEST_TREE:
+        raise ValueError(f"a tree has at most {LARGEST_TREE} nodes, the root included, and these {made_by} make more")
+
+
 def regular(branching: Sequence[int]) -> Tree:
-    """Every node at depth d has branching[d] children, level by level."""
-    if any(b < 1 for b in branching):
-        raise ValueError(f"every branching factor must be at least 1, got {tuple(branching)}")
+    """Every node at depth d has branching[d] children, level by level.
+
+    Raises:
+      ValueError: a factor below 1, or more than LARGEST_TREE nodes.
+    """
+    nodes = level = 1
+    for factor in map(operator.index, branching):  # Python's integers: numpy's would overflow
+        if factor < 1:
+            raise ValueError(f"every branching factor must be at least 1, got {tuple(branching)}")
+        level *= factor
+        nodes += level
+        check_size(nodes, "branching factors")
     parents, level = [ROOT], [0]
     for factor in branching:
         first = len(parents)
@@ -153,7 +172,8 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Tree:
     set is given the missing siblings, so that rank and position among the children agree.
 
     Raises:
-      ValueError: a rank below 0, an empty path (the root is there anyway), or a path that is given twice.
+      ValueError: a rank below 0, an empty path (the root is there anyway), a path that is given twice, or more than
+        LARGEST_TREE nodes.
     """
     nodes: set[tuple[int, ...]] = set()
     given: set[tuple[int, ...]] = set()
@@ -162,9 +182,11 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Tree:
             raise ValueError(f"a path holds one rank or more, ranks in a path must be at least 0, got {path}")
         if path in given:
             raise ValueError(f"the path {path} is given twice: a node has one child of each rank")
+        check_size(1 + sum(path) + len(path), "paths")  # those of this path alone
         given.add(path)
         for end in range(1, len(path) + 1):
             nodes |= {(*path[: end - 1], rank) for rank in range(path[end - 1] + 1)}
+        check_size(1 + len(nodes), "paths")
     order = [(), *sorted(nodes, key=lambda p: (len(p), p))]
     index = {path: node for node, path in enumerate(order)}
     return Tree(tuple(ROOT if not path else index[path[:-1]] for path in order))

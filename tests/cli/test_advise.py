@@ -27,6 +27,10 @@ BAD = {
     "repeats": (["--repeats", "0"], "--repeats must be at least 1, got 0"),
     "temperature": (["--temperature", "-1"], "--temperature must be at least 0, got -1"),
     "nan": (["--temperature", "nan"], "--temperature must be at least 0, got nan"),
+    "hot": (["--temperature", "1e300"], "--temperature must be at most 3.4028234663852886e+38, got 1e+300"),
+    "long": (["--max-new-tokens", "99999999999"], "--max-new-tokens must be at most 1048576, got 99999999999"),
+    "seed": (["--seed", "99999999999"], "--seed must be at most 4294967295, got 99999999999"),
+    "negative seed": (["--seed", "-1"], "--seed must be at least 0, got -1"),
     "output": (["--output", "no/such/file.json"], "cannot write into the folder no/such"),
     "picture": (["--picture", "advice.gif"], "ends in .svg or .png"),
 }

@@ -1,4 +1,4 @@
-"""`specjax bench pair`: the drafter by name, and what is refused before any model is read."""
+"""`specjax bench`: the drafter of a pair by name, and what is refused before any model is read."""
 
 import pytest
 
@@ -11,6 +11,14 @@ def prompts(tmp_path):
     file = tmp_path / "p.txt"
     file.write_text("Once\n")
     return file
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch):
+    def measured(options):
+        raise AssertionError(f"{options} was measured")
+
+    monkeypatch.setattr(bench, "cases", measured)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,30 @@ def prompts(tmp_path):
 def test_bad_drafters_are_refused(changes, said, prompts):
     with pytest.raises(ValueError, match=said):
         bench.check(bench.Bench(**({"name": "pair", "prompts": prompts} | changes)))
+
+
+BAD = {
+    "json": (["plain", "--json", "."], "--json . is a folder: name a file"),
+    "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write into the folder absent"),
+    "pair's json": (["pair", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "cannot write into the folder absent"),
+    "empty rows": (["plain", "--rows"], "--rows needs at least one value"),
+    "empty dtype": (["plain", "--dtype"], "--dtype needs at least one value"),
+    "empty temperature": (["overhead", "--temperature"], "--temperature needs at least one value"),
+    "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows names 1 twice"),
+    "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma names 3 twice"),
+    "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature names 0.0 twice"),
+    "many drafts": (["verifiers", "--gamma", "1024"], "--gamma must be at most 1023, got 1024"),
+    "hot": (["overhead", "--temperature", "1e300"], "--temperature must be at most 3.4028234663852886e+38, got 1e+300"),
+    "other rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.usefixtures("prompts", "nothing_is_measured")
+def test_bad_options_get_one_line(case, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, said = BAD[case]
+    refused("bench", *args, said=said)
 
 
 def test_a_key_names_the_drafter(prompts):

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from specjax import defaults, sampling
 from specjax.cli import checks
 
 
@@ -15,6 +16,7 @@ from specjax.cli import checks
         (lambda: checks.at_least(0, temperature=float("nan")), "--temperature must be at least 0, got nan"),
         (lambda: checks.at_least(0, temperature=float("inf")), "--temperature must be at least 0, got inf"),
         (lambda: checks.once(drafters=("a", "b"), prompt_files=("x", "y", "x")), "--prompt-files names x twice"),
+        (lambda: checks.some(rows=(1,), draft_models=()), "--draft-models needs at least one value"),
         (lambda: checks.formats(()), "--format takes svg, png or both, got none"),
         (lambda: checks.formats(("svg", "svg")), "--format takes svg, png or both, got svg svg"),
     ],
@@ -23,6 +25,11 @@ def test_values_are_refused(call, said):
     with pytest.raises(ValueError) as error:
         call()
     assert str(error.value) == said
+
+
+def test_the_hottest_request_is_the_library_s():
+    assert defaults.LARGEST_TEMPERATURE == sampling.LARGEST
+    checks.request(temperature=(0.0, sampling.LARGEST), max_new_tokens=1, seed=defaults.LARGEST_SEED, gamma=(1023,))
 
 
 def test_values_that_can_be_pass():

@@ -4,17 +4,34 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from specjax.cli.progress import FILE_COLUMNS, QUIET, Progress, tables_and_errors
+from specjax.cli.progress import FILE_COLUMNS, NARROWEST, QUIET, Progress, open_console, tables_and_errors
 
 
-@pytest.mark.parametrize(("columns", "width"), [(None, FILE_COLUMNS), ("50", 50)])
+@pytest.mark.parametrize(
+    ("columns", "width"), [(None, FILE_COLUMNS), ("0", FILE_COLUMNS), ("20", NARROWEST), ("50", 50)]
+)
 def test_a_file_has_room_for_tables(columns, width, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
     console, errors = tables_and_errors()
     assert not console.is_terminal and console.width == width and errors.stderr
+
+
+@pytest.mark.parametrize(("columns", "width"), [("0", NARROWEST), ("20", NARROWEST), ("40", 40), ("50", 50)])
+def test_no_console_is_too_narrow_for_a_table(columns, width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    for stderr in (False, True):
+        console = open_console(stderr=stderr)
+        assert console.width == width and console.stderr == stderr
+    table = Table(show_header=False)  # as the closing table of `generate`
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("accepted / drafted", "0.75")
+    open_console().print(table)
+    assert "accepted / drafted" in (out := capsys.readouterr().out) and "0.75" in out
 
 
 LONG = "a long line" + "!" * 200

@@ -103,6 +103,13 @@ def test_a_tree_too_wide_for_the_terminal_says_so(monkeypatch, capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_terminal_without_a_width_gets_the_tree(specjax_program, monkeypatch):
+    for name, value in {"COLUMNS": "0", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    ran = show(specjax_program, "chain", "3")
+    assert ran.code == 0 and "0──1──2──3" in ran.out and "nodes 4" in ran.out
+
+
 def test_a_pipe_gets_everything_and_no_jax_is_loaded():
     code = (
         "import sys; from specjax.cli import main; main(['tree', 'show', 'chain', '60']); print('jax' in sys.modules)"
@@ -118,6 +125,11 @@ def test_a_pipe_gets_everything_and_no_jax_is_loaded():
         (["sequia", "--size", "3"], "did you mean 'sequoia'"),
         (["chain"], "chain takes one number"),
         (["chain", "-3"], "gamma must be at least 0, got -3"),
+        (["regular", "1000", "1000"], "at most 1024 nodes"),
+        (["regular", "9" * 20], "at most 1024 nodes"),
+        (["parents", ",".join(["0"] * 1024)], "at most 1024 nodes"),
+        (["sequoia", "--accept", "0.6,0.2", "--size", "99999"], "size must be at most 1024"),
+        (["sequoia", "--accept", "0.6,0.2", "--cost", "1:10", "99999999:11"], "at most 1024, got 1e+08"),
         (["chain", "x"], "'x' is not a list of whole numbers"),
         (["regular"], "regular takes numbers"),
         (["paths"], "paths takes paths"),

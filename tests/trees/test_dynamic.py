@@ -169,6 +169,8 @@ def test_an_envelope_has_the_shape_alone():
     assert dynamic.candidates(10, 6) == 511 and dynamic.candidates(10, 0) == 1
     with pytest.raises(ValueError, match=r"depth must lie in 1\.\.size - 1 = 3, got 4"):
         dynamic.envelope(4, 4)
+    with pytest.raises(ValueError, match="at most 1024 nodes"):
+        dynamic.envelope(10**12, 4)
 
 
 def test_one_trace_a_level():

@@ -92,6 +92,31 @@ def test_what_is_no_tree_is_refused(build, told):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Tree(tuple(range(-1, 1024))),
+        lambda: unchecked(range(-1, 10**12)),
+        lambda: trees.regular((1,) * 1024),
+        lambda: trees.regular((1000, 1000)),
+        lambda: trees.regular((10**30,)),
+        lambda: trees.regular((1,) * 10**6),
+        lambda: trees.from_paths([(1023,)]),
+        lambda: trees.from_paths([(10**12, 0)]),
+        lambda: trees.from_paths([(0,) * 1024]),
+        lambda: trees.from_paths((a, b) for a in range(10**6) for b in range(100)),
+    ],
+)
+def test_more_nodes_than_a_round_may_check_are_refused_at_once(build):
+    with pytest.raises(ValueError, match="at most 1024 nodes, the root included"):
+        build()
+
+
+def test_the_largest_trees():
+    for tree in (trees.regular((1023,)), trees.from_paths([(1022,)]), Tree(tuple(range(-1, 1023)))):
+        assert tree.size == 1024
+
+
 @pytest.mark.parametrize("parents", [[-1, 0, 0], np.array([-1, 0, 0]), (-1, 0, 0)])
 def test_parents_of_any_integer_kind_make_a_hashable_tree(parents):
     assert hash(unchecked(parents)) == hash(trees.regular((2,))) and unchecked(parents) == trees.regular((2,))
