@@ -62,15 +62,13 @@ def told_help(chosen: Drafting) -> bool:
 def run(options: Options, prompts: Sequence[str]) -> int:
     """Checks, loads, decodes and reports; jax is imported here, after the arguments have been read."""
     with interrupts_wait(lambda: True):  # an import of jax that Ctrl-C cuts short takes the process down with it
-        from rich.console import Console
-
         from specjax import api
         from specjax.cli import session, setup
-        from specjax.cli.progress import Progress
+        from specjax.cli.progress import Progress, open_console
 
     chosen, printing = setup.plan(options), options.printing
     checks.writable(output=printing.output)
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=not printing.quiet) as progress:
         with interrupts_wait(lambda: False):
             target, guide = setup.load_models(options, chosen, progress.tell)

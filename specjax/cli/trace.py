@@ -107,17 +107,15 @@ def main(args: Sequence[str]) -> int:
 def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     """Checks, loads, traces and tells; jax is imported here, after the arguments have been read."""
     with interrupts_wait(lambda: True):  # an import of jax that Ctrl-C cuts short takes the process down with it
-        from rich.console import Console
-
         from specjax import api
         from specjax.cli import record, report, setup
-        from specjax.cli.progress import Progress, deferred_interrupt
+        from specjax.cli.progress import Progress, deferred_interrupt, open_console
         from specjax.naming import drafting
         from specjax.trace import rounds, strip
     chosen = setup.plan(request)
     check(tracing, chosen.drafter)
     drawn = tracing.output is not None or not tracing.json
-    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=True) as progress:
         with interrupts_wait(lambda: False):
             target, drafts = setup.load_parts(request, chosen, progress.tell)

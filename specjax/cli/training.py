@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specjax import files
 from specjax.cli import checks
+from specjax.cli.progress import open_console
 from specjax.defaults import LARGEST_SEED
 from specjax.names import check_name
 
@@ -123,14 +123,14 @@ def read_tokenizer(folder: Path) -> Any:
 
 def report(train: Callable[[Callable[[str], None]], Path | None]) -> int:
     """Runs `train(say)` with a line of progress; it returns the model's folder, or None where it was stopped."""
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         line = progress.add_task("starting", total=None)
         folder = train(lambda text: progress.update(line, description=text))
     if folder is None:
         console.print("stopped and saved: the same command goes on from there")
         return INTERRUPTED
-    console.print(f"model: {folder}")
+    console.print(f"model: {folder}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -123,6 +123,13 @@ def test_nan_is_a_warning_and_an_exit_code(specjax_program, models):
     assert ran.code == 1 and "NaN" in ran.err and len(ran.err.splitlines()) == 1 and "stopped by" in ran.out
 
 
+@pytest.mark.parametrize("columns", ["0", "20"])
+def test_the_narrowest_terminal_shows_all(columns, specjax_program, base, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    ran = specjax_program(*base, "Once")
+    assert ran.code == 0 and ran.out.startswith("Once") and "max_tokens" in ran.out
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_json_holds_texts_as_they_are_whatever_the_terminal(encoding, models):
     """In a process of its own: what stdout cannot hold is escaped, not replaced."""
