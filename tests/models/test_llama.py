@@ -166,6 +166,16 @@ def test_the_trained_length_may_stand_beside_the_scaling():
         llama.from_published({**TINY, "rope_scaling": ROPES["yarn"], "original_max_position_embeddings": "16"})
 
 
+@pytest.mark.parametrize("entry", ["beta_fast", "beta_slow", "mscale", "mscale_all_dim"])
+@pytest.mark.parametrize("zero", [0, 0.0])
+def test_a_zero_of_yarn_is_as_if_absent(entry, zero):
+    given = {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, **ROPES["yarn"]}
+    without = {name: value for name, value in given.items() if name != entry}
+    assert rope.read_scaling({**given, entry: zero}, 64) == rope.read_scaling(without, 64)
+    with pytest.raises(ValueError, match=f"{entry} in rope_scaling must be a finite number above 0, got -1"):
+        rope.read_scaling({**given, entry: -1}, 64)
+
+
 def test_the_older_layout_comes_before_the_newer_one():
     both = {"rope_parameters": {"rope_theta": 777.0, **ROPES["llama3"]}, "rope_scaling": ROPES["linear"]}
     config = llama.from_published({**TINY, **both})
@@ -289,6 +299,9 @@ BESIDE = {
     "llama3": {
         "rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
         "original_max_position_embeddings": 16,
+    },
+    "yarn, zeros": {
+        "rope_scaling": {**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.0, "beta_fast": 0, "beta_slow": 0},
     },
     "linear": {"rope_scaling": ROPES["linear"], "original_max_position_embeddings": 16},
     "both layouts": {"rope_parameters": {"rope_theta": 777.0, **ROPES["llama3"]}, "rope_scaling": ROPES["linear"]},
