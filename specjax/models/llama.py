@@ -174,10 +174,13 @@ def _rope(published: Mapping[str, Any], given: Published) -> Published:
 
 
 def refuse_sliding_window(published: Mapping[str, Any], given: Published) -> None:
-    """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does."""
+    """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does.
+
+    A model of type llama has no window: as in transformers, the entry says nothing there.
+    """
     kind = published.get("model_type")
     window = published.get("sliding_window", 4096 if kind == "mistral" else None)
-    if kind == "qwen2" and not published.get("use_sliding_window", False):
+    if kind == "llama" or (kind == "qwen2" and not published.get("use_sliding_window", False)):
         window = None
     kinds = given.entries.get("layer_types", [])
     if not isinstance(kinds, list):

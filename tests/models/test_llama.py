@@ -190,6 +190,7 @@ SLIDING = [
     {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]},
 ]
 FULL = [
+    {"model_type": "llama", "sliding_window": 4},  # which it does not know
     {"model_type": "mistral", "sliding_window": None},
     {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1},
     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2},
@@ -304,6 +305,7 @@ BESIDE = {
         "rope_scaling": {**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.0, "beta_fast": 0, "beta_slow": 0},
     },
     "linear": {"rope_scaling": ROPES["linear"], "original_max_position_embeddings": 16},
+    "a window": {"sliding_window": 4},
     "both layouts": {"rope_parameters": {"rope_theta": 777.0, **ROPES["llama3"]}, "rope_scaling": ROPES["linear"]},
 }  # fmt: skip
 
