@@ -52,7 +52,10 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
       ValueError: it is there but is no model, is corrupted, or is of a kind that specjax does not read.
     """
     text = os.fspath(name)
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # ~name of a user that this machine does not have
+        raise FileNotFoundError(f"{text!r} is no file and no folder: {_line(error)}") from None
     if path.is_file():
         return _from_file(path)
     if text and path.is_dir():

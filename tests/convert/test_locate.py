@@ -46,6 +46,7 @@ def test_what_is_no_model(tmp_path):
     refused("absent.gguf", "absent.gguf", kind=FileNotFoundError)
     refused("bundled/absent", "'absent'", kind=FileNotFoundError)
     refused("", "no file", kind=FileNotFoundError)
+    refused("~nouser_xyz/m", "'~nouser_xyz/m'", "home directory", kind=FileNotFoundError)
 
 
 def test_a_bundled_model(tmp_path, monkeypatch):
