@@ -112,7 +112,11 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever its many loaders raise, the user's remedy is the same
-        raise ValueError(f"{folder} holds no tokenizer that transformers can read: {_line(error)}") from error
+        said = _line(error)
+        said = "" if said.endswith(":") else f": {said}"  # a list of ways for programmers would follow
+        raise ValueError(
+            f"{folder} holds no tokenizer that transformers can read; put its tokenizer.json there{said}"
+        ) from error
 
 
 def _from_bundle(name: str) -> Checkpoint:
