@@ -3,6 +3,7 @@ model is saved as what it is."""
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,8 +12,12 @@ import pytest
 
 import specjax as sj
 from specjax import convert, sharding
-from specjax.load import end_tokens
+from specjax.load import FAMILIES, abstract_params, end_tokens, load
+from specjax.models import t5
+from specjax.models.format import Format
 from tests import battery
+from tests.convert.writers import GOLDEN
+from tests.models.small import CONFIGS
 
 
 @pytest.mark.parametrize(
@@ -83,3 +88,28 @@ def test_a_model_that_was_made_by_hand_is_saved(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json to save: give the model `published`"):
         llama.save_pretrained(tmp_path / "llama")
     assert not (tmp_path / "llama").exists()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", ["opt", "opt-350m", "llama", "llama-tied", "t5"])
+def test_the_shapes_of_all_layers_come_of_one(name, stacked):
+    family, config = FAMILIES[name.partition("-")[0]], CONFIGS[name][1] if name in CONFIGS else None
+    config = config or t5.T5Config(vocab_size=71, width=16, encoder_layers=3, decoder_layers=2)
+    for fmt in (
+        Format(stacked=stacked),
+        Format(dtype="bfloat16", out_in=True, stacked=stacked, part=0 if stacked else 8),
+    ):
+        want = jax.eval_shape(lambda key, fmt=fmt: family.module.init(key, config, fmt), jax.random.key(0))
+        assert abstract_params(family, config, fmt) == want
+
+
+def test_layers_that_the_file_lacks_are_told_at_once(tmp_path, monkeypatch):
+    """Traced are not the layers that config.json counts, but one."""
+    shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 5000}))
+    init, counted = FAMILIES["opt"].module.init, []
+    monkeypatch.setattr(FAMILIES["opt"].module, "init", lambda k, c, f: counted.append(c.layers) or init(k, c, f))
+    with pytest.raises(ValueError, match=r"does not fit its configuration - missing: .* and \d+ more"):
+        load(tmp_path / "model")
+    assert counted == [1]

@@ -16,22 +16,23 @@ QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:
     """The config.json that Hugging Face would hold for this file."""
-    heads = int(gguf.hyper("attention.head_count"))
-    width = int(gguf.hyper("embedding_length"))
-    tokens = {name: gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
+    heads = gguf.whole("attention.head_count")
+    width = gguf.whole("embedding_length")
+    vocabulary = int(gguf.tensors["token_embd.weight"].shape[-1])
+    tokens = {role: gguf.token(role, vocabulary) for role in ("bos", "eos", "padding")}
     config = {
         "model_type": gguf.architecture,
         "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[gguf.architecture]],
-        "vocab_size": int(gguf.tensors["token_embd.weight"].shape[-1]),
+        "vocab_size": vocabulary,
         "hidden_size": width,
-        "intermediate_size": int(gguf.hyper("feed_forward_length")),
-        "num_hidden_layers": int(gguf.hyper("block_count")),
+        "intermediate_size": gguf.whole("feed_forward_length"),
+        "num_hidden_layers": gguf.whole("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(gguf.hyper("attention.head_count_kv", heads)),
-        "head_dim": int(gguf.hyper("attention.key_length", width // heads)),
-        "max_position_embeddings": int(gguf.hyper("context_length")),
-        "rms_norm_eps": float(gguf.hyper("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(gguf.hyper("rope.freq_base", 10000.0)),
+        "num_key_value_heads": gguf.whole("attention.head_count_kv", heads),
+        "head_dim": gguf.whole("attention.key_length", width // heads),
+        "max_position_embeddings": gguf.whole("context_length"),
+        "rms_norm_eps": gguf.real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": gguf.real("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
@@ -49,7 +50,7 @@ def _rope_scaling(gguf: GGUF) -> dict[str, Any] | None:
     if kind not in ("none", "linear"):
         raise ValueError(f"{gguf.path} has rope scaling {kind!r}: specjax reads linear and llama3 from GGUF")
     if kind == "linear":
-        return {"rope_type": "linear", "factor": float(gguf.hyper("rope.scaling.factor"))}
+        return {"rope_type": "linear", "factor": gguf.real("rope.scaling.factor")}
     if ROPE_FACTORS not in gguf.tensors:
         return None
     stored = np.asarray(gguf.tensors[ROPE_FACTORS].data, np.float32)
@@ -60,7 +61,7 @@ def _rope_scaling(gguf: GGUF) -> dict[str, Any] | None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    theta = float(gguf.hyper("rope.freq_base", 10000.0))
+    theta = gguf.real("rope.freq_base", 10000.0)
     if not np.allclose(stored, llama3_divisors(2 * stored.size, theta, scaling), rtol=1e-3):
         raise ValueError(f"{gguf.path}: {ROPE_FACTORS} are not Llama 3's: this rope scaling is not supported")
     return scaling
@@ -86,26 +87,51 @@ def gguf_tokenizer(gguf: GGUF) -> Any:
     meta = {name.removeprefix("tokenizer.ggml."): value for name, value in gguf.metadata.items()}
     if "tokens" not in meta and "model" not in meta:
         return None  # token ids are taken all the same, as of a folder without a tokenizer
+    _check_lists(gguf, meta)
     tokens: list[str] = meta["tokens"]
+    roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: gguf.token(role, len(tokens)) for name, role in roles.items()}
+    named = {name: tokens[index] for name, index in ids.items() if index is not None}
     backend = _backend(gguf, meta, tokens)
-    named = {
-        role: tokens[meta[key]]
-        for role, key in (
-            ("bos_token", "bos_token_id"),
-            ("eos_token", "eos_token_id"),
-            ("unk_token", "unknown_token_id"),
-            ("pad_token", "padding_token_id"),
-        )
-        if key in meta
-    }
     template = {"chat_template": meta["tokenizer.chat_template"]} if "tokenizer.chat_template" in meta else {}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        model_max_length=int(gguf.hyper("context_length")),
+        model_max_length=gguf.whole("context_length"),
         clean_up_tokenization_spaces=False,
         **named,
         **template,
     )
+
+
+def _check_lists(gguf: GGUF, meta: dict[str, Any]) -> None:
+    """Raises ValueError where a list of the tokenizer's is none, or holds something else."""
+    for name, holds, kind in (
+        ("tokens", "texts", str),
+        ("merges", "texts", str),
+        ("scores", "numbers", int | float),
+        ("token_type", "whole numbers", int),
+    ):
+        if name in meta and not (isinstance(meta[name], list) and all(isinstance(one, kind) for one in meta[name])):
+            raise gguf.wrong(f"tokenizer.ggml.{name}", f"a list of {holds}", meta[name])
+    if not meta["tokens"]:
+        raise gguf.wrong("tokenizer.ggml.tokens", "at least one token", meta["tokens"])
+    if meta["model"] == "llama" and len(meta["scores"]) != len(meta["tokens"]):
+        count = len(meta["tokens"])
+        raise ValueError(f"{gguf.path} has {len(meta['scores'])} tokenizer.ggml.scores for {count} tokens")
+
+
+def _merges(gguf: GGUF, merges: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs of a merge list: the package that is handed them panics at one that does not fit."""
+    pairs = []
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not space:
+            raise gguf.wrong("tokenizer.ggml.merges", "two tokens with a space between", merge)
+        for token in (left, right, left + right):
+            if token not in vocabulary:
+                raise ValueError(f"{gguf.path} has merge {merge!r}, but {token!r} is none of its tokens")
+        pairs.append((left, right))
+    return pairs
 
 
 def _backend(gguf: GGUF, meta: dict[str, Any], tokens: list[str]) -> Any:
@@ -151,8 +177,8 @@ def _byte_level(gguf: GGUF, meta: dict[str, Any], tokens: list[str], pre: str) -
         raise ValueError(
             f"{gguf.path} has pre-tokenizer {pre!r}, not one of {', '.join(known)}: give a tokenizer folder"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = _merges(gguf, meta["merges"], vocabulary)
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
     backend.pre_tokenizer = known[pre]
     backend.decoder = decoders.ByteLevel()

@@ -6,11 +6,13 @@ file.
 """
 
 import re
+import reprlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specjax import checks
 from specjax.convert.sources import Index, StoredTensor, TensorSource
 
 INTERLEAVED = ("llama",)  # architectures whose q and k rows are permuted
@@ -52,6 +54,40 @@ class GGUF(NamedTuple):
             raise ValueError(f"{self.path} has no metadata {self.architecture}.{key}")
         return value
 
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """The architecture's own whole number; one for each layer where they are all the same."""
+        value = self.hyper(key, default)
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+            value = value[0]
+        if isinstance(value, list):
+            raise self.wrong(f"{self.architecture}.{key}", "one number, the same for every layer", value)
+        return self._number(f"{self.architecture}.{key}", value, whole=True, least=least)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """The architecture's own number."""
+        return float(self._number(f"{self.architecture}.{key}", self.hyper(key, default), whole=False))
+
+    def token(self, role: str, count: int) -> int | None:
+        """The token of a role ("bos"), below `count`; None where the file names none."""
+        name = f"tokenizer.ggml.{role}_token_id"
+        if name not in self.metadata:
+            return None
+        value = self._number(name, self.metadata[name], whole=True, least=0)
+        if value >= count:
+            raise self.wrong(name, f"one of {count} tokens", value)
+        return value
+
+    def wrong(self, name: str, wanted: str, value: Any) -> ValueError:
+        """The error for an entry that is not what it must be."""
+        return ValueError(f"{self.path} has metadata {name} {reprlib.repr(value)}: expected {wanted}")
+
+    def _number(self, name: str, value: Any, *, whole: bool, least: int | None = None) -> Any:
+        if not (checks.is_whole(value) if whole else checks.is_number(value)):
+            raise self.wrong(name, "a whole number" if whole else "a number", value)
+        if least is not None and value < least:
+            raise self.wrong(name, f"at least {least}", value)
+        return value
+
 
 def open_gguf(path: Path) -> GGUF:
     """Reads the header of a GGUF file.
@@ -86,8 +122,8 @@ def half_split_rows(rows: int, heads: int) -> np.ndarray:
 
 def gguf_source(gguf: GGUF) -> TensorSource:
     """The tensors of an opened GGUF file, by Hugging Face's names, float32 where they were quantised."""
-    heads = int(gguf.hyper("attention.head_count"))
-    turned = {"attn_q": heads, "attn_k": int(gguf.hyper("attention.head_count_kv", heads))}
+    heads = gguf.whole("attention.head_count")
+    turned = {"attn_q": heads, "attn_k": gguf.whole("attention.head_count_kv", heads)}
     tensors = {}
     for name, tensor in gguf.tensors.items():
         if name == ROPE_FACTORS:
@@ -96,7 +132,12 @@ def gguf_source(gguf: GGUF) -> TensorSource:
         part = match[2] if match else ""
         order = None
         if gguf.architecture in INTERLEAVED and part in turned:
-            order = half_split_rows(int(tensor.shape[-1]), turned[part])
+            rows = int(tensor.shape[-1])
+            if rows % (2 * turned[part]):
+                raise ValueError(
+                    f"{gguf.path}: the {rows} rows of {name} do not make {turned[part]} heads of even width"
+                )
+            order = half_split_rows(rows, turned[part])
         known = f"model.layers.{match[1]}.{BLOCK[part]}.{match[3]}" if match and part in BLOCK else TOP.get(name, name)
         tensors[known] = _stored(tensor, order, gguf.path.name)
     return TensorSource(tensors, str(gguf.path))

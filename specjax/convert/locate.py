@@ -52,7 +52,10 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
       ValueError: it is there but is no model, is corrupted, or is of a kind that specjax does not read.
     """
     text = os.fspath(name)
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # ~name of a user that this machine does not have
+        raise FileNotFoundError(f"{text!r} is no file and no folder: {_line(error)}") from None
     if path.is_file():
         return _from_file(path)
     if text and path.is_dir():
@@ -109,7 +112,11 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever its many loaders raise, the user's remedy is the same
-        raise ValueError(f"{folder} holds no tokenizer that transformers can read: {_line(error)}") from error
+        said = _line(error)
+        said = "" if said.endswith(":") else f": {said}"  # a list of ways for programmers would follow
+        raise ValueError(
+            f"{folder} holds no tokenizer that transformers can read; put its tokenizer.json there{said}"
+        ) from error
 
 
 def _from_bundle(name: str) -> Checkpoint:

@@ -139,7 +139,7 @@ def from_published(published: Mapping[str, Any]) -> LlamaConfig:
     refuse_sliding_window(published, given)
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     max_positions = given.whole("max_position_embeddings", 32768 if kind == "qwen2" else 2048)
-    rope = given.part("rope_parameters" if published.get("rope_parameters") else "rope_scaling")
+    rope = _rope(published, given)
     biases = given if kind == "llama" else Published({}, given.kind)  # qwen2 has them on q, k and v, mistral nowhere
     return LlamaConfig(
         vocab_size=given.whole("vocab_size"),
@@ -161,11 +161,26 @@ def from_published(published: Mapping[str, Any]) -> LlamaConfig:
     )
 
 
+def _rope(published: Mapping[str, Any], given: Published) -> Published:
+    """The rotary entries of a config.json, as transformers puts them together.
+
+    `rope_scaling` comes before `rope_parameters`, and the trained length beside them before the one within.
+    """
+    rope = given.part("rope_scaling" if published.get("rope_scaling") else "rope_parameters")
+    trained = given.entries.get("original_max_position_embeddings")
+    return (
+        rope if trained is None else Published(rope.entries | {"original_max_position_embeddings": trained}, rope.kind)
+    )
+
+
 def refuse_sliding_window(published: Mapping[str, Any], given: Published) -> None:
-    """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does."""
+    """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does.
+
+    A model of type llama has no window: as in transformers, the entry says nothing there.
+    """
     kind = published.get("model_type")
     window = published.get("sliding_window", 4096 if kind == "mistral" else None)
-    if kind == "qwen2" and not published.get("use_sliding_window", False):
+    if kind == "llama" or (kind == "qwen2" and not published.get("use_sliding_window", False)):
         window = None
     kinds = given.entries.get("layer_types", [])
     if not isinstance(kinds, list):

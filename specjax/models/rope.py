@@ -186,6 +186,7 @@ def _read_llama3(given: Published, max_positions: int) -> RopeScaling:
 
 
 def _read_yarn(given: Published, max_positions: int) -> RopeScaling:
+    given = Published({n: v for n, v in given.entries.items() if v or n not in ZERO_IS_ABSENT}, given.kind)
     trained = given.whole("original_max_position_embeddings", max_positions)
     return YarnScaling(
         factor=given.real("factor", max_positions / trained),
@@ -199,6 +200,7 @@ def _read_yarn(given: Published, max_positions: int) -> RopeScaling:
     )
 
 
+ZERO_IS_ABSENT = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # of yarn, as transformers takes them
 READERS: dict[str, Callable[[Published, int], RopeScaling]] = {
     "default": lambda given, max_positions: UNSCALED,
     "linear": lambda given, max_positions: LinearScaling(given.real("factor")),

@@ -8,8 +8,8 @@ import pytest
 
 import specjax as sj
 from specjax.convert import gguf_source, load_params, locate, table_for
-from specjax.convert.gguf_config import gguf_tokenizer, llama3_divisors, merges_from_scores
-from specjax.convert.gguf_source import half_split_rows, open_gguf
+from specjax.convert.gguf_config import gguf_config, gguf_tokenizer, llama3_divisors, merges_from_scores
+from specjax.convert.gguf_source import GGUF, half_split_rows, open_gguf
 from specjax.models.format import Format
 from specjax.text import from_transformers
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
@@ -133,6 +133,62 @@ def test_files_that_cannot_be_run_say_why(tmp_path):
         locate(tmp_path / "b.gguf")
     with pytest.raises(FileNotFoundError, match="it holds 2 GGUF files: name one"):
         locate(tmp_path)
+
+
+def edited(file, **entries) -> GGUF:
+    """An opened file with other metadata; a name without a dot is the tokenizer's."""
+    small(file, add_tokenizer_model="gpt2", add_token_list=["a", "b", "ab"], add_token_merges=["a b"])
+    found = open_gguf(file)
+    changes = {f"tokenizer.ggml.{name}": value for name, value in entries.items()}
+    return found._replace(metadata={**found.metadata, **changes})
+
+
+@pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "block_count", "context_length"])
+@pytest.mark.parametrize("value, said", [(0, "expected at least 1"), ("x", "a whole number"), ([1, 2], "one number"),
+                                         ([], "one number"), (1.5, "a whole number")])  # fmt: skip
+def test_wrong_counts_are_named(key, value, said, tmp_path):
+    found = edited(tmp_path / "a.gguf")
+    found.metadata[f"llama.{key}"] = value
+    with pytest.raises(ValueError, match=rf"a\.gguf has metadata llama\.{key} .*{said}"):
+        gguf_config(found)
+
+
+def test_counts_of_every_layer_that_are_the_same_are_one(tmp_path):
+    found = edited(tmp_path / "a.gguf")
+    found.metadata.update({"llama.attention.head_count": [2, 2], "llama.attention.head_count_kv": [1, 1]})
+    config = gguf_config(found)
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
+    found.metadata["llama.attention.layer_norm_rms_epsilon"] = "x"
+    with pytest.raises(ValueError, match=r"a\.gguf has metadata llama\.attention\.layer_norm_rms_epsilon 'x'"):
+        gguf_config(found)
+
+
+@pytest.mark.parametrize(
+    "entries, said",
+    [
+        ({"bos_token_id": 99}, "bos_token_id 99: expected one of 3 tokens"),
+        ({"eos_token_id": "x"}, "eos_token_id 'x': expected a whole number"),
+        ({"merges": ["ab"]}, "merges 'ab': expected two tokens with a space between"),
+        ({"merges": ["x b"]}, "merge 'x b', but 'x' is none of its tokens"),
+        ({"merges": ["b a"]}, "merge 'b a', but 'ba' is none of its tokens"),
+        ({"tokens": "abc"}, "tokens 'abc': expected a list of texts"),
+        ({"token_type": "x"}, "token_type 'x': expected a list of whole numbers"),
+        ({"model": "llama", "scores": [0.0]}, "1 tokenizer.ggml.scores for 3 tokens"),
+        ({"model": "llama", "scores": [0.0] * 3, "unknown_token_id": 77}, "unknown_token_id 77"),
+    ],
+)
+def test_wrong_tokenizers_are_named(entries, said, tmp_path):
+    with pytest.raises(ValueError) as error:
+        gguf_tokenizer(edited(tmp_path / "a.gguf", **entries))
+    assert str(error.value).startswith(f"{tmp_path / 'a.gguf'} has ") and said in str(error.value)
+
+
+def test_heads_that_the_tensors_do_not_hold_are_named(tmp_path):
+    write_gguf(tmp_path / "a.gguf", "llama-grouped-untied")
+    found = open_gguf(tmp_path / "a.gguf")
+    found.metadata["llama.attention.head_count_kv"] = 3
+    with pytest.raises(ValueError, match=r"a\.gguf: the \d+ rows of blk\.0\.attn_k\.weight do not make 3 heads"):
+        gguf_source.gguf_source(found)
 
 
 @pytest.mark.parametrize("keep", [0.0005, 0.02, 0.5, 0.99])

@@ -46,6 +46,7 @@ def test_what_is_no_model(tmp_path):
     refused("absent.gguf", "absent.gguf", kind=FileNotFoundError)
     refused("bundled/absent", "'absent'", kind=FileNotFoundError)
     refused("", "no file", kind=FileNotFoundError)
+    refused("~nouser_xyz/m", "'~nouser_xyz/m'", "home directory", kind=FileNotFoundError)
 
 
 def test_a_bundled_model(tmp_path, monkeypatch):
@@ -143,3 +144,20 @@ def test_a_head_of_its_own_unties_a_llama(own, tied, tmp_path):
 
 def test_ties_of_other_models_are_as_stated(tmp_path):
     assert settle_ties({"model_type": "opt"}, locate(GOLDEN / "opt-pre-norm").source) == {"model_type": "opt"}
+
+
+@pytest.mark.parametrize(
+    "said, told", [("Couldn't instantiate the backend tokenizer from one of:\n(1) a file", ""), ("no\nyes", ": no")]
+)
+def test_a_tokenizer_that_transformers_cannot_build_is_one_whole_line(said, told, tmp_path, monkeypatch):
+    import transformers
+
+    def fail(*args, **how):
+        raise ValueError(said)
+
+    shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "model")
+    (tmp_path / "model" / "vocab.json").write_text("{}")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
+    with pytest.raises(ValueError) as error:
+        locate(tmp_path / "model").tokenizer()
+    assert str(error.value).endswith(f"transformers can read; put its tokenizer.json there{told}")

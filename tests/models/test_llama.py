@@ -1,5 +1,6 @@
 """Llama family: rotary positions and their scalings, published shapes, and (with torch) parity with transformers."""
 
+import json
 import math
 
 import jax
@@ -151,6 +152,37 @@ def test_a_config_is_read_from_both_layouts_of_config_json():
     assert llama.from_published({**TINY, "rope_scaling": None}).rope_scaling == rope.UNSCALED
 
 
+def test_the_trained_length_may_stand_beside_the_scaling():
+    """It comes before one within, as in transformers; without either it is that of the model."""
+    for name, kind in (("yarn", rope.YarnScaling), ("llama3", rope.Llama3Scaling)):
+        scaling = {entry: value for entry, value in ROPES[name].items() if not entry.startswith("original")}
+        for layout in ("rope_scaling", "rope_parameters"):
+            for within, beside, trained in ((None, 16, 16), (32, 16, 16), (32, None, 32), (None, None, 64)):
+                inner = {**scaling, "original_max_position_embeddings": within}
+                given = {**TINY, layout: inner, "original_max_position_embeddings": beside}
+                found = llama.from_published(given).rope_scaling
+                assert isinstance(found, kind) and found.trained == trained
+    with pytest.raises(ValueError, match="original_max_position_embeddings in rope_scaling of"):
+        llama.from_published({**TINY, "rope_scaling": ROPES["yarn"], "original_max_position_embeddings": "16"})
+
+
+@pytest.mark.parametrize("entry", ["beta_fast", "beta_slow", "mscale", "mscale_all_dim"])
+@pytest.mark.parametrize("zero", [0, 0.0])
+def test_a_zero_of_yarn_is_as_if_absent(entry, zero):
+    given = {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, **ROPES["yarn"]}
+    without = {name: value for name, value in given.items() if name != entry}
+    assert rope.read_scaling({**given, entry: zero}, 64) == rope.read_scaling(without, 64)
+    with pytest.raises(ValueError, match=f"{entry} in rope_scaling must be a finite number above 0, got -1"):
+        rope.read_scaling({**given, entry: -1}, 64)
+
+
+def test_the_older_layout_comes_before_the_newer_one():
+    both = {"rope_parameters": {"rope_theta": 777.0, **ROPES["llama3"]}, "rope_scaling": ROPES["linear"]}
+    config = llama.from_published({**TINY, **both})
+    assert config.rope_scaling == rope.LinearScaling(2.5) and config.rope_theta == 10000.0
+    assert llama.from_published({**TINY, **both, "rope_scaling": {}}).rope_theta == 777.0
+
+
 SLIDING = [
     {"model_type": "mistral", "sliding_window": 4096},
     {"model_type": "mistral"},  # its published default is a window
@@ -158,6 +190,7 @@ SLIDING = [
     {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]},
 ]
 FULL = [
+    {"model_type": "llama", "sliding_window": 4},  # which it does not know
     {"model_type": "mistral", "sliding_window": None},
     {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1},
     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2},
@@ -259,6 +292,48 @@ def test_frequencies_equal_transformers(kind):
     ours = llama.from_published(given)
     np.testing.assert_allclose(ours.rope_scaling.frequencies(5e5, 64), theirs.inv_freq.numpy(), rtol=5e-7)
     assert ours.rope_scaling.magnitude == pytest.approx(theirs.attention_scaling, rel=1e-12)
+
+
+BESIDE = {
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 16},
+    "yarn, two lengths": {"rope_scaling": ROPES["yarn"], "original_max_position_embeddings": 32},
+    "llama3": {
+        "rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+    "yarn, zeros": {
+        "rope_scaling": {**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.0, "beta_fast": 0, "beta_slow": 0},
+    },
+    "linear": {"rope_scaling": ROPES["linear"], "original_max_position_embeddings": 16},
+    "a window": {"sliding_window": 4},
+    "both layouts": {"rope_parameters": {"rope_theta": 777.0, **ROPES["llama3"]}, "rope_scaling": ROPES["linear"]},
+}  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("layout", BESIDE)
+def test_logits_equal_transformers_in_older_layouts(layout, tmp_path):
+    """Both read the same config.json, from the file."""
+    import torch
+    import transformers
+
+    import specjax as sj
+
+    torch.manual_seed(0)
+    made = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{k: v for k, v in TINY.items() if k != "model_type"})
+    )
+    for parameter in made.parameters():
+        parameter.data.normal_(0 if parameter.ndim == 2 else 1, 0.2)
+    made.save_pretrained(tmp_path)
+    entries = json.loads((tmp_path / "config.json").read_text())
+    del entries["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(entries | BESIDE[layout]))
+    ids = np.random.default_rng(0).integers(0, TINY["vocab_size"], (2, 48))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        want = theirs(torch.tensor(ids)).logits.numpy()
+    small.assert_close(sj.load(tmp_path).score(ids), want, 1e-4)
 
 
 @pytest.mark.torch
