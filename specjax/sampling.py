@@ -14,8 +14,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.categorical import argmax, maximum, threshold, total
+from specjax.defaults import LARGEST_TEMPERATURE
 
-LARGEST = float(np.finfo(np.float32).max)
 LARGEST_BIAS = 1e30  # divided by the smallest penalty it is within float32 yet
 STRONGEST = 1e6  # repetition penalty: logits times it stay far within float32
 
@@ -85,7 +85,9 @@ def sampling_params(
     Raises:
       ValueError: a number out of its range, NaN, a wrong length, or a token outside the vocabulary.
     """
-    warmth = _rows("temperature", temperature, batch, "at least 0 and finite", lambda x: (x >= 0) & (x <= LARGEST))
+    warmth = _rows(
+        "temperature", temperature, batch, "at least 0 and finite", lambda x: (x >= 0) & (x <= LARGEST_TEMPERATURE)
+    )
     warmth = np.where(warmth < np.finfo(np.float32).tiny, 0.0, warmth)  # XLA may read denormals as 0: 0 / 0
     best = _rows("top_k", top_k, batch, "a whole number, at least 0", lambda x: (x >= 0) & (x == np.floor(x)))
     nucleus = _rows("top_p", top_p, batch, "above 0 and at most 1", lambda x: (x > 0) & (x <= 1))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax import defaults, sampling, verify
+from specjax import sampling, verify
 from specjax.checks import stop_strings
 from specjax.cli import checks
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
@@ -35,18 +35,16 @@ def plan(options: Options) -> Plan:
     drafter, drafts = choose(options.models.target, options.models.draft, options.drafting)
     drafting.check_files(drafter)
     ends = options.stopping
-    checks.at_least(1, max_new_tokens=ends.max_new_tokens, repeats=options.printing.repeats)
+    chosen = options.sampling
+    checks.request(temperature=chosen.temperature, max_new_tokens=ends.max_new_tokens, seed=chosen.seed)
+    checks.at_least(1, repeats=options.printing.repeats)
     checks.at_least(0, stop_token=ends.stop_token)
-    if ends.max_new_tokens > defaults.LARGEST_NEW:
-        raise ValueError(f"--max-new-tokens must be at most {defaults.LARGEST_NEW}, got {ends.max_new_tokens}")
     if any(not stop for stop in ends.stop):
         raise ValueError("--stop must not be empty: it would end every text at once")
     stop_strings(ends.stop)
-    if not 0 <= options.sampling.seed <= defaults.LARGEST_SEED:
-        raise ValueError(f"--seed must lie in 0..{defaults.LARGEST_SEED}, got {options.sampling.seed}")
     sampling.sampling_params(1, 1, **_laws(options))
     return Plan(
-        drafter, drafts, choose_verifier(options.drafting), _bias(options.sampling.logit_bias),
+        drafter, drafts, choose_verifier(options.drafting), _bias(chosen.logit_bias),
         _mesh_shape(options.models.mesh),
     )  # fmt: skip
 

@@ -15,19 +15,10 @@ from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
 END = 2  # </s> of tokenizers made by this command
-LASTING = (
-    "include",
-    "exclude",
-    "repeat",
-    "held_out",
-    "vocab_size",
-    "width",
-    "layers",
-    "heads",
-    "positions",
-    "rows",
+LASTING = (  # what a run keeps from its beginning to its end
+    "include", "exclude", "repeat", "held_out", "vocab_size", "width", "layers", "heads", "positions", "rows",
     "length",
-)  # what a run keeps from its beginning to its end
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +115,6 @@ def chosen(options: TrainLM) -> Iterator[str]:
 
 def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, packed text, training, export; skips what is there already. None: stopped before its end."""
-
     from specjax.models import opt
     from specjax.training import data, tasks, tokenizer
 
@@ -132,7 +122,7 @@ def run(options: TrainLM, say: Callable[[str], None]) -> Path | None:
     note.check()
     home = options.tokenizer or options.run / "tokenizer"
     texts = lambda: chosen(options)
-    if not (home / "tokenizer.json").is_file() or (options.tokenizer is None and not note.file.is_file()):
+    if note.wants_tokenizer(home):
         say("training the tokenizer")
         kept = list(dict.fromkeys(data.split(texts(), options.held_out).train))
         bpe = tokenizer.train_bpe(kept, options.vocab_size, specials=tokenizer.OPT_SPECIALS, template="</s> $A")

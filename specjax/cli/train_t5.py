@@ -9,18 +9,10 @@ from specjax.cli import training
 from specjax.cli.arguments import parse
 from specjax.cli.training import Course
 
-LASTING = (
-    "held_out",
-    "vocab_size",
-    "width",
-    "encoder_layers",
-    "decoder_layers",
-    "heads",
-    "head_width",
-    "tokens",
-    "widths",
+LASTING = (  # what a run keeps from its beginning to its end
+    "held_out", "vocab_size", "width", "encoder_layers", "decoder_layers", "heads", "head_width", "tokens", "widths",
     "own_outputs",
-)  # what a run keeps from its beginning to its end
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +65,10 @@ def check(options: TrainT5) -> None:
     """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
     training.check(options.run, options.course, (options.data,), options.tokenizer, options.held_out)
     training.within(
-        1,
-        training.LARGEST_SIDE,
-        width=options.width,
-        encoder_layers=options.encoder_layers,
-        decoder_layers=options.decoder_layers,
-        heads=options.heads,
-        head_width=options.head_width,
-    )
-    training.within(1, training.LARGEST, tokens=options.tokens)  # fmt: skip
+        1, training.LARGEST_SIDE, width=options.width, encoder_layers=options.encoder_layers,
+        decoder_layers=options.decoder_layers, heads=options.heads, head_width=options.head_width,
+    )  # fmt: skip
+    training.within(1, training.LARGEST, tokens=options.tokens)
     if not options.widths or list(options.widths) != sorted(set(options.widths)) or options.widths[0] < 2:
         raise ValueError(f"--widths must rise from 2 or more, got {' '.join(map(str, options.widths))}")
     from specjax.training import tokenizer
@@ -93,7 +80,6 @@ def check(options: TrainT5) -> None:
 
 def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     """Tokenizer, encoded pairs, training, export; skips what is there already. None: stopped before its end."""
-
     from specjax.models import t5
     from specjax.training import data, tasks, tokenizer
 
@@ -102,7 +88,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     note.check()
     say("reading the pairs")
     train, held_out = data.split_pairs(data.pairs(options.data), options.held_out)
-    if not (home / "tokenizer.json").is_file() or (options.tokenizer is None and not note.file.is_file()):
+    if note.wants_tokenizer(home):
         say("training the tokenizer")
         texts = (side for pair in train for side in pair)
         bpe = tokenizer.train_bpe(texts, options.vocab_size, specials=tokenizer.T5_SPECIALS, template="$A </s>")

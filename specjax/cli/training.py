@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 DTYPES = ("float32", "bfloat16")
 BYTES = 256  # each is a token of a byte-level vocabulary
+OWN = "of its own"  # in the place of a tokenizer's content
 LARGEST = 2**30  # steps: they are counted in 32 bits
 LARGEST_SIDE = 2**16  # of a model's or a batch's shape
 LARGEST_VOCABULARY = 2**16  # texts are packed as uint16
@@ -54,9 +55,7 @@ class Course:
 def within(least: int, most: int, **options: int) -> None:
     """Raises ValueError for numbers outside least..most; of options by name."""
     checks.at_least(least, **options)
-    for name, value in options.items():
-        if value > most:
-            raise ValueError(f"--{name.replace('_', '-')} must be at most {most}, got {value}")
+    checks.at_most(most, **options)
 
 
 def check_run(run: Path) -> None:
@@ -80,9 +79,7 @@ def check(run: Path, course: Course, data: tuple[Path, ...], tokenizer: Path | N
     check_run(run)
     within(1, LARGEST, steps=course.steps, every=course.every)
     within(0, LARGEST, warmup=course.warmup)
-    checks.at_least(0, seed=course.seed)
-    if course.seed > LARGEST_SEED:
-        raise ValueError(f"--seed must be at most {LARGEST_SEED}, got {course.seed}")
+    within(0, LARGEST_SEED, seed=course.seed)
     if not 0.0 < course.rate < 1.0:
         raise ValueError(f"--rate must lie between 0 and 1, got {course.rate}")
     check_name(course.dtype, DTYPES, "dtype")
@@ -146,7 +143,7 @@ class Note:
         """Names and sizes of the data, the tokenizer's content, the seed, the optimizer, and the options `lasting`."""
         given: dict[str, Any] = {
             "data": [[file.name, file.stat().st_size] for file in data],
-            "tokenizer": "of its own",
+            "tokenizer": OWN,
             "seed": options.course.seed,
             "muon": options.course.muon,
         } | {name: getattr(options, name) for name in lasting}
@@ -158,6 +155,11 @@ class Note:
     @property
     def file(self) -> Path:
         return self.run / "run.json"
+
+    def wants_tokenizer(self, home: Path) -> bool:
+        """Whether the run's own is to be trained: there is none, or it is what a start that failed has left."""
+        kept = self.file.is_file() or self.given["tokenizer"] != OWN
+        return not (home / "tokenizer.json").is_file() or not kept
 
     def check(self) -> None:
         """Raises ValueError where the run was begun with something else, naming it."""

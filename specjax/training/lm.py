@@ -210,17 +210,18 @@ def train(
         while int(state.step) < recipe.steps and not received:
             state, metrics = step(state, task.teacher_params, task.batch(int(state.step)))
             at = int(state.step)
-            if at % 50 and at % recipe.every and at < recipe.steps:
+            due = at % recipe.every == 0 or at >= recipe.steps
+            if at % 50 and not due:
                 continue
             seconds = (time.perf_counter() - begun) / (at - since)
             shown = {"step": at, "seconds_a_step": seconds} | {k: float(v) for k, v in metrics.items()}
             if not math.isfinite(shown["loss"]):
                 raise FloatingPointError(f"the loss is {shown['loss']} at step {at}: lower the learning rate")
-            if at % recipe.every == 0 or at >= recipe.steps:
+            if due:
                 shown |= evaluate(state.params)
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(shown) + "\n")
-            if at % recipe.every == 0 or at >= recipe.steps:
+            if due:
                 # After its record: a run that dies in between forgets the record and makes it again.
                 save(state, folder, family=family, config=config)
             report(shown)

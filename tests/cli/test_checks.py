@@ -2,9 +2,10 @@
 
 import os
 
+import numpy as np
 import pytest
 
-from specjax import defaults, sampling
+from specjax import defaults
 from specjax.cli import checks
 
 
@@ -28,8 +29,10 @@ def test_values_are_refused(call, said):
 
 
 def test_the_hottest_request_is_the_library_s():
-    assert defaults.LARGEST_TEMPERATURE == sampling.LARGEST
-    checks.request(temperature=(0.0, sampling.LARGEST), max_new_tokens=1, seed=defaults.LARGEST_SEED, gamma=(1023,))
+    assert float(np.finfo(np.float32).max) == defaults.LARGEST_TEMPERATURE
+    checks.request(
+        temperature=(0.0, defaults.LARGEST_TEMPERATURE), max_new_tokens=1, seed=defaults.LARGEST_SEED, gamma=(1023,)
+    )
 
 
 def test_values_that_can_be_pass():

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -56,6 +57,26 @@ def test_ctrl_c_when_all_is_decoded_waits_until_it_is_told(json_too, models, tmp
     told = json.loads(file.read_text())
     out = capsys.readouterr().out
     assert json.loads(out) == told if json_too else "tokens per call" in out
+
+
+def test_an_interrupted_program_ends_at_once(monkeypatch, capsys):
+    """A command that returns 130 may leave jax computing: taken down by the ordinary exit, the process can crash."""
+    from specjax import cli
+
+    class Ended(BaseException):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(sys, "argv", ["specjax", "generate", "x"])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr("specjax.cli.generate.main", lambda args: cli.INTERRUPTED)
+    with pytest.raises(Ended, match="130"):
+        cli.main()
+    assert cli.main(["generate", "x"]) == cli.INTERRUPTED  # called from Python: the caller goes on
 
 
 def test_the_second_ctrl_c_is_not_swallowed():
