@@ -5,8 +5,6 @@ What is named here is imported when it is first used, so that `import specjax` a
 
 import importlib
 import importlib.util
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,14 +12,14 @@ if TYPE_CHECKING:
     from specjax import policies as policies
     from specjax import trees as trees
     from specjax import verify as verify
-    from specjax.advise import Advice as Advice
-    from specjax.advise import advise as advise
+    from specjax.advisor import Advice as Advice
+    from specjax.advisor import advise as advise
     from specjax.api import Event as Event
     from specjax.api import Generation as Generation
     from specjax.api import Stream as Stream
     from specjax.api import generate as generate
     from specjax.api import stream as stream
-    from specjax.load import load as load
+    from specjax.loading import load as load
     from specjax.model import Model as Model
     from specjax.stopping import Stop as Stop
 
@@ -32,9 +30,9 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "Advice": "advise", "advise": "advise",
+    "Advice": "advisor", "advise": "advisor",
     "Event": "api", "Generation": "api", "Stream": "api", "generate": "api", "stream": "api",
-    "load": "load", "Model": "model", "Stop": "stopping",
+    "load": "loading", "Model": "model", "Stop": "stopping",
 }  # fmt: skip
 
 
@@ -50,14 +48,3 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Importing the submodule `specjax.load` binds it here under its name, which is the function's."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -14,7 +14,7 @@ import numpy as np
 from specjax import checks, defaults, drafters, sampling, sharding, stopping, verify
 from specjax import decoding as loop
 from specjax.clock import timed
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.drafters.bounded import BoundedModel
 from specjax.metrics import Stats, stats
 from specjax.model import Model
@@ -53,7 +53,7 @@ class Job(NamedTuple):
     """A checked request: static choices, arrays, and the state after prefill."""
 
     target: Model
-    guide: Guide
+    guide: LoadedDrafter
     verifier: Verifier
     stages: Stages
     params: loop.DecodeParams
@@ -207,7 +207,7 @@ def prepare(
     target: Model,
     prompts: Prompts,
     *,
-    drafter: Guide | None = None,
+    drafter: LoadedDrafter | None = None,
     verifier: str | Verifier | None = None,
     lossless: bool = False,
     max_new_tokens: int | Sequence[int] = defaults.MAX_NEW_TOKENS,
@@ -272,7 +272,7 @@ def prepare(
     return Job(target, guide, chosen, stages, decode, state, stops, traces, seconds)
 
 
-def check_parts(target: Model, guide: Guide, verifier: str | Verifier | None) -> Verifier:
+def check_parts(target: Model, guide: LoadedDrafter, verifier: str | Verifier | None) -> Verifier:
     """The verifier, of parts that fit together; where none is named, the one that suits the drafter.
 
     Raises:
@@ -285,7 +285,7 @@ def check_parts(target: Model, guide: Guide, verifier: str | Verifier | None) ->
             f"{target.name} forgets, so its laws are not those of the model: it can draft, and the target is the model "
             "itself"
         )
-    if not isinstance(guide, Guide):
+    if not isinstance(guide, LoadedDrafter):
         raise ValueError(
             f"drafter must be one from specjax.drafters, got {type(guide).__name__}: for a draft model write "
             "drafter=specjax.drafters.model(draft)"
@@ -298,7 +298,7 @@ def check_parts(target: Model, guide: Guide, verifier: str | Verifier | None) ->
     return chosen
 
 
-def named_verifier(guide: Guide, verifier: str | Verifier | None) -> Verifier:
+def named_verifier(guide: LoadedDrafter, verifier: str | Verifier | None) -> Verifier:
     """The verifier of that name, or for None the one that suits the drafter.
 
     Raises:
@@ -328,7 +328,7 @@ def row_numbers(rows: Sequence[int] | None, batch: int) -> np.ndarray:
     return checks.whole_rows("rows", given, batch, least=0, most=defaults.LARGEST_SEED)
 
 
-def check_mesh(target: Model, guide: Guide) -> None:
+def check_mesh(target: Model, guide: LoadedDrafter) -> None:
     """Raises ValueError where target and draft lie on different meshes: one program runs on one."""
     if guide.source is not None and guide.source.mesh not in (None, target.mesh):
         told = [None if m is None else dict(m.shape) for m in (guide.source.mesh, target.mesh)]
@@ -338,7 +338,7 @@ def check_mesh(target: Model, guide: Guide) -> None:
         )
 
 
-def on_mesh(target: Model, guide: Guide, state: loop.GenerationState) -> loop.GenerationState:
+def on_mesh(target: Model, guide: LoadedDrafter, state: loop.GenerationState) -> loop.GenerationState:
     """The state as rounds keep it, so that the first round compiles for all of them."""
     if target.mesh is None or target.rules is None:
         return state
@@ -379,7 +379,7 @@ def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cache_room(
-    target: Model, guide: Guide, tokens: np.ndarray, length: np.ndarray, longest: int, wanted: int | None
+    target: Model, guide: LoadedDrafter, tokens: np.ndarray, length: np.ndarray, longest: int, wanted: int | None
 ) -> int:
     """Tokens that the caches hold: as asked, else prompt and new tokens, within the positions of both models."""
     prompt = 1 if target.encoder_decoder else int(length.max())

@@ -59,7 +59,7 @@ def largest(x: Float[Array, "*lead V"], k: int) -> tuple[Float[Array, "*lead k"]
 def uniforms(key: KeyArray, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "..."]:
     """Uniforms on [0, 1) of the given shape for every key of an array of keys: [*keys, *shape].
 
-    Each key is consumed once; what one key gives does not depend on its neighbours.
+    Each key is consumed once; what one key gives does not depend on its neighbors.
     """
     flat = jax.vmap(lambda k: jax.random.uniform(k, shape, dtype))(key.reshape(-1))
     return flat.reshape(*key.shape, *shape)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import api, checks, defaults, presets, sampling, verify
-from specjax.drafters import Guide
-from specjax.load import load
+from specjax.drafters import LoadedDrafter
+from specjax.loading import load
 from specjax.model import Model
 from specjax.names import check_name
 from specjax.naming import drafting
@@ -94,7 +94,7 @@ class Run(NamedTuple):
 
     config: RunConfig
     target: Model
-    guide: Guide
+    guide: LoadedDrafter
 
     def generate(self, prompts: api.Prompts, **changes: Any) -> api.Generation:
         """`specjax.generate` with the preset's options, `changes` over them."""

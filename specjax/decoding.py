@@ -218,7 +218,7 @@ def judge(
 
 def _judge_shortest(model, tree: Tree, params, draft: Draft, cache, warp, buckets: tuple[int, ...]):
     """`judge` of a chain by the least of its prefixes that holds all drafts. Verifying stays as long as the chain: the
-    random numbers of a row's verdict must not depend on how much its neighbours drafted (invariant 8)."""
+    random numbers of a row's verdict must not depend on how much its neighbors drafted (invariant 8)."""
     if not tree.is_chain or draft.parents is not None or buckets[-1] != tree.size - 1:
         raise ValueError(f"buckets {buckets} need a static chain of {buckets[-1]} draft nodes, got {tree.size - 1}")
 
@@ -287,7 +287,7 @@ def generate(
     verify: VerifyFn,
     stages: Stages,
 ) -> GenerationState:
-    """Rounds until every row has stopped: one while_loop, one trace, no host synchronisation, the caches donated.
+    """Rounds until every row has stopped: one while_loop, one trace, no host synchronization, the caches donated.
 
     Compiles once for each (model, drafter, verifier, stages) and set of shapes.
     """

@@ -124,7 +124,7 @@ def warp(
     logits: Float[Array, "B S V"],
     seen: Bool[Array, "B S V"] | None = None,
 ) -> Float[Array, "B S V"]:
-    """The normalised log-probabilities, float32, that a row's tokens are drawn from; -inf for excluded tokens.
+    """The normalized log-probabilities, float32, that a row's tokens are drawn from; -inf for excluded tokens.
 
     Rows of temperature 0 are one-hot at the argmax (the lowest index among equals). With a filter that ties cut, the
     tied tokens all stay.
@@ -145,7 +145,7 @@ def warp(
     cold = row(params.temperature) == 0
     # The maximum goes first: no temperature can then overflow, and the largest number is exactly 0
     x_warm = (x - maximum(x)[..., None]) / jnp.where(cold, 1.0, row(params.temperature))
-    log_p = _normalise(_filter(params, stages, x_warm))
+    log_p = _normalize(_filter(params, stages, x_warm))
     return jnp.where(cold, _one_hot(x), log_p) if stages.greedy else log_p
 
 
@@ -193,7 +193,7 @@ def _keep(x, kept):
     return jnp.where(kept, x, -jnp.inf)
 
 
-def _normalise(x: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
+def _normalize(x: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
     """Log-softmax of logits whose maximum is 0."""
     return x - jnp.log(total(jnp.exp(x)))[..., None]
 

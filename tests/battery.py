@@ -12,12 +12,11 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, sampling, stopping, theory
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
 from specjax.verify.token import token_level
-from tests import laws
 from tests.models.small import laid_out
 
 VOCAB, MAX_POSITIONS = 13, 64
@@ -68,7 +67,7 @@ def draft(family: str, noise: float = 0.1) -> Model:
     return dataclasses.replace(model, name=f"{family} draft", params=laid_out(jax.tree.unflatten(structure, near), FMT))
 
 
-def guide(kind: str, family: str) -> Guide:
+def guide(kind: str, family: str) -> LoadedDrafter:
     """A drafter by its name in the table: plain, ngram-G, model-G, or a policy's name and its G."""
     name, _, gamma = kind.partition("-")
     if name == "plain":
@@ -175,7 +174,7 @@ def pair_logits(family: str, row: int) -> np.ndarray:
     return logits.astype(np.float64).reshape(VOCAB, VOCAB, 3, VOCAB)
 
 
-def exact_model(family: str, row: int, temperature: float, **choice) -> laws.Model:
+def exact_model(family: str, row: int, temperature: float, **choice) -> distributions.Model:
     """The target's law of the next token after one of `prompts()` and up to two tokens: by scores alone, float64."""
     logits = pair_logits(family, row)
     first = {target(family).config.start_token} if family == "t5" else set(prompts()[row, : LENGTHS[row]].tolist())

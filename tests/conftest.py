@@ -37,7 +37,7 @@ hypothesis.settings.load_profile("fixed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without -m: programs are compiled quickly rather than well, which saves half of the time: LLVM optimises nothing,
+    """Without -m: programs are compiled quickly rather than well, which saves half of the time: LLVM optimizes nothing,
     and XLA's older emitters write it a quarter of the code. With -m (as for the slow tests and those beside torch)
     they are compiled as the user's are."""
     if not config.option.markexpr:

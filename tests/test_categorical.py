@@ -9,7 +9,7 @@ import pytest
 
 from specjax import categorical
 from tests import hlo
-from tests.laws import ALPHA, chi_square, power
+from tests.distributions import ALPHA, chi_square, power
 
 SIZES = (1, 11, 256, 257, 1000)  # V around the block, divisible or not
 LEADS = ((), (2, 3))

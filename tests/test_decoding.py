@@ -14,7 +14,7 @@ from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import Setting, guide, run, texts
 
 DRAFTERS = ("model-1", "model-3", "model-8", "ngram-1", "ngram-4")
@@ -86,7 +86,7 @@ TEMPERATURES = (0.7, 1.3)
 
 def exact_joint(temperature: float, family: str = "opt") -> np.ndarray:
     """The target's own law of three tokens after one prompt, [V, V, V]."""
-    return laws.joint(battery.exact_model(family, 4, temperature), 3)
+    return distributions.joint(battery.exact_model(family, 4, temperature), 3)
 
 
 def sampled_counts(guide, family="opt", **options) -> dict[float, np.ndarray]:
@@ -101,7 +101,7 @@ def sampled_counts(guide, family="opt", **options) -> dict[float, np.ndarray]:
     new = np.asarray(state.tokens)[:, :3]
     greedy = new[temperature == 0.0]
     assert (greedy == greedy[0]).all()
-    return {t: laws.histogram(new[temperature == t], battery.VOCAB) for t in TEMPERATURES}
+    return {t: distributions.histogram(new[temperature == t], battery.VOCAB) for t in TEMPERATURES}
 
 
 LAWS = [("opt", "model-2"), ("opt", "ngram-2"), ("llama", "model-2"), ("t5", "model-2")]
@@ -112,12 +112,12 @@ def test_sampled_rows_follow_the_joint_law(family, kind):
     counts = sampled_counts(guide(kind, family), family)
     for temperature, histogram in counts.items():
         assert histogram.sum() == LAW_ROWS
-        assert laws.chi_square(histogram, exact_joint(temperature, family)) > laws.ALPHA
+        assert distributions.chi_square(histogram, exact_joint(temperature, family)) > distributions.ALPHA
 
 
 def least(counts: dict[float, np.ndarray], family: str = "opt") -> float:
     """The smallest of the p-values."""
-    return min(laws.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
+    return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
 def accepts_too_much(key, tree, draft, log_p):
@@ -127,7 +127,9 @@ def accepts_too_much(key, tree, draft, log_p):
 
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 def test_the_law_test_fails_a_broken_verifier(family):
-    assert least(sampled_counts(guide("model-2", family), family, verify=accepts_too_much), family) < laws.ALPHA
+    assert (
+        least(sampled_counts(guide("model-2", family), family, verify=accepts_too_much), family) < distributions.ALPHA
+    )
 
 
 class Stored(NamedTuple):
@@ -161,7 +163,7 @@ def test_the_law_test_fails_draft_noise_kept_between_rounds():
     """As a public implementation does: marginals stay right, the joint does not."""
     right = guide("model-1", "opt")
     broken = right._replace(drafter=same_key_every_round(right.drafter))
-    assert least(sampled_counts(broken)) < laws.ALPHA
+    assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
 def test_the_law_test_fails_draft_noise_shared_by_positions(monkeypatch):
@@ -170,7 +172,7 @@ def test_the_law_test_fails_draft_noise_shared_by_positions(monkeypatch):
     monkeypatch.setattr(chain, "uniforms", shared)
     right = guide("model-2", "opt")
     broken = right._replace(drafter=chain.chain.__wrapped__(battery.draft("opt").lm, 2))
-    assert least(sampled_counts(broken)) < laws.ALPHA
+    assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
 def rescaled(log_law, power):
@@ -204,7 +206,7 @@ def test_the_law_test_fails_a_draft_law_that_is_not_the_one_drawn_from(lie):
     cycle = [1.0, *TEMPERATURES]  # greedy rows stay as they are
     warmth = jnp.asarray(np.resize(cycle, LAW_ROWS * len(cycle)), jnp.float32)[:, None, None]
     broken = right._replace(drafter=right.drafter._replace(propose=lie(right.drafter.propose, warmth)))
-    assert least(sampled_counts(broken)) < laws.ALPHA
+    assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
 def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
@@ -227,7 +229,7 @@ def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
 
 def test_the_law_test_sees_another_temperature():
     counts = sampled_counts(guide("model-2", "opt"))
-    assert laws.chi_square(counts[0.7], exact_joint(0.85)) < laws.ALPHA
+    assert distributions.chi_square(counts[0.7], exact_joint(0.85)) < distributions.ALPHA
 
 
 # --- rows are alone ----------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def test_the_law_test_sees_another_temperature():
 SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
 
 
-def test_a_row_does_not_depend_on_its_place_neighbours_or_padding():
+def test_a_row_does_not_depend_on_its_place_neighbors_or_padding():
     whole = texts(run("opt", guide("model-3", "opt"), SAMPLED))
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
     padded = np.concatenate([battery.prompts(), np.full((battery.ROWS, 8), 7, np.int32)], 1)

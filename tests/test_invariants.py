@@ -22,7 +22,7 @@ from specjax.stopping import Stop
 from specjax.types import Draft
 from specjax.verify import Verifier, token
 from specjax.verify.token import token_level
-from tests import battery, hlo, laws
+from tests import battery, distributions, hlo
 from tests.battery import Setting, guide, prepare, run, texts
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
@@ -94,7 +94,7 @@ def constants(closed):
 
 
 class Test2CachesHoldAllButPending:
-    """Broken by a `keep` that advances by one too many, a stopped row that commits, or stops its neighbours."""
+    """Broken by a `keep` that advances by one too many, a stopped row that commits, or stops its neighbors."""
 
     @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
     def test_lengths_of_both_caches_round_by_round(self, family):
@@ -211,9 +211,12 @@ class Test4OneWarpInFloat32:
         draft = propose(decode, state)
         ranks = self.ranks(draft.tokens, np.exp(np.asarray(draft.log_q, np.float64)))
         even = np.full((8, 8), 1 / 64)
-        assert laws.chi_square(ranks, even) > laws.ALPHA
+        assert distributions.chi_square(ranks, even) > distributions.ALPHA
         flat = jax.nn.log_softmax(np.asarray(draft.log_q) * 0.8)  # the control: told at another temperature
-        assert laws.chi_square(self.ranks(draft.tokens, np.exp(np.asarray(flat, np.float64))), even) < laws.ALPHA
+        assert (
+            distributions.chi_square(self.ranks(draft.tokens, np.exp(np.asarray(flat, np.float64))), even)
+            < distributions.ALPHA
+        )
 
     @staticmethod
     def ranks(tokens, told):
@@ -224,7 +227,7 @@ class Test4OneWarpInFloat32:
             at = np.arange(len(drawn))
             below = law.cumsum(-1)[at, drawn] - law[at, drawn]
             cells.append(np.minimum((below + rng.random(len(drawn)) * law[at, drawn]) * 8, 7).astype(int))
-        return laws.histogram(np.stack(cells, 1), 8)
+        return distributions.histogram(np.stack(cells, 1), 8)
 
     def test_half_precision_weights_give_float32_laws(self):
         """And no softmax in bfloat16: the logits are float32 before the warp."""
@@ -267,8 +270,8 @@ class Test6ChosenNodesArePointMasses:
     """Broken by telling q as the law of a token that was chosen without chance. Trees drawn without replacement have
     their own test beside their verifier."""
 
-    Q = staticmethod(laws.random_model(2, 3, sharpness=1.0))
-    P = staticmethod(laws.random_model(1, 3, sharpness=1.0))
+    Q = staticmethod(distributions.random_model(2, 3, sharpness=1.0))
+    P = staticmethod(distributions.random_model(1, 3, sharpness=1.0))
 
     def emitted(self, told: bool):
         """The exact law of three tokens where each draft is the argmax of q, as a point mass or told as drawn."""
@@ -279,13 +282,13 @@ class Test6ChosenNodesArePointMasses:
                 tokens = np.asarray(draft.tokens)
                 told_laws = [[self.Q(tuple(row[1 : i + 1].tolist())) for i in range(3)] for row in tokens]
                 draft = draft._replace(log_q=jnp.log(jnp.asarray(told_laws)))
-            return laws.completed(token_outcomes(mass, draft, log_p), self.P, 3, 3)
+            return distributions.completed(token_outcomes(mass, draft, log_p), self.P, 3, 3)
 
     def test_point_masses_keep_the_law(self):
-        np.testing.assert_allclose(self.emitted(told=False), laws.joint(self.P, 3), atol=1e-12)
+        np.testing.assert_allclose(self.emitted(told=False), distributions.joint(self.P, 3), atol=1e-12)
 
     def test_control_the_law_of_q_does_not(self):
-        assert np.abs(self.emitted(told=True) - laws.joint(self.P, 3)).max() > 1e-2
+        assert np.abs(self.emitted(told=True) - distributions.joint(self.P, 3)).max() > 1e-2
 
     @pytest.mark.parametrize("kind", ["plain", "model-3", "ngram-3"])
     def test_what_tells_no_law_draws_nothing(self, kind):
@@ -327,8 +330,8 @@ class Test7DroppingLooksAtNoSampledToken:
         with enable_x64(True):
             mass, draft, log_p = chain_batch(Test6ChosenNodesArePointMasses.P, Test6ChosenNodesArePointMasses.Q, 3, 2)
             cut = draft._replace(valid=draft.valid.at[:, 1:].set(draft.tokens[:, 1:] % 2 == 0))
-            law = laws.completed(token_outcomes(mass, cut, log_p), Test6ChosenNodesArePointMasses.P, 3, 3)
-        assert np.abs(law - laws.joint(Test6ChosenNodesArePointMasses.P, 3)).max() > 1e-3
+            law = distributions.completed(token_outcomes(mass, cut, log_p), Test6ChosenNodesArePointMasses.P, 3, 3)
+        assert np.abs(law - distributions.joint(Test6ChosenNodesArePointMasses.P, 3)).max() > 1e-3
 
 
 class Test8KeysOfRolesRoundsAndRows:

@@ -6,7 +6,7 @@ import pytest
 
 from specjax import api, drafters, stopping
 from specjax.stopping import Stop
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import Setting, guide, run, texts
 
 KINDS = ("plain", "model-2", "ngram-2")
@@ -47,19 +47,21 @@ def batch(request):
 
 
 def law_of(choice) -> np.ndarray:
-    return laws.joint(battery.exact_model("opt", ROW, **choice), NEW)
+    return distributions.joint(battery.exact_model("opt", ROW, **choice), NEW)
 
 
 def test_each_row_has_the_law_that_it_asked_for(batch):
     """Of plain decoding and of every drafter: greedy rows the one text, sampled rows the joint of two tokens."""
     for choice, new in zip(CHOICES, batch, strict=True):
-        assert laws.chi_square(laws.histogram(new, battery.VOCAB), law_of(choice)) > laws.ALPHA, choice
+        assert (
+            distributions.chi_square(distributions.histogram(new, battery.VOCAB), law_of(choice)) > distributions.ALPHA
+        ), choice
 
 
 def test_the_support_is_exactly_that_of_the_law(batch):
     """Nothing that a filter excludes comes out, and everything that it leaves and 2048 rows can show does."""
     for choice, new in zip(CHOICES, batch, strict=True):
-        law, counts = law_of(choice), laws.histogram(new, battery.VOCAB)
+        law, counts = law_of(choice), distributions.histogram(new, battery.VOCAB)
         assert not counts[law == 0].any(), choice
         assert (counts[law > 12 / COPIES] > 0).all(), choice  # missed with a chance of exp(-12) each
 
@@ -69,7 +71,7 @@ def test_the_choices_differ():
     for choice in CHOICES:
         for other in CHOICES:
             if choice is not other:
-                assert laws.power(law_of(other), law_of(choice), COPIES) > 0.99, (choice, other)
+                assert distributions.power(law_of(other), law_of(choice), COPIES) > 0.99, (choice, other)
 
 
 # --- a fault in one row ------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, theory
-from specjax.drafters import Guide, adaptive
+from specjax.drafters import LoadedDrafter, adaptive
 from specjax.policies import Policy, Round, Rule
 from specjax.policies.policy import as_planned, learn_nothing, on_forever
 from specjax.verify.token import token_level
-from tests import battery, hlo, laws
+from tests import battery, distributions, hlo
 from tests.battery import FAMILIES, Setting, guide, prepare, run, texts
 from tests.test_decoding import SAMPLED, exact_joint, least, sampled_counts
 
@@ -146,16 +146,16 @@ def test_greedy_equals_plain_for_all(kind, family):
 
 @pytest.mark.parametrize("kind", ["threshold-2", pytest.param("disco-3", marks=pytest.mark.slow)])
 def test_sampled_rows_follow_the_joint_law(kind):
-    assert least(sampled_counts(guide(kind, "opt"))) > laws.ALPHA
+    assert least(sampled_counts(guide(kind, "opt"))) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["heuristic-2", "goodput-2", "threshold-3"])
 def test_sampled_rows_follow_the_joint_law_for_all(kind):
-    assert least(sampled_counts(guide(kind, "opt"))) > laws.ALPHA
+    assert least(sampled_counts(guide(kind, "opt"))) > distributions.ALPHA
 
 
-def looks(right: Guide) -> Guide:
+def looks(right: LoadedDrafter) -> LoadedDrafter:
     """A policy that looks: its answer about the token just drawn is applied to that very token, which is dropped."""
 
     def propose(params, key, state, pending, warp):
@@ -169,12 +169,12 @@ def looks(right: Guide) -> Guide:
 def test_the_law_test_fails_a_policy_that_drops_the_token_it_looked_at():
     counts = sampled_counts(looks(guide("threshold-2", "opt")))
     for temperature, histogram in counts.items():
-        assert laws.chi_square(histogram, exact_joint(temperature)) < laws.ALPHA
+        assert distributions.chi_square(histogram, exact_joint(temperature)) < distributions.ALPHA
 
 
 @pytest.mark.slow
 def test_rows_are_alone_and_numbers_are_arguments():
-    """A sampled row is what it is without its neighbours, whose lengths differ; another theta compiles nothing."""
+    """A sampled row is what it is without its neighbors, whose lengths differ; another theta compiles nothing."""
     chosen = guide("threshold-4", "opt")
     whole = texts(run("opt", chosen, SAMPLED))
     pick = [6, 1]
@@ -231,7 +231,7 @@ LATE = np.roll(PAUSES, 1) * (np.arange(len(PAUSES)) > 0)
 SCRIPT = np.stack([PAUSES, PAUSES, PAUSES * 0, PAUSES, LATE, PAUSES, np.minimum(PAUSES, 1), PAUSES])
 
 
-def forgets(right: Guide) -> Guide:
+def forgets(right: LoadedDrafter) -> LoadedDrafter:
     """Broken: at most one waiting token is remembered."""
     commit = right.drafter.commit
     cut = lambda state: state._replace(lag=jnp.minimum(state.lag, 1))

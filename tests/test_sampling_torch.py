@@ -101,7 +101,7 @@ def test_boundaries_of_top_p_and_its_ties(top_p):
 
 @pytest.mark.parametrize("penalty", (1.5, 3.0))
 def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalty):
-    """`generate` penalises what the decoder has read, which begins with its start token; the encoder's tokens are not
+    """`generate` penalizes what the decoder has read, which begins with its start token; the encoder's tokens are not
     in it. Fails where the prompt is counted, and where the start token is not."""
     import torch
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specjax import drafters, trees
 from specjax.base import Drafter
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.types import Draft
 from tests import battery
 from tests.battery import Setting, run, texts
@@ -74,7 +74,7 @@ def test_any_schedule_of_acceptances(family, seed):
     truth = run(family, drafters.plain(), **asked)
     numbers = lambda: jnp.asarray(rng.integers(0, GAMMA + 1, (ROWS, NEW)), jnp.int32)
     script = Script(truth.tokens[:, :NEW], numbers(), numbers())
-    state = run(family, Guide("scripted", SCRIPTED, script), **asked, budget=budget)
+    state = run(family, LoadedDrafter("scripted", SCRIPTED, script), **asked, budget=budget)
     assert texts(state) == [row[:n] for row, n in zip(texts(truth), budget, strict=True)]
     assert state.totals.rounds.tolist() == rounds_of(script, budget)  # the script was followed
 

@@ -142,7 +142,7 @@ def test_acceptance_at_its_ends():
     np.testing.assert_array_equal(theory.lenient_beta(eye, eye, 1e-300), 1)
 
 
-def test_laws_of_float32_are_normalised_in_float64():
+def test_laws_of_float32_are_normalized_in_float64():
     p, q = random_laws(3, 2, 5)
     rough = theory.beta(p.astype(np.float32), q.astype(np.float32) * np.float32(1.0003))
     np.testing.assert_allclose(rough, theory.beta(p, q), atol=1e-6)

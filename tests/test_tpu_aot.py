@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu (of the test extra) is not installed"
 )
 GIB, MIB = 2**30, 2**20
-COMPILE_SECONDS = 5.0  # of CPU time: the clock on the wall says more about the neighbours
+COMPILE_SECONDS = 5.0  # of CPU time: the clock on the wall says more about the neighbors
 
 PROGRAM = '''
 import json, sys, time
@@ -81,7 +81,7 @@ else:
         given, state, model=target, drafter=drafter, verify=token_level, stages=stages)
 
 seconds = float("inf")
-for _ in range(3):  # a neighbour on the same core slows the processor's own time too: the least of three
+for _ in range(3):  # a neighbor on the same core slows the processor's own time too: the least of three
     started = time.process_time()
     compiled = lowered.compile()
     seconds = min(seconds, time.process_time() - started)

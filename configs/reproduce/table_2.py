@@ -1,4 +1,4 @@
-"""Speed and alpha in translation and summarisation, three drafts, T = 0 and 1.
+"""Speed and alpha in translation and summarization, three drafts, T = 0 and 1.
 
     specjax reproduce configs/reproduce/table_2.py
 

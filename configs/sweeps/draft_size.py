@@ -14,7 +14,7 @@ SWEEP = Sweep(
         Way("model:gamma=3", drafts=("bundled/opt-draft",)),
         "layer-skip:gamma=3,layers=0-3",
         "layer-skip:gamma=3,layers=0-2+4+6-7",
-        "quantised:gamma=3",
+        "quantized:gamma=3",
     ),
     temperatures=(0.0, 1.0),
 )

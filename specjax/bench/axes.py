@@ -1,4 +1,4 @@
-"""How plots of measurements look: colours of Okabe and Ito, which colour-blind readers tell apart, and few lines."""
+"""How plots of measurements look: colors of Okabe and Ito, which color-blind readers tell apart, and few lines."""
 
 from typing import Any
 

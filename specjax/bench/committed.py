@@ -13,8 +13,8 @@ from specjax import decoding as loop
 from specjax.base import Drafter, LanguageModel, VerifyFn
 from specjax.bench.decode import Row
 from specjax.bench.pair import read_prompts
-from specjax.drafters import Guide
-from specjax.load import load
+from specjax.drafters import LoadedDrafter
+from specjax.loading import load
 from specjax.model import Model
 from specjax.naming import drafting
 from specjax.sampling import Stages
@@ -25,7 +25,7 @@ DRAWS = 8  # verdicts of each draft and verifier: less noise than one, for the p
 
 def committed(
     target: Model,
-    guide: Guide,
+    guide: LoadedDrafter,
     prompts: Sequence[Any],
     *,
     names: Sequence[str] | None = None,
@@ -118,7 +118,7 @@ def _every(model: LanguageModel, drafter: Drafter, stages: Stages, fns: tuple[Ve
     return jax.jit(run)
 
 
-def _rows(guide: Guide, names: list[str], counts: np.ndarray, temperature: float) -> Iterator[Row]:
+def _rows(guide: LoadedDrafter, names: list[str], counts: np.ndarray, temperature: float) -> Iterator[Row]:
     rounds = counts[:, 0].sum()
     for number, name in enumerate(names):
         apart = counts[:, 1 + number] - counts[:, 1]

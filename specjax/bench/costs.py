@@ -10,14 +10,14 @@ from typing import Any
 from specjax import api
 from specjax.bench.decode import Row, interleave
 from specjax.bench.rounds import free
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 
 
 class Clock:
     """A program that decodes prompts one by one, and remembers the seconds of a round."""
 
-    def __init__(self, target: Model, prompts: Sequence[Any], guide: Guide | None, settings: dict[str, Any]):
+    def __init__(self, target: Model, prompts: Sequence[Any], guide: LoadedDrafter | None, settings: dict[str, Any]):
         self.target, self.prompts, self.guide, self.settings = target, prompts, guide, settings
         self.seconds: list[float] = []
 
@@ -42,7 +42,7 @@ def steps(models: dict[str, Model], prompts: Sequence[Any], settings: dict[str, 
 
 
 def of_round(
-    target: Model, prompts: Sequence[Any], guide: Guide, gamma: int, settings: dict[str, Any], repeats: int
+    target: Model, prompts: Sequence[Any], guide: LoadedDrafter, gamma: int, settings: dict[str, Any], repeats: int
 ) -> Row:
     """A round of a chain of gamma tokens taken apart.
 
@@ -52,7 +52,7 @@ def of_round(
     """
     clocks = {
         "step": Clock(target, prompts, None, settings),
-        "verify": Clock(target, prompts, Guide("free", free(gamma)), settings),
+        "verify": Clock(target, prompts, LoadedDrafter("free", free(gamma)), settings),
         "round": Clock(target, prompts, guide, settings),
     }
     programs: dict[str, Callable[[], Any]] = dict(clocks)

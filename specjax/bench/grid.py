@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from specjax import api
 from specjax.bench.assisted import Decode, Peer
 from specjax.bench.decode import Row, interleave
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.metrics import Stats
 from specjax.model import Model
 from specjax.verify import Verifier
@@ -76,7 +76,7 @@ class Work(NamedTuple):
     peer: Peer | None = None
 
 
-def measure(work: Work, cell: Cell, guide: Guide, verifier: Verifier) -> Row:
+def measure(work: Work, cell: Cell, guide: LoadedDrafter, verifier: Verifier) -> Row:
     """One row. At temperature 0 `equal_to_plain` is the share of timed requests with the tokens of plain decoding."""
     settings = work.settings | {"temperature": cell.temperature}
     drafted = settings | {"drafter": guide, "verifier": verifier}

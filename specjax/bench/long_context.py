@@ -8,16 +8,16 @@ import jax
 from specjax import api, drafters, files
 from specjax.bench import machine
 from specjax.bench.decode import Row
-from specjax.drafters import Guide, reading
+from specjax.drafters import LoadedDrafter, reading
 from specjax.drafters.layer_skip import check_layers
 from specjax.drafters.reading import Reading
-from specjax.load import load
+from specjax.loading import load
 from specjax.model import Model
 
 SELECTIONS: dict[str, Any] = {
     "sinks": drafters.Sinks(), "snapkv": drafters.SnapKV(), "retrieval": drafters.Retrieval(),
 }  # fmt: skip
-WAYS = ("plain", *SELECTIONS, "layer-skip", "quantised")
+WAYS = ("plain", *SELECTIONS, "layer-skip", "quantized")
 
 
 def measure(
@@ -87,7 +87,9 @@ def cut(model: Model, text: str, prompt: int, rows: int) -> list[list[int]]:
     return [tokens[row * apart : row * apart + prompt] for row in range(rows)]
 
 
-def _way(model: Model, way: str, rows: int, slots: int, gamma: int, budget: int) -> tuple[Guide, Reading | None]:
+def _way(
+    model: Model, way: str, rows: int, slots: int, gamma: int, budget: int
+) -> tuple[LoadedDrafter, Reading | None]:
     """The drafter, and what one of its steps reads."""
     if way == "plain":
         return drafters.plain(), None
@@ -98,5 +100,5 @@ def _way(model: Model, way: str, rows: int, slots: int, gamma: int, budget: int)
         layers = check_layers(None, model.config.layers)
         made = drafters.layer_skip(model, gamma=gamma, layers=layers)
         return made, reading.of_layer_skip(model, batch=rows, slots=slots, layers=layers)
-    made = drafters.quantised(model, gamma=gamma)
-    return made, reading.of_quantised(model, made.params, batch=rows, slots=slots)
+    made = drafters.quantized(model, gamma=gamma)
+    return made, reading.of_quantized(model, made.params, batch=rows, slots=slots)

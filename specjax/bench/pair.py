@@ -5,7 +5,7 @@ from typing import Any
 
 from specjax import api, files
 from specjax.bench.decode import Row, interleave
-from specjax.load import load
+from specjax.loading import load
 from specjax.naming import drafting
 
 BATCH = 8  # prompts decoded together where acceptance is counted

@@ -13,7 +13,7 @@ from specjax import api, drafters, trees
 from specjax.base import Drafter
 from specjax.bench import peer
 from specjax.bench.decode import NEW, Row, agreeing, interleave, prompts, random_model
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
@@ -38,7 +38,7 @@ def free(gamma: int) -> Drafter:
 class Rounds:
     """A program that decodes, and remembers the milliseconds of each round."""
 
-    def __init__(self, model: Model, guide: Guide | None, *, temperature: float = 0.0):
+    def __init__(self, model: Model, guide: LoadedDrafter | None, *, temperature: float = 0.0):
         self.model, self.guide, self.temperature = model, guide, temperature
         self.given = prompts(1, model.vocab_size)
         self.ms: list[float] = []
@@ -63,7 +63,7 @@ def verify_cost(size: str, dtypes: tuple[str, ...], repeats: int) -> Iterator[Ro
     for dtype in dtypes:
         model = random_model(size, dtype)
         widths = (1, 2, 4, 6, 8, 16)
-        runs = {width: Rounds(model, Guide("free", free(width - 1)) if width > 1 else None) for width in widths}
+        runs = {width: Rounds(model, LoadedDrafter("free", free(width - 1)) if width > 1 else None) for width in widths}
         _, load = interleave({str(width): run for width, run in runs.items()}, repeats)
         for width, run in runs.items():
             yield {
@@ -79,7 +79,7 @@ def composition(size: str, dtypes: tuple[str, ...], gammas: tuple[int, ...], rep
         target, draft = agreeing(size, dtype)
         step = Rounds(draft, None)
         wholes = {gamma: Rounds(target, drafters.model(draft, gamma=gamma)) for gamma in gammas}
-        checks = {gamma: Rounds(target, Guide("free", free(gamma))) for gamma in gammas}
+        checks = {gamma: Rounds(target, LoadedDrafter("free", free(gamma))) for gamma in gammas}
         programs: dict[str, Callable[[], Any]] = {"step": step}
         programs |= {f"round {g}": run for g, run in wholes.items()} | {f"verify {g}": r for g, r in checks.items()}
         _, load = interleave(programs, repeats)

@@ -54,11 +54,11 @@ TASKS: dict[str, Task] = {
             ("My brother works in a small town.", "Mein Bruder arbeitet in einer kleinen Stadt."),
         ),
     ),
-    "summarisation": Task(
+    "summarization": Task(
         "a text in short",
         "{text}\n\nIn short:",
         "summarize: {text}",
-        "Summarise this text in two sentences:\n\n{text}",
+        "Summarize this text in two sentences:\n\n{text}",
         _samples(
             "The town's old bridge was closed on Monday after an inspection found cracks in two of its pillars. "
             "Drivers must take the road through the valley, which adds twenty minutes to the way to work. The "
@@ -111,7 +111,7 @@ TASKS: dict[str, Task] = {
         "{text}\n\nReason step by step, and end with the number.",
         _samples(
             "A box holds 12 eggs. A baker uses 3 boxes and 4 more eggs. How many eggs does she use?",
-            "A train goes 80 kilometres an hour. How far does it come in two and a half hours?",
+            "A train goes 80 kilometers an hour. How far does it come in two and a half hours?",
             "Tom has 45 marbles and gives a third of them to his sister. How many are left to him?",
             "A shirt costs 24 euros after a fourth was taken off its price. What did it cost before?",
             "There are 7 rows of 9 chairs, and 5 chairs are broken. How many people can sit down?",
@@ -128,7 +128,7 @@ TASKS: dict[str, Task] = {
             "The old king had three sons, and he could not decide who should follow him.",
             "One day a fox came to the well and found that it was dry.",
             "Lily and her brother went into the garden to look for the lost ball.",
-            "It was a cold night, and the traveller knocked at the door of the inn.",
+            "It was a cold night, and the traveler knocked at the door of the inn.",
             "There was a boy who could talk to birds, but nobody believed him.",
             "The dog ran down the hill as fast as he could.",
             "Long ago, when the mountains were young, a giant slept beneath the lake.",

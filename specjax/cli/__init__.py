@@ -41,8 +41,10 @@ COMMANDS = {
     "sweep": Command("specjax.cli.sweep", "measure along one quantity: gamma, temperature, tree, draft, verifier"),
     "reproduce": Command("specjax.cli.reproduce", "measure published tables and figures again, side by side"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),
-    "train lm": Command("specjax.cli.train", "train a language model on text, or distil a draft from its target"),
-    "train t5": Command("specjax.cli.train_t5", "train an encoder-decoder on pairs, or distil a draft from its target"),
+    "train lm": Command("specjax.cli.train", "train a language model on text, or distill a draft from its target"),
+    "train t5": Command(
+        "specjax.cli.train_t5", "train an encoder-decoder on pairs, or distill a draft from its target"
+    ),
 }
 
 OVERVIEW = """\

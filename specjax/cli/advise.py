@@ -14,7 +14,7 @@ from specjax.names import check_name
 PROG = "specjax advise"
 DONE = 0
 NEEDING = ("model", "tree", "dynamic-tree", "cascade")  # a draft model
-KINDS = (*NEEDING, "ngram", "suffix", "suffix-tree", "lookahead", "layer-skip", "quantised")
+KINDS = (*NEEDING, "ngram", "suffix", "suffix-tree", "lookahead", "layer-skip", "quantized")
 SHOWN = 12  # rows of the table
 
 
@@ -35,7 +35,7 @@ class Text:
     prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """A text file, one prompt a line, or .jsonl with a "prompt" in each line; - reads stdin."""
     task: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: story; translation for T5)")] = None
-    """Instead of a file, prompts that come with the package: translation, summarisation, chat, code, maths, story."""
+    """Instead of a file, prompts that come with the package: translation, summarization, chat, code, maths, story."""
     count: Annotated[int, arg(metavar="N")] = 8
     """At most so many prompts, spread over all that there are."""
 
@@ -59,7 +59,7 @@ class Measuring:
 
     drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: see there)")] = ()
     """Those that are weighed: model, tree, dynamic-tree, cascade, ngram, suffix, suffix-tree, lookahead, layer-skip,
-    quantised. Without it all, but the last two, where the target drafts for itself, only if there is no --draft."""
+    quantized. Without it all, but the last two, where the target drafts for itself, only if there is no --draft."""
     verify: Annotated[int, arg(metavar="N")] = 3
     """Ways that are really decoded, beside plain decoding; 0: the answer is theory's alone."""
     repeats: Annotated[int, arg(metavar="N")] = 3
@@ -111,7 +111,7 @@ def main(args: Sequence[str]) -> int:
     check(ask)
     given = given_prompts(ask.text)
 
-    from specjax.advise import desk, pictures, say
+    from specjax.advisor import desk, pictures, say
     from specjax.cli import record
     from specjax.cli.progress import Progress, deferred_interrupt, tables_and_errors
 
@@ -229,7 +229,7 @@ def load(models: Models, tell: Any) -> tuple[Any, list[Any]]:
 
 def show(console: Any, advice: Any, command: str) -> None:
     """The verdict, the tables, the reasons, and the lines to be copied."""
-    from specjax.advise import say
+    from specjax.advisor import say
 
     first, *others = say.reasons(advice)
     if advice.measured is not None:
@@ -273,7 +273,7 @@ def curve_table(advice: Any) -> Any:
 
 def candidate_table(advice: Any) -> Any:
     """Those that were tried, and the best of the others of each kind."""
-    from specjax.advise import ways
+    from specjax.advisor import ways
 
     table = ways_table("ways of decoding", "tokens/\nround", "round in\nsteps", "predicted", "measured", "turns")
     step = advice.measured.curve.step
@@ -295,7 +295,7 @@ def candidate_table(advice: Any) -> Any:
 
 def sweep_table(advice: Any) -> Any:
     """Everything that was decoded after the answer, the fastest first."""
-    from specjax.advise import ways
+    from specjax.advisor import ways
 
     table = ways_table("swept afterwards", "tokens/\nround", "predicted", "measured", "turns")
     for one in advice.swept:

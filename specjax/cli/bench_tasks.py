@@ -22,7 +22,7 @@ class What:
     tasks: Annotated[
         tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: story, or the file's)")
     ] = ()
-    """translation, summarisation, chat, code, maths, story; or as-is for prompts of a file that stand as they are."""
+    """translation, summarization, chat, code, maths, story; or as-is for prompts of a file that stand as they are."""
     file: Annotated[Path | None, arg(help_behavior_hint="(default: none)")] = None
     """MT-bench's or Spec-Bench's question.jsonl, HumanEval.jsonl.gz, GSM8K's test.jsonl, pairs .tsv, prompts .txt or
     .jsonl with "prompt"; .gz is unpacked."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax import api, drafters
 from specjax.api import Generation
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 
 BUCKET = 32  # prefixes that are scored are padded to multiples of this
@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    target: Model, prompts: Sequence[str], guide: Guide, options: dict[str, Any], *, repeats: int,
+    target: Model, prompts: Sequence[str], guide: LoadedDrafter, options: dict[str, Any], *, repeats: int,
     progress: Callable[[int, int], None] = lambda done, all_runs: None,
 ) -> Comparison:  # fmt: skip
     """Decodes the prompts both ways, once to compile and then `repeats` times in turn.

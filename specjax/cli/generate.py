@@ -54,8 +54,8 @@ def told_help(chosen: Drafting) -> bool:
     if HELP not in (chosen.drafter, chosen.policy):
         return False
     with interrupts_wait(lambda: True):
-        from specjax.naming import catalogue
-    print(catalogue.of_drafters() if chosen.drafter == HELP else catalogue.of_policies())
+        from specjax.naming import catalog
+    print(catalog.of_drafters() if chosen.drafter == HELP else catalog.of_policies())
     return True
 
 
@@ -90,7 +90,7 @@ def decode(
     def open_sink() -> live.Sink:
         if printing.json:
             return live.Silent()
-        in_panels = len(work.prompts) > 1 and live.coloured(console) and not printing.quiet
+        in_panels = len(work.prompts) > 1 and live.colored(console) and not printing.quiet
         return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
 
     keep = lambda out, compared=None: _keep(

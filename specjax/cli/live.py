@@ -1,4 +1,4 @@
-"""Text on the screen while it is written: one row streams, several stand in panels; colour, or marks without colour."""
+"""Text on the screen while it is written: one row streams, several stand in panels; color, or marks without color."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -25,8 +25,8 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-def coloured(console: Console) -> bool:
-    """Whether colours reach the reader: on a terminal, unless NO_COLOR or the terminal says otherwise."""
+def colored(console: Console) -> bool:
+    """Whether colors reach the reader: on a terminal, unless NO_COLOR or the terminal says otherwise."""
     return console.is_terminal and not console.no_color and console.color_system is not None
 
 
@@ -37,8 +37,8 @@ def printable(text: str) -> str:
     )
 
 
-def render(segments: Sequence[Segment], *, colours: bool, marks: bool) -> Line:
-    """Segments as one text: plain without `marks`, else coloured, or between [- -] and {+ +} where there is no colour.
+def render(segments: Sequence[Segment], *, colors: bool, marks: bool) -> Line:
+    """Segments as one text: plain without `marks`, else colored, or between [- -] and {+ +} where there is no color.
 
     Line breaks in a rejected token are shown as ⏎: they are no part of the text.
     """
@@ -49,7 +49,7 @@ def render(segments: Sequence[Segment], *, colours: bool, marks: bool) -> Line:
             text = text.replace("\n", "⏎")
         if not marks:
             line.append(text)
-        elif colours:
+        elif colors:
             line.append(text, style=STYLES[segment.fate])
         else:
             opening, closing = MARKS[segment.fate]
@@ -90,7 +90,7 @@ class InOrder:
         head = self._heads[self._at]
         if len(self._heads) > 1 and head:
             self._console.rule(f"{self._at + 1} of {len(self._heads)}", style="dim")
-        self._write(Line(printable(head), style="bold" if coloured(self._console) else "", end=""))
+        self._write(Line(printable(head), style="bold" if colored(self._console) else "", end=""))
 
     def _write(self, line: Line) -> None:
         self._console.print(line, end="", soft_wrap=True, markup=False, highlight=False)
@@ -104,7 +104,7 @@ class InOrder:
     def _flush(self) -> None:
         segments, self._waiting[self._at] = self._waiting[self._at], []
         if segments:
-            self._write(render(segments, colours=coloured(self._console), marks=self._marks))
+            self._write(render(segments, colors=colored(self._console), marks=self._marks))
 
     def end(self, row: int) -> None:
         self._ended[row] = True
@@ -125,7 +125,7 @@ class Panels:
     """All rows at once, each in a panel that grows; at the end the whole panels stay on the screen. For terminals."""
 
     def __init__(self, console: Console, heads: Sequence[str], *, marks: bool):
-        self._console, self._marks, self._colours = console, marks, coloured(console)
+        self._console, self._marks, self._colors = console, marks, colored(console)
         self._lines = [Line(printable(head), style="") for head in heads]
         for line in self._lines:
             line.stylize("bold")
@@ -147,7 +147,7 @@ class Panels:
         return self._panels(tails)
 
     def add(self, row: int, segments: Sequence[Segment]) -> None:
-        self._lines[row].append_text(render(segments, colours=self._colours, marks=self._marks))
+        self._lines[row].append_text(render(segments, colors=self._colors, marks=self._marks))
 
     def end(self, row: int) -> None:
         del row

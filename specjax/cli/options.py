@@ -126,7 +126,7 @@ class Printing:
     """What is printed, and where it goes. Text and tables go to stdout, progress and warnings to stderr."""
 
     show_draft: Flag = False
-    """Show every guess: accepted tokens green, rejected red, the target's own blue; without colour [-red-] {+blue+}."""
+    """Show every guess: accepted tokens green, rejected red, the target's own blue; without color [-red-] {+blue+}."""
     compare: Flag = False
     """Decode plainly too: print the measured speed-up, and whether the texts are equal."""
     repeats: Annotated[int, arg(metavar="N")] = REPEATS

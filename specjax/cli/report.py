@@ -10,13 +10,13 @@ from rich.table import Table
 
 from specjax.api import Generation
 from specjax.cli.comparing import Comparison
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 
 SUSPICIOUS = 32  # drafted tokens, all rejected, from which on it is told
 
 
-def closing_table(out: Generation, target: Model, guide: Guide, verifier: str) -> Table:
+def closing_table(out: Generation, target: Model, guide: LoadedDrafter, verifier: str) -> Table:
     """Tokens, calls, rates, walltime, stop reasons and what ran, one line each."""
     stats, seconds = out.stats, out.stats.seconds
     table = _grid("what it took")

@@ -1,6 +1,6 @@
 """What a round did to a row's text, as segments: accepted, rejected, and the target's own correction or bonus.
 
-Nothing here knows of colours or terminals.
+Nothing here knows of colors or terminals.
 """
 
 import enum

@@ -9,7 +9,7 @@ from specjax.cli.comparing import Comparison, compare
 from specjax.cli.live import Sink
 from specjax.cli.progress import Progress, deferred_interrupt
 from specjax.cli.segments import RowText
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.streaming import interrupts_wait
 
@@ -19,7 +19,7 @@ class Work(NamedTuple):
 
     target: Model
     prompts: Sequence[str]
-    guide: Guide
+    guide: LoadedDrafter
     options: dict[str, Any]
 
 

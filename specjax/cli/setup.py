@@ -9,7 +9,7 @@ from specjax import sampling, verify
 from specjax.checks import stop_strings
 from specjax.cli import checks
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.naming import drafting
 from specjax.naming.grammar import Spec
@@ -155,7 +155,7 @@ def make_mesh(shape: tuple[int, int] | None) -> Any:
     return sharding.make_mesh(*shape)
 
 
-def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> tuple[Model, Guide]:
+def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> tuple[Model, LoadedDrafter]:
     """The target, and the drafter with its weights. `tell` hears what is being loaded."""
     target, drafts = load_parts(options, chosen, tell)
     return target, drafting.make(chosen.drafter, target, drafts)

@@ -1,4 +1,4 @@
-"""A trace in the terminal: the strip of tokens, the walltime lanes, acceptance by depth; marks where no colour is."""
+"""A trace in the terminal: the strip of tokens, the walltime lanes, acceptance by depth; marks where no color is."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Words
 
-from specjax.cli.live import coloured
+from specjax.cli.live import colored
 from specjax.trace import lanes as timing
 from specjax.trace.lanes import Kind, Lane
 from specjax.trace.rounds import Depth
@@ -30,22 +30,22 @@ BAR = 24
 
 
 def strip(console: Console, lines: Sequence[Line], *, title: str) -> None:
-    """One line a round: the end of what stood before, then the round's tokens, marked by colour or by brackets."""
-    colours = coloured(console)
+    """One line a round: the end of what stood before, then the round's tokens, marked by color or by brackets."""
+    colors = colored(console)
     console.print(Words(title, style="bold"))
     for line in lines:
         words = Words(f"{line.round:>4}  ", style="dim")
         words.append(tail(line.before, CONTEXT), style=STYLES[Mark.CONTEXT])
         for cell in line.cells:
-            opening, closing = ("", "") if colours else MARKS[cell.mark]
-            words.append(f"{opening}{cell.text}{closing}", style=STYLES[cell.mark] if colours else "")
+            opening, closing = ("", "") if colors else MARKS[cell.mark]
+            words.append(f"{opening}{cell.text}{closing}", style=STYLES[cell.mark] if colors else "")
         words.append(f"   {line.accepted}/{line.drafted}", style="dim")
         console.print(words, soft_wrap=True, highlight=False)
     legend = Words("      ")
     for mark in used(lines):
-        opening, closing = ("", "") if colours else MARKS[mark]
-        if colours or opening:
-            legend.append(f"{opening}{mark.value}{closing}", style=STYLES[mark] if colours else "")
+        opening, closing = ("", "") if colors else MARKS[mark]
+        if colors or opening:
+            legend.append(f"{opening}{mark.value}{closing}", style=STYLES[mark] if colors else "")
             legend.append("   ")
     legend.append("accepted/drafted", style="dim")
     console.print(legend, soft_wrap=True, highlight=False)

@@ -23,12 +23,12 @@ LASTING = (  # what a run keeps from its beginning to its end
 
 @dataclasses.dataclass(frozen=True)
 class TrainLM:
-    """Train an OPT-shaped language model on text, or distil a draft from a target.
+    """Train an OPT-shaped language model on text, or distill a draft from a target.
 
     specjax train lm --run runs/target --data books.txt.xz stories.jsonl.gz --width 256 --layers 6 --heads 4
 
     specjax train lm --run runs/draft --data books.txt.xz --tokenizer runs/target/tokenizer --width 64 --layers 1 \
---heads 2 --teacher runs/target/model --distil 0.9
+--heads 2 --teacher runs/target/model --distill 0.9
 
     Stop it with Ctrl-C or SIGTERM at any time: the same command goes on where it stopped. When it ends, RUN/model is a
     Hugging Face folder, RUN/metrics.jsonl holds the numbers and RUN/curve.png the curve.

@@ -17,12 +17,12 @@ LASTING = (  # what a run keeps from its beginning to its end
 
 @dataclasses.dataclass(frozen=True)
 class TrainT5:
-    """Train a T5-shaped model on pairs (source, tab, target on each line), or distil a draft from a target.
+    """Train a T5-shaped model on pairs (source, tab, target on each line), or distill a draft from a target.
 
     specjax train t5 --run runs/de --data deu.txt.gz --width 192 --encoder-layers 3 --decoder-layers 6 --heads 3
 
     specjax train t5 --run runs/de-draft --data deu.txt.gz --tokenizer runs/de/tokenizer --width 64 \
---encoder-layers 1 --decoder-layers 1 --heads 1 --teacher runs/de/model --distil 0.9
+--encoder-layers 1 --decoder-layers 1 --heads 1 --teacher runs/de/model --distill 0.9
 
     Stop it with Ctrl-C or SIGTERM at any time: the same command goes on where it stopped. When it ends, RUN/model is a
     Hugging Face folder, RUN/held_out.tsv the pairs that it has not seen (none of their targets either),

@@ -38,8 +38,8 @@ class Course:
     """Peak learning rate: warm-up, constant, then linear decay to a tenth over the last third."""
     warmup: int = 100
     teacher: str | None = None
-    """A model with the same tokenizer to distil from."""
-    distil: float = 0.9
+    """A model with the same tokenizer to distill from."""
+    distill: float = 0.9
     """Weight of the divergence from the teacher, the rest being the data's own loss."""
     every: int = 300
     """Steps between evaluations and checkpoints."""
@@ -83,8 +83,8 @@ def check(run: Path, course: Course, data: tuple[Path, ...], tokenizer: Path | N
     if not 0.0 < course.rate < 1.0:
         raise ValueError(f"--rate must lie between 0 and 1, got {course.rate}")
     check_name(course.dtype, DTYPES, "dtype")
-    if not 0.0 <= course.distil <= 1.0:
-        raise ValueError(f"--distil must lie in 0..1, got {course.distil}")
+    if not 0.0 <= course.distill <= 1.0:
+        raise ValueError(f"--distill must lie in 0..1, got {course.distill}")
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise FileNotFoundError(f"{tokenizer} holds no tokenizer.json")
 
@@ -184,7 +184,7 @@ def _shown(value: Any) -> str:
 
 
 def teacher(course: Course, vocab_size: int, *, encoder_decoder: bool, length: int = 0) -> "Model | None":
-    """The model to distil from, where there is one.
+    """The model to distill from, where there is one.
 
     Args:
       length: positions that it must have.
@@ -192,7 +192,7 @@ def teacher(course: Course, vocab_size: int, *, encoder_decoder: bool, length: i
     Raises:
       ValueError: it is of another kind, its vocabulary is another, or it has too few positions.
     """
-    from specjax.load import load
+    from specjax.loading import load
 
     if course.teacher is None:
         return None
@@ -224,7 +224,7 @@ def finish(
 
     recipe = lm.Recipe(
         steps=course.steps, warmup=course.warmup, decay=course.steps // 3, rate=course.rate, half=course.half,
-        distil=course.distil if course.teacher is not None else 0.0, every=course.every, seed=course.seed,
+        distill=course.distill if course.teacher is not None else 0.0, every=course.every, seed=course.seed,
         muon=course.muon,
     )  # fmt: skip
     state = lm.train(

@@ -1,6 +1,6 @@
-"""GGUF files of the Llama architecture and of Qwen2, through the optional gguf package: dequantised slice by slice.
+"""GGUF files of the Llama architecture and of Qwen2, through the optional gguf package: dequantized slice by slice.
 
-llama.cpp turns neighbouring pairs of a head's entries where Hugging Face turns entry j with j + K/2, so its files of
+llama.cpp turns neighboring pairs of a head's entries where Hugging Face turns entry j with j + K/2, so its files of
 the Llama architecture store the rows of q and k interleaved. Row r of ours is row `half_split_rows(...)[r]` of the
 file.
 """
@@ -121,7 +121,7 @@ def half_split_rows(rows: int, heads: int) -> np.ndarray:
 
 
 def gguf_source(gguf: GGUF) -> TensorSource:
-    """The tensors of an opened GGUF file, by Hugging Face's names, float32 where they were quantised."""
+    """The tensors of an opened GGUF file, by Hugging Face's names, float32 where they were quantized."""
     heads = gguf.whole("attention.head_count")
     turned = {"attn_q": heads, "attn_k": gguf.whole("attention.head_count_kv", heads)}
     tensors = {}

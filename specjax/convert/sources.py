@@ -22,7 +22,7 @@ class StoredTensor:
 
     Attributes:
       shape: of the whole tensor.
-      dtype: as stored (as dequantised, where the file is quantised).
+      dtype: as stored (as dequantized, where the file is quantized).
       load: index -> array. One slice per axis. What comes back may be a view of the file: copy what is kept.
       file: where it lies, for messages.
     """

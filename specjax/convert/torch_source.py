@@ -41,7 +41,7 @@ def read_torch(file: Path) -> dict[str, StoredTensor]:
             or tensor.is_meta
             or tensor.dtype not in _dtypes(torch)
         ):
-            raise ValueError(f"{file}: {name} is of {tensor.dtype}, sparse, quantised or without values: not read")
+            raise ValueError(f"{file}: {name} is of {tensor.dtype}, sparse, quantized or without values: not read")
     return {name: _stored(tensor, file.name, torch) for name, tensor in plain.items()}
 
 

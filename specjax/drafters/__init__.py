@@ -1,7 +1,7 @@
 """Ways to guess what the target will say: pure functions with explicit state, joined to their weights.
 
-Here are the user's constructors; each returns a `Guide` for `specjax.generate(..., drafter=...)`. The `base.Drafter`s
-behind them are in the modules of this folder.
+Each constructor returns a `LoadedDrafter` for `specjax.generate(..., drafter=...)`. The `base.Drafter`s behind them are
+in the modules of this folder.
 """
 
 import os
@@ -29,12 +29,12 @@ from specjax.drafters.corpus import Corpus as Corpus
 from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
-from specjax.drafters.guide import Guide as Guide
+from specjax.drafters.loaded import LoadedDrafter as LoadedDrafter
 from specjax.drafters.select import Retrieval as Retrieval
 from specjax.drafters.select import SnapKV as SnapKV
 from specjax.drafters.self_speculation import bounded as bounded
 from specjax.drafters.self_speculation import layer_skip as layer_skip
-from specjax.drafters.self_speculation import quantised as quantised
+from specjax.drafters.self_speculation import quantized as quantized
 from specjax.drafters.self_speculation import small_kv as small_kv
 from specjax.drafters.sparse import Sinks as Sinks
 from specjax.policies.policy import Rule, check_buckets, ladder
@@ -44,12 +44,14 @@ from specjax.types import Siblings as Siblings
 MODEL_GAMMA = 5  # draft tokens a round where nothing else is said
 
 
-def plain() -> Guide:
+def plain() -> LoadedDrafter:
     """No draft: plain autoregressive decoding, by the same loop. The baseline."""
-    return Guide("plain", _plain.plain())
+    return LoadedDrafter("plain", _plain.plain())
 
 
-def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: tuple[int, ...] | None = None) -> Guide:
+def model(
+    draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: tuple[int, ...] | None = None
+) -> LoadedDrafter:
     """A smaller model writes a chain of gamma tokens (Leviathan et al. 2023), or as many as a policy says.
 
     Args:
@@ -68,7 +70,7 @@ def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: 
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
         gamma = checks.whole("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
         check_slack(draft, gamma, f"a draft of {gamma}")
-        return Guide(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+        return LoadedDrafter(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
     if not isinstance(policy, Rule):
         raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
     if gamma is not None:
@@ -81,7 +83,7 @@ def model(draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: 
     chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
     drafter = adaptive.adaptive(draft.lm, policy.policy, chosen)
     params = adaptive.AdaptiveParams(draft.params, policy.params)
-    return Guide(f"{draft.name} {policy.name}", drafter, params, draft, positions)
+    return LoadedDrafter(f"{draft.name} {policy.name}", drafter, params, draft, positions)
 
 
 def _positions(draft: Any) -> int | None:
@@ -95,7 +97,7 @@ def _positions(draft: Any) -> int | None:
     return draft.positions
 
 
-def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Guide:
+def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> LoadedDrafter:
     """A smaller model writes a tree of one shape, one call a level (SpecInfer, Sequoia).
 
     Args:
@@ -112,10 +114,10 @@ def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLA
         raise ValueError(f"siblings must be one of {', '.join(map(str, Siblings))}, got {siblings!r}")
     kind = siblings.name.lower().replace("_", " ")
     drafter = model_tree.model_tree(draft.lm, shape, siblings)
-    return Guide(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
+    return LoadedDrafter(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
 
 
-def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) -> Guide:
+def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) -> LoadedDrafter:
     """A smaller model grows a tree for each row and round by path probability (EAGLE-2). Verifier: "deterministic".
 
     Args:
@@ -126,17 +128,17 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
     """
     positions = _positions(draft)
     drafter = model_tree.dynamic_tree(draft.lm, size, depth, width)
-    return Guide(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft, positions)
+    return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft, positions)
 
 
-def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> Guide:
+def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> LoadedDrafter:
     """Prompt lookup: copies what followed the last few tokens where they occurred before; matches of `shortest` to
     `longest` tokens, at most 64."""
     _check_whole(gamma=gamma, longest=longest, shortest=shortest)
-    return Guide(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
+    return LoadedDrafter(f"ngram x{gamma}", _ngram.ngram(gamma, longest, shortest))
 
 
-def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> Guide:
+def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> LoadedDrafter:
     """The target guesses for itself, in the same call that verifies (lookahead decoding). Verifier: "deterministic".
 
     Args:
@@ -144,12 +146,12 @@ def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> Guide:
       ngram: N, tokens of an n-gram, at least 2; a round commits up to as many.
       guesses: G, n-grams that are tried in a round.
     """
-    return Guide(f"lookahead {window},{ngram},{guesses}", _lookahead.lookahead(window, ngram, guesses))
+    return LoadedDrafter(f"lookahead {window},{ngram},{guesses}", _lookahead.lookahead(window, ngram, guesses))
 
 
 def suffix(
     past: Corpus | None = None, *, gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1
-) -> Guide:
+) -> LoadedDrafter:
     """Copies what most often followed the longest match of the last tokens, in the request and in past outputs.
 
     Args:
@@ -171,7 +173,7 @@ def suffix_tree(
     longest: int = 16,
     shortest: int = 1,
     confidence: float = 0.1,
-) -> Guide:
+) -> LoadedDrafter:
     """The most frequent continuations side by side, as a tree for each row and round. Verifier: "deterministic".
 
     Args:
@@ -191,18 +193,18 @@ def _check_whole(**named: int) -> None:
         checks.whole(name, value, least=-checks.LARGEST, most=LONGEST_MATCH if name == "longest" else checks.LARGEST)
 
 
-def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> Guide:
+def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> LoadedDrafter:
     if past is None:
-        return Guide(name, drafter)
+        return LoadedDrafter(name, drafter)
     if longest > int(past.depth):
         raise ValueError(
             f"matches of {longest} tokens are asked for, and the corpus was sorted by {int(past.depth)}: "
             f"pass longest={int(past.depth)}, or build it with depth={longest}"
         )
-    return Guide(f"{name}, corpus", drafter, past, largest=int(past.text.max()))
+    return LoadedDrafter(f"{name}, corpus", drafter, past, largest=int(past.text.max()))
 
 
-def table(fitted: Any, *, gamma: int = 5) -> Guide:
+def table(fitted: Any, *, gamma: int = 5) -> LoadedDrafter:
     """A unigram, bigram or n-gram table: laws that are looked up, at next to no cost (Leviathan et al. 2023, table 3).
 
     Args:
@@ -223,10 +225,12 @@ def table(fitted: Any, *, gamma: int = 5) -> Guide:
         fitting.check(fitted)
     kind = {1: "unigram", 2: "bigram"}.get(fitted.order, f"{fitted.order}-gram table")
     made = _table.table(fitted.order, fitted.vocab_size, gamma)
-    return Guide(f"{kind} x{gamma}", made, jax.tree.map(jnp.asarray, fitted))
+    return LoadedDrafter(f"{kind} x{gamma}", made, jax.tree.map(jnp.asarray, fitted))
 
 
-def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify.Verifier | None = None) -> Guide:
+def cascade(
+    draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify.Verifier | None = None
+) -> LoadedDrafter:
     """A smaller model writes a chain of gamma tokens, itself sped up by a drafter: speculation of three levels or more.
 
     `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
@@ -234,7 +238,7 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
-      drafter: a `Guide` that drafts for it.
+      drafter: a `LoadedDrafter` that drafts for it.
       gamma: draft tokens a round of the target, at least 1: more than a round of the inner levels yields.
       verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one. None: the one
         that suits the drafter.
@@ -244,7 +248,7 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
     """
     checks.whole("gamma", gamma, least=1)
     longest = _positions(draft)
-    if not isinstance(drafter, Guide):
+    if not isinstance(drafter, LoadedDrafter):
         raise ValueError(
             f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
             "write specjax.drafters.model(draft)"
@@ -266,7 +270,7 @@ def cascade(draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | _verify
     check_slack(draft, over, f"a cascade of gamma={gamma}")
     check_slack(drafter.source, over + part.tree.size - 1, f"a cascade of gamma={gamma}")
     limits = [p for p in (longest, drafter.positions) if p is not None]
-    return Guide(
+    return LoadedDrafter(
         f"{draft.name} x{gamma} ({drafter.name})",
         _cascade.cascade(draft.lm, part, chosen.fn, gamma),
         _cascade.CascadeParams(draft.params, drafter.params),

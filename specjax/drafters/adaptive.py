@@ -148,7 +148,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
 
     def rewind(params, state: AdaptiveDraft, back, token):
         del params, token
-        # In a cascade a row commits nothing where it waits for its neighbours: it has not ended. What the policy has
+        # In a cascade a row commits nothing where it waits for its neighbors: it has not ended. What the policy has
         # seen stays seen.
         cache, lag = taken_back(lm, state.cache, state.lag, back)
         return state._replace(cache=cache, lag=lag, live=jnp.ones_like(state.live))

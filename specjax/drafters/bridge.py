@@ -200,7 +200,7 @@ class _Reader(NamedTuple):
 
 def _reader(lm: LanguageModel, gamma: int, stretch: int, positions: int | None) -> _Reader:
     def limit(params: BridgeParams, text, queue: int):
-        """Draft tokens that each row's cache may hold before a round: by its own text, so never by its neighbours'."""
+        """Draft tokens that each row's cache may hold before a round: by its own text, so never by its neighbors'."""
         most = stretch * text + SLACK + params.reading.opening.shape[0]
         return most if positions is None else jnp.minimum(most, max(positions - queue - gamma, 1))
 

@@ -9,10 +9,10 @@ from specjax import checks
 from specjax.base import LanguageModel
 from specjax.drafters import bridge as _bridge
 from specjax.drafters import vocabulary as _vocabulary
-from specjax.drafters.guide import Guide
+from specjax.drafters.loaded import LoadedDrafter
 
 
-def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> Guide:
+def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
     """A smaller model with another tokenizer, restricted to the tokens that both share (TLI, Timor et al. 2025).
 
     Args:
@@ -29,10 +29,10 @@ def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: 
     made = _bridge.intersection(draft.lm, target.vocab_size, gamma, stretch=stretch, positions=draft.positions)
     tables = jax.tree.map(jnp.asarray, (reading, _vocabulary.shared(found, theirs)))
     name = f"{draft.name} x{gamma} by shared tokens"
-    return Guide(name, made, _bridge.BridgeParams(draft.params, *tables), draft, serves=target)
+    return LoadedDrafter(name, made, _bridge.BridgeParams(draft.params, *tables), draft, serves=target)
 
 
-def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> Guide:
+def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
     """A smaller model with another tokenizer writes greedily; its text is proposed in the target's tokens.
 
     Args, Raises: as `bridge`; width limits the target tokens in which one draft token is told, too.
@@ -42,7 +42,7 @@ def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch
     writing = _vocabulary.writing(ours, theirs, spelled, found, width=width)
     made = _bridge.reencoding(draft.lm, gamma, stretch=stretch, positions=draft.positions)
     tables = jax.tree.map(jnp.asarray, (reading, writing))
-    return Guide(
+    return LoadedDrafter(
         f"{draft.name} x{gamma} re-encoded", made, _bridge.BridgeParams(draft.params, *tables), draft, serves=target
     )
 

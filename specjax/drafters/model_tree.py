@@ -59,7 +59,7 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
     """A tree of one shape, whose children are drawn from the model's warped law, or are its most probable tokens.
 
     WITH_REPLACEMENT: independent draws of the law. WITHOUT_REPLACEMENT: each draw leaves the law of the next, which is
-    normalised anew, in the order of the children: the order and the law of Gumbel top-k, without a random number for
+    normalized anew, in the order of the children: the order and the law of Gumbel top-k, without a random number for
     every entry of the vocabulary; a child past the last token that has mass is not proposed. `log_q` is the law of the
     first draw in both. POINTS: the most probable tokens, and no law is told.
 

@@ -50,8 +50,8 @@ def of_layer_skip(target: Any, *, batch: int, slots: int, layers: tuple[int, ...
     return Reading(weight_bytes(target, target.params, layers) / batch, cache)
 
 
-def of_quantised(target: Any, weights: Params, *, batch: int, slots: int, prompt: int = 1) -> Reading:
-    """A draft step of `drafters.quantised`, whose int8 `weights` are `Guide.params`."""
+def of_quantized(target: Any, weights: Params, *, batch: int, slots: int, prompt: int = 1) -> Reading:
+    """A draft step of `drafters.quantized`, whose int8 `weights` are `LoadedDrafter.params`."""
     return Reading(weight_bytes(target, weights) / batch, cache_bytes(target, slots=slots, prompt=prompt))
 
 

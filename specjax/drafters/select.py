@@ -26,7 +26,7 @@ class SnapKV:
     """The slots that the last queries attend to most (Li et al. 2024, SnapKV, arXiv 2404.14469), and a window.
 
     Attention of the last `observed` tokens is summed over them and over the query heads that share a key, averaged over
-    neighbouring slots, and the best slots outside the window are kept.
+    neighboring slots, and the best slots outside the window are kept.
 
     Attributes:
       window: latest tokens, always there.

@@ -7,13 +7,15 @@ from specjax import checks
 from specjax.drafters import borrowed as _borrowed
 from specjax.drafters import bounded as _bounded
 from specjax.drafters import layer_skip as _layer_skip
-from specjax.drafters import quantised as _quantised
+from specjax.drafters import quantized as _quantized
 from specjax.drafters import sparse as _sparse
-from specjax.drafters.guide import Guide
+from specjax.drafters.loaded import LoadedDrafter
 from specjax.model import Model
 
 
-def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = _sparse.SINKS) -> Guide:
+def small_kv(
+    target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = _sparse.SINKS
+) -> LoadedDrafter:
     """The target drafts for itself over a small part of its cache: self-speculation for long contexts.
 
     A draft step reads budget + gamma slots of keys and values instead of the whole row. By default the first four
@@ -30,7 +32,7 @@ def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: _spar
     checks.whole("budget", budget, least=1)
     kept = selection.kept(budget)
     drafter = _sparse.small_kv(target.lm, selection.choice(target, kept), gamma, budget, kept)
-    return Guide(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
+    return LoadedDrafter(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
 
 
 def bounded(
@@ -51,7 +53,7 @@ def bounded(
     return _bounded.bound(draft, budget=budget, selection=selection, slack=slack, block=block)
 
 
-def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> Guide:
+def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> LoadedDrafter:
     """Some of the target's layers draft for all of them, over its own weights and cache: nothing is held twice.
 
     Args:
@@ -64,20 +66,20 @@ def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = No
     count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
     chosen = _layer_skip.check_layers(layers, count)
     drafter = _borrowed.chain_on_loan(target.variant(chosen=chosen), gamma)
-    return Guide(f"{target.name}, {len(chosen)} of {count} layers x{gamma}", drafter, target.params, target)
+    return LoadedDrafter(f"{target.name}, {len(chosen)} of {count} layers x{gamma}", drafter, target.params, target)
 
 
-def quantised(target: Any, *, gamma: int = 4) -> Guide:
+def quantized(target: Any, *, gamma: int = 4) -> LoadedDrafter:
     """The target with int8 weights drafts for the target, over its cache; the int8 weights are made here, once.
 
     Args:
       target: the model that will be the target, from `specjax.load`.
       gamma: draft tokens a round, at least 1.
     """
-    needs_model("quantised", target)
+    needs_model("quantized", target)
     checks.whole("gamma", gamma, least=1)
-    lm, weights = _quantised.int8(target)
-    return Guide(f"{target.name} in int8 x{gamma}", _borrowed.chain_on_loan(lm, gamma), weights, target)
+    lm, weights = _quantized.int8(target)
+    return LoadedDrafter(f"{target.name} in int8 x{gamma}", _borrowed.chain_on_loan(lm, gamma), weights, target)
 
 
 def needs_model(caller: str, target: Any) -> None:

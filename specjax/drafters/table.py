@@ -23,7 +23,7 @@ from specjax.categorical import uniforms
 from specjax.drafters import history
 from specjax.types import Commit, Draft
 
-MIXER = np.uint32(0x9E3779B1)  # odd, near 2**32 over the golden ratio: multiplying by it spreads neighbours
+MIXER = np.uint32(0x9E3779B1)  # odd, near 2**32 over the golden ratio: multiplying by it spreads neighbors
 SHIFT = np.uint32(15)
 
 

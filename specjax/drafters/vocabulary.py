@@ -237,7 +237,7 @@ def by_bytes(vocabulary: Vocabulary) -> dict[bytes, int]:
 def encoded(vocabulary: Vocabulary, piece: bytes) -> list[int] | None:
     """How the tokenizer writes these bytes amid a text.
 
-    None where its output does not tell: half a character, a text that it normalises, a token across the piece's border.
+    None where its output does not tell: half a character, a text that it normalizes, a token across the piece's border.
     """
     try:
         written = vocabulary.encode(ANCHOR + piece.decode())

@@ -22,7 +22,7 @@ T = TypeVar("T")
 MAX_DTYPES = ("float32", "bfloat16", "float16")
 LEFT_BLOCKS = ((5, 8), (9, 16), (25, 32), (49, 64))  # rows; float32, measured on kernels of 80 to 4,096 inputs
 PART = 1024  # inputs; of 512 to 2,048, measured on shapes of 125m to 1.3b
-INT8 = "int8"  # of weights that `quantise.py` made; checkpoints are not loaded so
+INT8 = "int8"  # of weights that `quantize.py` made; checkpoints are not loaded so
 
 
 def in_order(parts: Mapping[str, T]) -> list[T]:

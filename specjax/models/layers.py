@@ -146,9 +146,9 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        centred = x - x.mean(-1, keepdims=True)
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        normed = centred * jax.lax.rsqrt(variance + self.eps)
+        centered = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(centered).mean(-1, keepdims=True)
+        normed = centered * jax.lax.rsqrt(variance + self.eps)
         return normed * self.scale[...][None, None] + self.bias[...][None, None]
 
 

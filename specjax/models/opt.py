@@ -1,6 +1,6 @@
 """OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions, ReLU, tied head, every published shape.
 
-350m alone normalises after each sub-layer, has no final norm, and projects its word embeddings to the model's width.
+350m alone normalizes after each sub-layer, has no final norm, and projects its word embeddings to the model's width.
 """
 
 import dataclasses

@@ -73,13 +73,13 @@ class Published:
         return self.entries.get(name, default)
 
 
-def refuse_quantised(entries: Mapping[str, Any]) -> None:
+def refuse_quantized(entries: Mapping[str, Any]) -> None:
     """Raises ValueError where a config.json says that the weights are packed."""
     found = entries.get("quantization_config")
     if found:
         method = found.get("quant_method") if isinstance(found, Mapping) else None
         by = f" by {method}" if isinstance(method, str) else ""
         raise ValueError(
-            f"its weights are quantised{by} (quantization_config), which is not read: use the original checkpoint, "
+            f"its weights are quantized{by} (quantization_config), which is not read: use the original checkpoint, "
             "or a GGUF file"
         )

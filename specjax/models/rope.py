@@ -55,7 +55,7 @@ class DynamicScaling(RopeScaling):
     """NTK-aware base, fixed at a static length.
 
     `transformers` derives the base anew from the longest row of the batch once it passes `trained`; keys that were
-    cached before keep the old base, so a row's text depends on its neighbours and on how it was cut into blocks. Here
+    cached before keep the old base, so a row's text depends on its neighbors and on how it was cut into blocks. Here
     the base is the one for `length` tokens, from the first token on. With `length` <= `trained`, the default, nothing
     is stretched, which is exactly what `transformers` computes up to `trained` positions.
 

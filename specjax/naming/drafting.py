@@ -23,7 +23,7 @@ from specjax.naming.nested import (
 )
 
 if TYPE_CHECKING:
-    from specjax.drafters import Guide
+    from specjax.drafters import LoadedDrafter
     from specjax.model import Model
 
 Settings = dict[str, Any]
@@ -51,7 +51,7 @@ def needs(spec: Spec) -> int:
     return DRAFTERS[spec.name].models(spec.settings)
 
 
-def make(spec: Spec, target: "Model", drafts: "Sequence[Model]") -> "Guide":
+def make(spec: Spec, target: "Model", drafts: "Sequence[Model]") -> "LoadedDrafter":
     """The drafter.
 
     Args:
@@ -456,9 +456,9 @@ DRAFTERS: dict[str, Kind] = {
         },
         makes=CHAIN,
     ),
-    "quantised": Kind(
+    "quantized": Kind(
         "the target with int8 weights, over its cache",
-        _of_target("quantised"),
+        _of_target("quantized"),
         {"gamma": _gamma(4)},
         makes=CHAIN,
     ),

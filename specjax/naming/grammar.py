@@ -50,7 +50,7 @@ class Kind(NamedTuple):
       bare: the key whose value may stand alone, as the path in `disco:PATH`; None: there is none.
       check: (settings) -> None; raises ValueError for settings that do not go together.
       models: draft models that it needs, of its settings.
-      makes: what it drafts, in words; a key of `catalogue.MAKES`.
+      makes: what it drafts, in words; a key of `catalog.MAKES`.
     """
 
     about: str

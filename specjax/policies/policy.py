@@ -48,7 +48,7 @@ class Policy(NamedTuple):
     observe: (params, state, Round) -> state. After the round; the state of rows that have ended is kept as it was.
     constant: all rows draft gamma_max always, and nothing is ever asked.
     by_row: whether a row's answers depend on that row alone. Where they do not, its sampled tokens depend on its
-        neighbours (greedy ones do not, and the law does not).
+        neighbors (greedy ones do not, and the law does not).
     """
 
     gamma_max: int

@@ -11,11 +11,11 @@ def best_gamma(new_figure: Any, rows: Sequence[Row]) -> Any:
     """Steps: the best gamma by alpha, a line for each c."""
     figure = new_figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for row, colour in zip(rows, COLOURS, strict=False):
-        axes.step(row["alpha"], row["gamma"], where="mid", color=colour, lw=1.8)
+    for row, color in zip(rows, COLOURS, strict=False):
+        axes.step(row["alpha"], row["gamma"], where="mid", color=color, lw=1.8)
         axes.annotate(
             f"c = {row['c']}", (row["alpha"][-1], row["gamma"][-1]), xytext=(5, 0), textcoords="offset points",
-            color=colour, fontsize=9, va="center",
+            color=color, fontsize=9, va="center",
         )  # fmt: skip
     axes.set_xlim(right=1.01)
     axes.set_ylim(bottom=0)
@@ -28,8 +28,8 @@ def factors(new_figure: Any, rows: Sequence[Row], points: Sequence[Any]) -> Any:
     figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, name, title in zip(panels, ("speed", "operations"), ("Speed", "Operations"), strict=True):
-        for row, colour in zip(rows, COLOURS, strict=False):
-            axes.plot(row["alpha"], row[name], color=colour, lw=1.8, label=f"γ = {row['gamma']}")
+        for row, color in zip(rows, COLOURS, strict=False):
+            axes.plot(row["alpha"], row[name], color=color, lw=1.8, label=f"γ = {row['gamma']}")
         printed = [(one.alpha, getattr(one, name)) for one in points]
         axes.scatter(*zip(*printed, strict=True), marker="x", color=INK, zorder=4, label="table 1, printed")
         finish(axes, "α", "factor over plain decoding", f"{title}, c = 0")

@@ -20,7 +20,7 @@ class Drafting(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """What stands for a published draft: its name, and (Shelf, Drafting) -> Guide."""
+    """What stands for a published draft: its name, and (Shelf, Drafting) -> LoadedDrafter."""
 
     name: str
     make: Callable[[Shelf, Drafting], Any]
@@ -87,7 +87,7 @@ def int8() -> Stand:
         from specjax import drafters
 
         return shelf.keep(
-            ("int8", work.target.name, work.gamma), lambda: drafters.quantised(work.target, gamma=work.gamma)
+            ("int8", work.target.name, work.gamma), lambda: drafters.quantized(work.target, gamma=work.gamma)
         )
 
     return Stand("the target in int8", make)
@@ -138,7 +138,7 @@ BUNDLED = Family(
             {SMALL: own_model("bundled/t5-draft"), BASE: layers(0, 1, 3, of=4), LARGE: int8()} | TABLES,
         ),
         CNNDM: Target(
-            "bundled/opt-target", "summarisation",
+            "bundled/opt-target", "summarization",
             {
                 SMALL: own_model("bundled/opt-tiny"), BASE: own_model("bundled/opt-draft"),
                 LARGE: layers(0, 1, 2, 4, 6, 7, of=8),
@@ -163,7 +163,7 @@ ORIGINAL = Family(
     opt={"opt-13b": "facebook/opt-13b", "opt-1.3b": "facebook/opt-1.3b", "opt-125m": "facebook/opt-125m"},
     targets={
         ENDE: Target(FLAN["xxl"], "translation", FLAN_DRAFTS | TABLES),
-        CNNDM: Target(FLAN["xxl"], "summarisation", FLAN_DRAFTS | TABLES),
+        CNNDM: Target(FLAN["xxl"], "summarization", FLAN_DRAFTS | TABLES),
     },
     notes=(),
     about_t5=(

@@ -29,7 +29,7 @@ from specjax.reproduce.published import TASKS as TASK_NAMES
 from specjax.reproduce.setup import Experiment, Items, Report, Setup
 
 TEMPERATURES = (0.0, 1.0)
-TWO = ("translation", "summarisation")
+TWO = ("translation", "summarization")
 THREE = (*TWO, "story")
 ALONE = 1  # gamma of table 3: a round then tests one token, at places that no earlier acceptance has chosen
 
@@ -123,7 +123,7 @@ def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
         })  # fmt: skip
     notes = [*family(setup).paper_notes, *stand_ins(setup), *speed_notes(row), *busy(rows)]
     return Report(
-        "Table 2: translation and summarisation, three drafts", published.TABLE_2_SOURCE, table, speed_checks(row),
+        "Table 2: translation and summarization, three drafts", published.TABLE_2_SOURCE, table, speed_checks(row),
         notes,
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def speed_checks(row: dict[Speed, Row | None]) -> list[Check]:
     return [
         each_greater("α rises with the draft's size", sizes),
         each_greater("α is higher at temperature 0 than at 1", cold),
-        each_greater("α is higher in translation than in summarisation", tasks),
+        each_greater("α is higher in translation than in summarization", tasks),
         each_greater("speculation pays (speed above 1)", pays),
         each_greater("the smallest draft is the fastest", fastest),
         each_greater("speed is higher at temperature 0 than at 1", cold_speed),
@@ -312,7 +312,7 @@ SIMPLE = (UNIGRAM, BIGRAM)
 EXPERIMENTS = {
     "table-1": Experiment("operations and speed in theory", published.TABLE_1_SOURCE, (), theory_cases, theory_report),
     "table-2": Experiment(
-        "speed and alpha in translation and summarisation, three drafts, T = 0 and 1", published.TABLE_2_SOURCE, TWO,
+        "speed and alpha in translation and summarization, three drafts, T = 0 and 1", published.TABLE_2_SOURCE, TWO,
         speed_cases, speed_report,
     ),
     "table-3": Experiment(

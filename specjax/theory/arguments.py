@@ -44,7 +44,7 @@ def whole(name: str, value: Numbers, *, least: int = 0) -> np.ndarray:
 
 
 def law(name: str, value: Numbers) -> np.ndarray:
-    """[..., V] in float64, normalised there: laws that were computed in float32 sum to 1 only nearly.
+    """[..., V] in float64, normalized there: laws that were computed in float32 sum to 1 only nearly.
 
     Raises:
       ValueError: no vocabulary axis, a negative or non-finite entry, or a sum further than OFF_ONE from 1.

@@ -1,6 +1,6 @@
 """A trace as pictures, SVG or PNG: the strip of tokens, the walltime diagram, acceptance by depth (matplotlib).
 
-Colours are those of Okabe and Ito, which colour-blind readers tell apart; what they say is said by shape as well.
+Colors are those of Okabe and Ito, which color-blind readers tell apart; what they say is said by shape as well.
 """
 
 import math
@@ -118,7 +118,7 @@ def _strip_legend(figure: Any, marks: Sequence[Mark], note: str, *, below: float
 
 # --- walltime --------------------------------------------------------------------------------------------------------
 
-BARS = {  # colour and height: the target's calls stand above the drafter's in height too
+BARS = {  # color and height: the target's calls stand above the drafter's in height too
     Kind.TARGET_PROMPT: (YELLOW, 0.62),
     Kind.DRAFT_PROMPT: (ORANGE, 0.62),
     Kind.DRAFT: (SKY, 0.40),
@@ -134,10 +134,10 @@ def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = 
     axes = figure.subplots()
     whole = longest(lanes)
     for place, one in enumerate(lanes):
-        for kind, (colour, height) in BARS.items():
+        for kind, (color, height) in BARS.items():
             spans = [(1e3 * call.start, 1e3 * call.seconds) for call in one.calls if call.kind is kind]
             axes.broken_barh(
-                spans, (place - height / 2, height), facecolor=colour, edgecolor="white",
+                spans, (place - height / 2, height), facecolor=color, edgecolor="white",
                 linewidth=_gap([call.seconds / whole for call in one.calls if call.kind is kind]),
             )  # fmt: skip
         axes.text(0, place - 0.36, told(one), fontsize=9, color=INK, va="bottom")

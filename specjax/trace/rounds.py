@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax import api, clock
 from specjax import decoding as loop
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.stopping import Stop
 from specjax.trees import SCRATCH
@@ -94,7 +94,7 @@ class Trace(NamedTuple):
       prompts: tokens of the prompts. encoder_decoder: an encoder reads them, and the text begins empty.
     """
 
-    guide: Guide
+    guide: LoadedDrafter
     calls: int
     prompts: list[list[int]]
     encoder_decoder: bool
@@ -114,7 +114,7 @@ class Trace(NamedTuple):
 def record(
     target: Model,
     prompts: api.Prompts,
-    guide: Guide,
+    guide: LoadedDrafter,
     options: dict[str, Any],
     *,
     repeats: int = 1,
@@ -213,7 +213,7 @@ def walked(
     raise AssertionError(f"the accepted tokens {list(wanted)} are no path of the draft")
 
 
-def draft_calls(guide: Guide) -> int:
+def draft_calls(guide: LoadedDrafter) -> int:
     """Calls of the draft model in a round: one a level; 1 for a drafter that runs no model, 0 without a draft."""
     levels = guide.drafter.tree.width - 1
     return levels if guide.source is not None else min(levels, 1)

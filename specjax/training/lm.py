@@ -45,7 +45,7 @@ class Recipe:
       muon: Muon (Jordan et al. 2024) on the layers' kernels, its step sized as AdamW's (Liu et al. 2025, arXiv
         2502.16982), and AdamW on the rest; False: AdamW on all.
       half: multiply in bfloat16; master weights stay float32.
-      distil: weight of the divergence from the teacher, the rest being cross-entropy with the data.
+      distill: weight of the divergence from the teacher, the rest being cross-entropy with the data.
       every: steps between evaluations, which also save a checkpoint.
     """
 
@@ -57,7 +57,7 @@ class Recipe:
     clip: float = 1.0
     muon: bool = False
     half: bool = False
-    distil: float = 0.0
+    distill: float = 0.0
     every: int = 500
     seed: int = 0
 
@@ -107,7 +107,7 @@ class Task(NamedTuple):
     init: (key) -> params.
     logits: (params, batch) -> [B,S,V]. labels: (batch) -> (labels [B,S], mask [B,S]).
     batch: (step) -> a training batch of numpy arrays. held_out: batches to evaluate on.
-    teacher: (batch) -> [B,S,V] logits to distil from, or None; runs inside the step with `teacher_params`.
+    teacher: (batch) -> [B,S,V] logits to distill from, or None; runs inside the step with `teacher_params`.
     """
 
     init: Callable[[jax.Array], Params]
@@ -138,10 +138,10 @@ def make_step(task: Task, recipe: Recipe) -> Callable:
         logits = task.logits(halved(params) if recipe.half else params, batch)
         labels, mask = task.labels(batch)
         nats = losses.cross_entropy(logits, labels, mask)
-        if task.teacher is None or recipe.distil == 0.0:
+        if task.teacher is None or recipe.distill == 0.0:
             return nats, nats
         teacher = task.teacher(teacher_params, batch)
-        return (1 - recipe.distil) * nats + recipe.distil * losses.forward_kl(teacher, logits, mask), nats
+        return (1 - recipe.distill) * nats + recipe.distill * losses.forward_kl(teacher, logits, mask), nats
 
     def step(state: TrainState, teacher_params, batch):
         (value, nats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, teacher_params, batch)

@@ -17,7 +17,7 @@ def save(tree: Tree, path: Path, *, values: Sequence[float] | None = None) -> No
 
     Args:
       path: its ending, .svg or .png, says the format.
-      values: [N], the probability that each node is accepted, shown by the nodes' colour.
+      values: [N], the probability that each node is accepted, shown by the nodes' color.
 
     Raises:
       ValueError: matplotlib is not installed, or the ending is another.
@@ -64,11 +64,11 @@ def _draw_tree(figure: Any, axes: Any, tree: Tree, column: list[float], values, 
     depth = [-int(d) for d in tree.depth]
     for node, parent in enumerate(tree.parents[1:], start=1):
         axes.plot([column[parent], column[node]], [depth[parent], depth[node]], color="#999999", lw=1, zorder=1)
-    side = min(240.0, (0.75 * 72 * cell) ** 2)  # neighbouring circles do not touch
-    colours: dict[str, Any] = (
+    side = min(240.0, (0.75 * 72 * cell) ** 2)  # neighboring circles do not touch
+    colors: dict[str, Any] = (
         {"c": values, "cmap": "viridis", "norm": PowerNorm(0.5, 0, 1)} if values else {"color": ACCENT}
     )
-    dots = axes.scatter(column, depth, s=side, zorder=2, **colours)
+    dots = axes.scatter(column, depth, s=side, zorder=2, **colors)
     if side >= 90:
         for node in range(tree.size):
             light = values is not None and values[node] > 0.4

@@ -1,9 +1,9 @@
-"""The best static tree for measured acceptance: Medusa's greedy search, Sequoia's dynamic programme, and the size.
+"""The best static tree for measured acceptance: Medusa's greedy search, Sequoia's dynamic program, and the size.
 
 All of it rests on one model. The child of rank r of an accepted node at depth d is the accepted one with probability
 a[d, r], whatever happened before: at most one child of a node is. A node is then accepted with the product of the
 a along its path, and a round commits the sum of these products over all nodes, the root's 1 (the correction or the
-bonus) included. Every search here maximises that sum; sizes count the root. Where the a of siblings sum to more than 1,
+bonus) included. Every search here maximizes that sum; sizes count the root. Where the a of siblings sum to more than 1,
 as counts of "among the first k" do, the sum is no expectation: `specjax tree show` refuses such a table.
 """
 
@@ -65,7 +65,7 @@ def best_tree(accuracies: Numbers, size: int) -> Tree:
     """Medusa's best tree of `size` nodes: greedily the node whose path is right most probably.
 
     No tree of that size has a greater `expected_length`. Greedy choice guarantees it where no rank is more accurate
-    than the rank before it; measured tables may break that by noise, and then the dynamic programme of `sequoia` is
+    than the rank before it; measured tables may break that by noise, and then the dynamic program of `sequoia` is
     used instead. Cai et al. 2024, arXiv 2401.10774, section 2.3.3 (whose sizes leave the root out).
 
     Args:
@@ -99,7 +99,7 @@ def best_tree(accuracies: Numbers, size: int) -> Tree:
 def sequoia(acceptance: Numbers, size: int, *, depth: int | None = None) -> Tree:
     """Sequoia's best tree: of all trees of `size` nodes within `depth`, none has a greater `expected_length`.
 
-    A dynamic programme, exact whatever the order of the entries. Chen et al. 2024, arXiv 2402.12374, section 4.1.
+    A dynamic program, exact whatever the order of the entries. Chen et al. 2024, arXiv 2402.12374, section 4.1.
 
     Args:
       acceptance: [ranks], the probability that the child of rank r is the accepted one, at every depth; or a table
@@ -113,7 +113,7 @@ def sequoia(acceptance: Numbers, size: int, *, depth: int | None = None) -> Tree
     """
     table = _table(_checked(acceptance), _levels(size, depth))
     _check_size(size, table)
-    return from_paths(_paths(_programme(table, size), size))
+    return from_paths(_paths(_program(table, size), size))
 
 
 def fastest(
@@ -163,7 +163,7 @@ def fastest(
     return best._replace(tree=from_paths(_paths(*chosen)))
 
 
-# --- the dynamic programme -------------------------------------------------------------------------------------------
+# --- the dynamic program -------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ class _Level:
     given: NDArray[np.int32]  # [ranks, size]
 
 
-def _programme(table: NDArray[np.float64], size: int) -> list[_Level]:
+def _program(table: NDArray[np.float64], size: int) -> list[_Level]:
     """Levels from the deepest (leaves alone) to the root's: levels[j] has j levels below it."""
     levels = [_leaves(table.shape[1], size)]
     for depth in range(len(table) - 1, -1, -1):
@@ -189,10 +189,10 @@ def _programme(table: NDArray[np.float64], size: int) -> list[_Level]:
 
 
 def _by_depth(table: NDArray[np.float64], size: int, *, same: bool) -> Iterator[list[_Level]]:
-    """The programme for depth 1, 2, ...: where every depth accepts alike, each is one level more than the last."""
-    whole = _programme(table, size)
+    """The program for depth 1, 2, ...: where every depth accepts alike, each is one level more than the last."""
+    whole = _program(table, size)
     for deep in range(1, len(table) + 1):
-        yield whole[: deep + 1] if same else _programme(table[:deep], size)
+        yield whole[: deep + 1] if same else _program(table[:deep], size)
 
 
 def _leaves(ranks: int, size: int) -> _Level:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
-from specjax.verify.walk import Rule, Walked, along, descend, is_token, mass_of, normalised, verdict_of
+from specjax.verify.walk import Rule, Walked, along, descend, is_token, mass_of, normalized, verdict_of
 
 
 def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -31,7 +31,7 @@ def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N
 def multiround_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
     """Lossless: a tree whose siblings are drawn from q without replacement, oldest first, or point masses.
 
-    As `multiround`, but each refused token leaves q, which is normalised anew before the next test. A sibling past the
+    As `multiround`, but each refused token leaves q, which is normalized anew before the next test. A sibling past the
     last token that q has mass for is passed over, and a sibling that was not proposed ends its family.
 
     Args:
@@ -51,18 +51,18 @@ class Laws(NamedTuple):
 
 
 def refuse_with(laws: Laws, token: Int[Array, "B"]) -> Laws:
-    """After a refusal p is the normalised residual; q stays, for the next child is drawn as this one was."""
+    """After a refusal p is the normalized residual; q stays, for the next child is drawn as this one was."""
     q = is_token(token, laws.p).astype(laws.p.dtype) if laws.q is None else laws.q
-    return Laws(normalised(residual(laws.p, q), laws.p), laws.q)
+    return Laws(normalized(residual(laws.p, q), laws.p), laws.q)
 
 
 def refuse_without(laws: Laws, token: Int[Array, "B"]) -> Laws:
-    """After a refusal the token leaves q as well, which is normalised over the rest; where no rest is, q is zero."""
+    """After a refusal the token leaves q as well, which is normalized over the rest; where no rest is, q is zero."""
     p = refuse_with(laws, token).p
     if laws.q is None:
         return Laws(p, None)
     rest = jnp.where(is_token(token, laws.q), jnp.zeros_like(laws.q), laws.q)
-    return Laws(p, normalised(rest, jnp.zeros_like(rest)))
+    return Laws(p, normalized(rest, jnp.zeros_like(rest)))
 
 
 def chance(laws: Laws, token: Int[Array, "B"]) -> tuple[Float[Array, "B"], Float[Array, "B"]]:

@@ -64,7 +64,7 @@ def accepts(u: Float[Array, "*lead"], p: Float[Array, "*lead"], q: Float[Array, 
 
 
 def residual(p: Float[Array, "*lead V"], q: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
-    """Masses, not normalised, of the law max(0, p - q) of a token that replaces a refused one.
+    """Masses, not normalized, of the law max(0, p - q) of a token that replaces a refused one.
 
     No mass is left where p == q, or where rounding refused what could not be refused: then the law is p.
     """

@@ -23,7 +23,7 @@ from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify import block
 from specjax.verify.token import law_after, residual
-from specjax.verify.walk import Walked, choose, is_token, mass_of, normalised, usable, verdict_of
+from specjax.verify.walk import Walked, choose, is_token, mass_of, normalized, usable, verdict_of
 
 
 def traversal(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -47,7 +47,7 @@ def traversal(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N 
 def traversal_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
     """Lossless: a tree whose siblings are drawn from q without replacement, oldest first, or point masses.
 
-    As `traversal`, but each deleted token leaves its parent's q, which is normalised anew. A sibling past the last
+    As `traversal`, but each deleted token leaves its parent's q, which is normalized anew. A sibling past the last
     token that q has mass for is passed over, and a sibling that was not proposed ends its family.
 
     Args:
@@ -84,16 +84,16 @@ def delete_with(parent: Level, token: Int[Array, "B"]) -> Level:
     z = total(left)
     den = z + (1 - parent.a)
     a = jnp.where(den > 0, z / jnp.where(den > 0, den, jnp.ones_like(den)), 1.0)  # a 1 and p == q: a stays 1
-    return Level(parent.live, a, normalised(residual(weighed, q), parent.p), parent.q)
+    return Level(parent.live, a, normalized(residual(weighed, q), parent.p), parent.q)
 
 
 def delete_without(parent: Level, token: Int[Array, "B"]) -> Level:
-    """`delete_with`, and the token leaves q, which is normalised over the rest; where no rest is, q is zero."""
+    """`delete_with`, and the token leaves q, which is normalized over the rest; where no rest is, q is zero."""
     after = delete_with(parent, token)
     if parent.q is None:
         return after
     rest = jnp.where(is_token(token, parent.q), jnp.zeros_like(parent.q), parent.q)
-    return after._replace(q=normalised(rest, jnp.zeros_like(rest)))
+    return after._replace(q=normalized(rest, jnp.zeros_like(rest)))
 
 
 def walk_with(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Walked:

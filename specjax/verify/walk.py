@@ -24,7 +24,7 @@ class Walked(NamedTuple):
     """Where a walk ended, and what each of its tests was. What nobody reads costs nothing."""
 
     node: Int[Array, "B"]  # the last accepted node; the root where none was
-    mass: Float[Array, "B V"]  # of the token that follows, not normalised
+    mass: Float[Array, "B V"]  # of the token that follows, not normalized
     tested: Bool[Array, "B N"]
     chance: Float[Array, "B N"]  # that a tested node passes, given all tests before it
 
@@ -191,7 +191,7 @@ def is_token(token: Int[Array, "B"], like: Float[Array, "B V"]) -> Bool[Array, "
     return lax.broadcasted_iota(jnp.int32, like.shape, 1) == token[:, None]
 
 
-def normalised(mass: Float[Array, "B V"], otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
+def normalized(mass: Float[Array, "B V"], otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """The law of these masses; a row without any is `otherwise`."""
     whole = total(mass)[:, None]
     some = whole > 0

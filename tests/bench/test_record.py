@@ -75,12 +75,12 @@ def test_a_pair_is_measured_on_a_file_of_prompts_and_taken_up_again(tmp_path, ca
 def test_the_free_drafter_costs_one_verification_and_changes_nothing():
     import specjax as sj
     from specjax.bench import rounds
-    from specjax.drafters import Guide
+    from specjax.drafters import LoadedDrafter
 
     model = sj.load("bundled/opt-tiny")
     plain = sj.generate(model, ["Once upon a time"], max_new_tokens=6, temperature=0.0)
     free = sj.generate(
-        model, ["Once upon a time"], drafter=Guide("free", rounds.free(3)), max_new_tokens=6, temperature=0.0
+        model, ["Once upon a time"], drafter=LoadedDrafter("free", rounds.free(3)), max_new_tokens=6, temperature=0.0
     )
     assert free.tokens == plain.tokens and free.stats.tested == free.stats.rounds
     assert next(iter(bench.cases(bench.Bench("overhead"))))[0]["gamma"] == (3, 5, 7)

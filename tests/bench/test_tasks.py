@@ -25,7 +25,7 @@ def test_every_task_builds_a_prompt_in_every_style():
 
 def test_t5_gets_its_prefixes_and_others_go_on():
     assert prompt("translation", "auto", encoder_decoder=True) == f"translate English to German: {ITEM.text}"
-    assert prompt("summarisation", "auto", encoder_decoder=True) == f"summarize: {ITEM.text}"
+    assert prompt("summarization", "auto", encoder_decoder=True) == f"summarize: {ITEM.text}"
     assert prompt("translation", "auto") == f"English: {ITEM.text}\nGerman:"
     assert prompt("code", "auto") == ITEM.text  # its braces stand
 

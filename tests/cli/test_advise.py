@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from specjax.advise import running
-from specjax.advise.running import Run
+from specjax.advisor import running
+from specjax.advisor.running import Run
 from specjax.naming import drafting
 
 BAD = {

@@ -1,4 +1,4 @@
-"""Every drafter and policy through the program, by the names of the catalogue."""
+"""Every drafter and policy through the program, by the names of the catalog."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 
 import specjax as sj
 from specjax import drafters
-from specjax.naming import catalogue, drafting, policing
+from specjax.naming import catalog, drafting, policing
 from specjax.naming.drafting import make, needs, parse
 from tests.cli import toys
 
@@ -43,7 +43,7 @@ RUNS = {  # each drafter, and the verifier that suits it
 HEAVY = {
     "ngram:gamma=2": "token", "plain": "token",
     "model:gamma=2": "token", "suffix:gamma=2": "token", "lookahead:window=2,ngram=3,guesses=2": "deterministic",
-    "quantised:gamma=2": "token",
+    "quantized:gamma=2": "token",
     "dynamic-tree:size=6,depth=2,width=2": "deterministic", "cascade:gamma=3,inner=(model:gamma=2)": "token",
     "suffix-tree:size=5,depth=2": "deterministic", "layer-skip:gamma=2,layers=0": "token",
     "small-kv:gamma=2,budget=8": "token", "bridge:gamma=2": "token", "reencode:gamma=2": "token",
@@ -91,13 +91,13 @@ def test_so_it_does_with_other_settings(text, family, plain, specjax_program):
     assert told["tokens"] == [plain] and told["lossless"] is True
 
 
-def test_the_catalogue_names_verifiers_that_serve(family):
+def test_the_catalog_names_verifiers_that_serve(family):
     target, draft, small = (sj.load(family[name]) for name in ("target", "draft", "small"))
     for text in RUNS | HEAVY:
         spec = parse(text.format(**family))
         kind, part = drafting.DRAFTERS[spec.name], make(spec, target, [draft, small]).drafter
         if kind.makes:
-            assert catalogue.verifiers(kind) == catalogue.serving(part.tree, part.siblings, part.dynamic), text
+            assert catalog.verifiers(kind) == catalog.serving(part.tree, part.siblings, part.dynamic), text
 
 
 def test_too_few_models(family):

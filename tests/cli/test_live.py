@@ -1,11 +1,11 @@
-"""The screen: colours, marks without colour, rows in order, and no control characters."""
+"""The screen: colors, marks without color, rows in order, and no control characters."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from specjax.cli.live import InOrder, Panels, coloured, printable, render
+from specjax.cli.live import InOrder, Panels, colored, printable, render
 from specjax.cli.segments import Fate, Segment
 
 SEGMENTS = [
@@ -21,14 +21,14 @@ def shown(c: Console) -> str:
     return c.file.getvalue()
 
 
-def test_marks_tell_the_three_fates_apart_without_colour():
-    assert render(SEGMENTS, colours=False, marks=True).plain == "one [-to⏎o-]{+two+}"
-    assert render([SEGMENTS[0], SEGMENTS[2]], colours=False, marks=False).plain == "one two"
+def test_marks_tell_the_three_fates_apart_without_color():
+    assert render(SEGMENTS, colors=False, marks=True).plain == "one [-to⏎o-]{+two+}"
+    assert render([SEGMENTS[0], SEGMENTS[2]], colors=False, marks=False).plain == "one two"
 
 
-def test_colours_tell_them_apart_on_a_terminal():
+def test_colors_tell_them_apart_on_a_terminal():
     c = console(force_terminal=True, color_system="truecolor")
-    c.print(render(SEGMENTS, colours=True, marks=True), end="")
+    c.print(render(SEGMENTS, colors=True, marks=True), end="")
     assert "\x1b[32mone \x1b[0m" in shown(c)
     assert "31mto⏎o\x1b[0m" in shown(c) and "34mtwo\x1b[0m" in shown(c)
 
@@ -42,8 +42,8 @@ def test_colours_tell_them_apart_on_a_terminal():
         ({"force_terminal": True, "color_system": None}, False),
     ],
 )
-def test_when_colours_are_used(options, expected):
-    assert coloured(console(**options)) is expected
+def test_when_colors_are_used(options, expected):
+    assert colored(console(**options)) is expected
 
 
 def test_control_characters_cannot_steer_the_terminal():

@@ -25,7 +25,7 @@ def toys(models, monkeypatch):
     }  # fmt: skip
     targets = {
         published.ENDE: stands.Target(target, "translation", drafts | stands.TABLES),
-        published.CNNDM: stands.Target(target, "summarisation", drafts | stands.TABLES),
+        published.CNNDM: stands.Target(target, "summarization", drafts | stands.TABLES),
         published.GPT: stands.Target(target, "story", {"GPT-like (6M)": stands.own_model(draft)} | stands.TABLES),
     }
     opt = {"opt-13b": target, "opt-1.3b": draft, "opt-125m": draft}
@@ -164,9 +164,9 @@ def test_prompts_of_a_file(tmp_path):
 
     file = tmp_path / "pairs.tsv"
     file.write_text("Good morning.\tGuten Morgen.\nGood night.\tGute Nacht.\n")
-    items = read_prompts([f"translation={file}"], ["translation", "summarisation"], 2)
+    items = read_prompts([f"translation={file}"], ["translation", "summarization"], 2)
     assert [item.text for item in items["translation"]] == ["Good morning.", "Good night."]
-    assert len(items["summarisation"]) == 2
+    assert len(items["summarization"]) == 2
     assert read_prompts([str(file)], ["translation"], 1)["translation"][0].text == "Good morning."
     texts = other_texts("translation")
     assert len(texts) > 40 and "The weather is nice today." not in texts

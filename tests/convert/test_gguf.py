@@ -41,7 +41,7 @@ def test_qwen2_files_are_not_interleaved_and_llama_files_are(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1])
-def test_quantised_tensors_are_near_and_slices_agree(kind, tmp_path):
+def test_quantized_tensors_are_near_and_slices_agree(kind, tmp_path):
     name = "llama-grouped-untied"
     write_gguf(tmp_path / "model.gguf", name, kind)
     source = locate(tmp_path / "model.gguf").source

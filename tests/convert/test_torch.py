@@ -11,7 +11,7 @@ import pytest
 
 from specjax.convert import load_params, open_source, save_pretrained, table_for
 from specjax.convert.torch_source import read_torch
-from specjax.load import load
+from specjax.loading import load
 from specjax.models.format import Format
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
 from tests.convert.writers import GOLDEN, NAMES, config_of, tensors_of

@@ -112,7 +112,7 @@ TOP_NAMES = {
 GGUF_TOKENS = ["<unk>", "<s>", "</s>", "<|turn|>"]
 
 
-def write_gguf(file: Path, name: str, quantisation: gguf.GGMLQuantizationType | None = None) -> None:
+def write_gguf(file: Path, name: str, quantization: gguf.GGMLQuantizationType | None = None) -> None:
     """A golden Llama or Qwen2 checkpoint as llama.cpp's converter lays it out, with a byte-level tokenizer."""
     config = config_of(name)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -134,8 +134,8 @@ def write_gguf(file: Path, name: str, quantisation: gguf.GGMLQuantizationType | 
         if config["model_type"] == "llama" and part in ("attn_q", "attn_k"):
             value = interleave(value, heads if part == "attn_q" else kv_heads)
         out = f"blk.{match[1]}.{part}.{match[3]}" if match else TOP_NAMES[hf_name]
-        if quantisation is not None and value.ndim == 2 and value.shape[1] % 32 == 0:
-            writer.add_tensor(out, gguf.quantize(value, quantisation), raw_dtype=quantisation)
+        if quantization is not None and value.ndim == 2 and value.shape[1] % 32 == 0:
+            writer.add_tensor(out, gguf.quantize(value, quantization), raw_dtype=quantization)
         else:
             writer.add_tensor(out, value)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""What the tests of every drafter that is no chain share: a Guide and a verifier's name through the whole loop."""
+"""Shared by the tests of drafters that are not chains: a LoadedDrafter and a verifier through the whole loop."""
 
 import functools
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from specjax import decoding as loop
 from specjax import drafters, verify
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.models import t5
 from specjax.stopping import Stop
 from specjax.types import Draft
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import Setting, run, texts
 from tests.test_decoding import exact_joint, sampled_counts
 
@@ -26,7 +26,7 @@ def plain(family: str) -> list[list[int]]:
     return texts(run(family, drafters.plain()))
 
 
-def verifier(guide: Guide, name: str):
+def verifier(guide: LoadedDrafter, name: str):
     """The verifier of that name, which must serve this drafter and be lossless."""
     found, part = verify.TABLE[name], guide.drafter
     found.require_lossless()
@@ -34,7 +34,7 @@ def verifier(guide: Guide, name: str):
     return found.fn
 
 
-def greedy_equals_plain(family: str, guide: Guide, name: str) -> loop.Totals:
+def greedy_equals_plain(family: str, guide: LoadedDrafter, name: str) -> loop.Totals:
     """Token for token, on a ragged batch; returns the totals for more."""
     state = run(family, guide, verify=verifier(guide, name))
     assert texts(state) == plain(family)
@@ -45,7 +45,7 @@ def greedy_equals_plain(family: str, guide: Guide, name: str) -> loop.Totals:
     return totals
 
 
-def a_full_cache_stops_at_the_same_token(family: str, guide: Guide, name: str) -> None:
+def a_full_cache_stops_at_the_same_token(family: str, guide: LoadedDrafter, name: str) -> None:
     """With a block that no longer fits: the cache of 18 tokens holds 18."""
     state = run(family, guide, verify=verifier(guide, name), setting=Setting(cache_len=18))
     used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS
@@ -54,7 +54,7 @@ def a_full_cache_stops_at_the_same_token(family: str, guide: Guide, name: str) -
     assert state.stop.tolist() == np.where(room < Setting.max_new, Stop.CACHE_FULL, Stop.MAX_TOKENS).tolist()
 
 
-def rows_are_alone(family: str, guide: Guide, name: str) -> None:
+def rows_are_alone(family: str, guide: LoadedDrafter, name: str) -> None:
     """Greedy and sampled rows, moved, ended early by budgets and by an end of text: all in one trace."""
     fn = verifier(guide, name)
     whole = texts(run(family, guide, SAMPLED, verify=fn))
@@ -75,10 +75,10 @@ def rows_are_alone(family: str, guide: Guide, name: str) -> None:
     assert loop.trace_count() == traces
 
 
-def follows_the_joint_law(family: str, guide: Guide, name: str, **options) -> dict[float, float]:
+def follows_the_joint_law(family: str, guide: LoadedDrafter, name: str, **options) -> dict[float, float]:
     """The p-values of three tokens of 4096 rows a temperature, greedy rows between them."""
     counts = sampled_counts(guide, family, verify=verifier(guide, name), **options)
-    return {t: laws.chi_square(h, exact_joint(t, family)) for t, h in counts.items()}
+    return {t: distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items()}
 
 
 @functools.cache

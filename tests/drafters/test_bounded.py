@@ -102,7 +102,7 @@ def test_what_cannot_serve_is_refused():
         drafters.cascade(bound("opt"), inner, gamma=4)
     with pytest.raises(ValueError, match="a cascade of gamma=3 takes back up to 7"):
         drafters.cascade(battery.draft("opt"), drafters.model(bound("opt"), gamma=2), gamma=3)
-    for borrowing in (drafters.layer_skip, drafters.quantised, drafters.small_kv, drafters.bounded):
+    for borrowing in (drafters.layer_skip, drafters.quantized, drafters.small_kv, drafters.bounded):
         with pytest.raises(ValueError, match="needs a model over whole caches"):
             borrowing(bound("opt"))
     with pytest.raises(ValueError, match="another shape, format or cache"):

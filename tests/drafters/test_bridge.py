@@ -12,14 +12,14 @@ import pytest
 import specjax as sj
 from specjax import decoding as loop
 from specjax import drafters
-from specjax.drafters import Guide, vocabulary
+from specjax.drafters import LoadedDrafter, vocabulary
 from specjax.drafters.bridge import BridgeParams, intersection, reencoding
 from specjax.drafters.vocabulary import NONE, Reading, Spelling, Writing
 from specjax.model import Model
 from specjax.stopping import Stop
 from specjax.types import Siblings
 from specjax.verify.token import token_level
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import Setting, run, texts
 from tests.cli import toys
 from tests.test_decoding import SAMPLED, exact_joint, sampled_counts
@@ -72,7 +72,7 @@ def params(kind: str, family: str) -> BridgeParams:
     return BridgeParams(draft(family).params, reading, jnp.asarray(source, jnp.int32))
 
 
-def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> Guide:
+def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> LoadedDrafter:
     lm = draft(family).lm
     positions = battery.MAX_POSITIONS if family == "opt" else None
     options = {"positions": positions, **options}
@@ -80,7 +80,7 @@ def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> Guide:
         made = reencoding(lm, gamma, **options)
     else:
         made = intersection(lm, battery.VOCAB, gamma, **options)
-    return Guide(kind, made, params(kind, family), draft(family))
+    return LoadedDrafter(kind, made, params(kind, family), draft(family))
 
 
 @functools.cache
@@ -181,7 +181,7 @@ def test_a_text_told_otherwise_would_be_noticed(kind):
     assert same[~np.array(touched)].all() and not same.all()
 
 
-def first_draft(made: Guide, temperature=0.0, **options):
+def first_draft(made: LoadedDrafter, temperature=0.0, **options):
     decode, state, static = battery.prepare("opt", made, temperature, **options)
 
     @jax.jit
@@ -238,22 +238,22 @@ def test_greedy_equals_plain_in_every_family(kind, family):
 
 def least(counts: dict[float, np.ndarray], family: str = "opt") -> float:
     """The smallest of the p-values."""
-    return min(laws.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
+    return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_rows_follow_the_joint_law(kind):
-    assert least(sampled_counts(guide(kind, gamma=2))) > laws.ALPHA
+    assert least(sampled_counts(guide(kind, gamma=2))) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_sampled_rows_follow_the_joint_law_in_every_family(kind, family):
-    assert least(sampled_counts(guide(kind, family, gamma=2), family), family) > laws.ALPHA
+    assert least(sampled_counts(guide(kind, family, gamma=2), family), family) > distributions.ALPHA
 
 
-def told_as(change, kind: str = "intersection") -> Guide:
+def told_as(change, kind: str = "intersection") -> LoadedDrafter:
     """A bridge whose draft is told otherwise than it was drawn."""
     right = guide(kind, gamma=2)
 
@@ -264,10 +264,10 @@ def told_as(change, kind: str = "intersection") -> Guide:
     return right._replace(drafter=right.drafter._replace(propose=propose))
 
 
-def test_the_law_test_fails_a_law_that_was_not_normalised():
+def test_the_law_test_fails_a_law_that_was_not_normalized():
     """As of a draft that is restricted by throwing away what is not shared: it tells less than it draws with."""
     broken = told_as(lambda drafted: drafted._replace(log_q=drafted.log_q + jnp.log(0.6)))
-    assert least(sampled_counts(broken)) < laws.ALPHA
+    assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
 def test_the_law_test_fails_point_masses_called_draws():
@@ -275,10 +275,10 @@ def test_the_law_test_fails_point_masses_called_draws():
     even = jnp.full((battery.VOCAB,), -np.log(battery.VOCAB), jnp.float32)
     laws_of = lambda tokens: jnp.broadcast_to(even, (*tokens.shape, battery.VOCAB))
     broken = told_as(lambda drafted: drafted._replace(log_q=laws_of(drafted.tokens)), "reencoding")
-    assert least(sampled_counts(broken)) < laws.ALPHA
+    assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def test_the_law_told_is_restricted_and_normalised():
+def test_the_law_told_is_restricted_and_normalized():
     drafted = first_draft(guide("intersection"), SAMPLED)
     q = np.exp(np.asarray(drafted.log_q[:, :-1], np.float64))
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-5)
@@ -305,7 +305,7 @@ def test_kinds_of_drafts():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_place_neighbours_or_padding(kind):
+def test_a_row_does_not_depend_on_its_place_neighbors_or_padding(kind):
     whole = texts(run("opt", guide(kind), SAMPLED))
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
     padded = np.concatenate([battery.prompts(), np.full((battery.ROWS, 8), 4, np.int32)], 1)

@@ -10,7 +10,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, sampling, stopping, trees, verify
-from specjax.drafters import Guide
+from specjax.drafters import LoadedDrafter
 from specjax.drafters import cascade as cascade_guide
 from specjax.drafters.cascade import cascade
 from specjax.model import Model
@@ -18,7 +18,7 @@ from specjax.models import opt
 from specjax.models.format import default_format
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import Setting, run, texts
 from tests.drafters.test_table import table_of
 from tests.test_decoding import SAMPLED, exact_joint, sampled_counts
@@ -29,7 +29,7 @@ module = importlib.import_module("specjax.drafters.cascade")  # whose name is th
 
 
 @functools.cache
-def guide(kind: str, family: str = "opt") -> Guide:
+def guide(kind: str, family: str = "opt") -> LoadedDrafter:
     """Cascades of every kind, by what drafts for the middle model."""
     middle, small = battery.draft(family), battery.draft(family, 0.3)
     if kind == "model":
@@ -56,7 +56,7 @@ def guide(kind: str, family: str = "opt") -> Guide:
     return cascade_guide(middle, lower, gamma=5)
 
 
-def tree_of(model) -> Guide:
+def tree_of(model) -> LoadedDrafter:
     """The tree drafter of the tests, which learns here to take tokens back."""
 
     def rewind(params, state, back, token):
@@ -64,7 +64,7 @@ def tree_of(model) -> Guide:
         return TreeState(model.lm.keep(state.cache, None, jnp.minimum(1 - back, 0)), state.tokens)
 
     made = tree_drafter(model.lm, trees.regular((2, 1)))._replace(rewind=rewind)
-    return Guide("tree", made, model.params, model)
+    return LoadedDrafter("tree", made, model.params, model)
 
 
 @functools.cache
@@ -165,13 +165,13 @@ def test_greedy_equals_plain_everywhere(kind, family):
     assert_greedy_equals_plain(kind, family)
 
 
-def p_value(made: Guide, family: str = "opt") -> float:
+def p_value(made: LoadedDrafter, family: str = "opt") -> float:
     counts = sampled_counts(made, family)
-    return min(laws.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
+    return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
 def test_sampled_rows_follow_the_joint_law():
-    assert p_value(guide("block")) > laws.ALPHA
+    assert p_value(guide("block")) > distributions.ALPHA
 
 
 @pytest.mark.slow
@@ -179,10 +179,10 @@ def test_sampled_rows_follow_the_joint_law():
     ("kind", "family"), [("model", "t5"), ("ngram", "llama"), ("table", "opt"), ("three", "opt"), ("tree", "opt")]
 )
 def test_sampled_rows_follow_the_joint_law_everywhere(kind, family):
-    assert p_value(guide(kind, family), family) > laws.ALPHA
+    assert p_value(guide(kind, family), family) > distributions.ALPHA
 
 
-def remade() -> Guide:
+def remade() -> LoadedDrafter:
     """The cascade "block", built anew with what a test has broken."""
     right, inner = guide("block"), drafters.model(battery.draft("opt", 0.3), gamma=3)
     return right._replace(drafter=cascade.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3))
@@ -198,7 +198,7 @@ def test_the_law_test_fails_the_law_of_the_smallest_model(monkeypatch):
 
     monkeypatch.setattr(module, "committed_block", noting)
     monkeypatch.setattr(module, "laws_along", lambda linear, verdict, log_p: believed.pop())
-    assert p_value(remade()) < laws.ALPHA
+    assert p_value(remade()) < distributions.ALPHA
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_the_law_test_fails_noise_shared_by_inner_rounds(monkeypatch):
     fork = module.round_keys
     same = lambda key: (jax.random.wrap_key_data(jax.random.key_data(key)), *fork(key)[1:])
     monkeypatch.setattr(module, "round_keys", same)
-    assert p_value(remade()) < laws.ALPHA
+    assert p_value(remade()) < distributions.ALPHA
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead, remember
 from specjax.types import Commit, Draft, Siblings
 from specjax.verify import TABLE
 from specjax.verify.deterministic import deterministic
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import prepare
 from tests.drafters import drafting
 from tests.test_decoding import exact_joint, sampled_counts
@@ -23,9 +23,9 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 W, N, G = 4, 4, 3
 
 
-def guide(w=W, n=N, g=G) -> drafters.Guide:
+def guide(w=W, n=N, g=G) -> drafters.LoadedDrafter:
     """A bucket for every token of the small vocabulary: with the default, 12,288 rows would be half a gigabyte."""
-    return drafters.Guide("lookahead", lookahead(w, n, g, buckets=battery.VOCAB))
+    return drafters.LoadedDrafter("lookahead", lookahead(w, n, g, buckets=battery.VOCAB))
 
 
 # --- the window --------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_a_full_cache_stops_at_the_same_token(family):
 
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
 def test_sampled_rows_follow_the_joint_law(family):
-    assert min(drafting.follows_the_joint_law(family, guide(), "deterministic").values()) > laws.ALPHA
+    assert min(drafting.follows_the_joint_law(family, guide(), "deterministic").values()) > distributions.ALPHA
 
 
 def test_control_a_window_that_is_accepted_breaks_the_law():
@@ -237,7 +237,7 @@ def test_control_a_window_that_is_accepted_breaks_the_law():
         return verdict._replace(token=jnp.where(first, guess, verdict.token))
 
     counts = sampled_counts(guide(), "opt", verify=takes_a_branch)
-    assert min(laws.chi_square(h, exact_joint(t)) for t, h in counts.items()) < laws.ALPHA
+    assert min(distributions.chi_square(h, exact_joint(t)) for t, h in counts.items()) < distributions.ALPHA
 
 
 @pytest.mark.slow

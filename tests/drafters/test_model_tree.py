@@ -14,7 +14,7 @@ from specjax.drafters import model_tree
 from specjax.trees import NO_CHILD, Tree
 from specjax.types import Commit, Draft, Siblings
 from specjax.verify import TABLE
-from tests import battery, laws
+from tests import battery, distributions
 from tests.drafters import drafting
 
 pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafting.py runs one of each kind by default
@@ -29,7 +29,7 @@ LOSSLESS = {
 }
 
 
-def guide(family: str, kind: Siblings | None, shape: Tree = UNEVEN, model=None) -> drafters.Guide:
+def guide(family: str, kind: Siblings | None, shape: Tree = UNEVEN, model=None) -> drafters.LoadedDrafter:
     """A static tree, or with None for its siblings a dynamic one."""
     model = model or battery.draft(family)
     if kind is None:
@@ -59,7 +59,7 @@ def committed(rng, draft: Draft, parents, kind: str) -> list[list[int]]:
     return blocks
 
 
-def rounds(family: str, guided: drafters.Guide):
+def rounds(family: str, guided: drafters.LoadedDrafter):
     """(text of each row below its prompt, draft) round by round, under verdicts of every kind; row 3 ends after two."""
     drafter, model = guided.drafter, guided.params
     propose = jax.jit(lambda params, key, state, pending: drafter.propose(params, key, state, pending, warp))
@@ -201,11 +201,11 @@ def test_children_are_drawn_as_they_say():
     for kind in (WITH, WITHOUT):
         draft, law = children(kind, 1.0)
         np.testing.assert_allclose(np.exp(draft.log_q[:, 0]), np.tile(law, (8192, 1)), atol=2e-5)
-        counts = laws.histogram(draft.tokens[:, 1:4], battery.VOCAB)
+        counts = distributions.histogram(draft.tokens[:, 1:4], battery.VOCAB)
         independent = law[:, None, None] * law[None, :, None] * law[None, None]
         expected = {WITH: independent, WITHOUT: joint_without(law)}
         for other, joint in expected.items():
-            assert (laws.chi_square(counts, joint) > laws.ALPHA) == (other is kind)
+            assert (distributions.chi_square(counts, joint) > distributions.ALPHA) == (other is kind)
         assert draft.valid.all()
 
 
@@ -286,7 +286,7 @@ MORE += [(family, kind, name) for family in ("llama", "t5") for kind, name in ((
 @pytest.mark.parametrize(("family", "kind", "name"), [*LAWS, *(slow(*case) for case in MORE if case not in LAWS)])
 def test_sampled_rows_follow_the_joint_law(family, kind, name):
     guided = guide(family, kind, trees.regular((3, 2)))
-    assert min(drafting.follows_the_joint_law(family, guided, name).values()) > laws.ALPHA
+    assert min(drafting.follows_the_joint_law(family, guided, name).values()) > distributions.ALPHA
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_control_draws_without_replacement_told_as_independent_break_the_law():
     """The second of three siblings is not drawn from the law that is told of it."""
     guided = guide("opt", WITHOUT, trees.regular((3, 2)))
     told = guided._replace(drafter=guided.drafter._replace(siblings=WITH, vocab_size=None))
-    assert min(drafting.follows_the_joint_law("opt", told, "multiround").values()) < laws.ALPHA
+    assert min(drafting.follows_the_joint_law("opt", told, "multiround").values()) < distributions.ALPHA
 
 
 @pytest.mark.slow
@@ -308,7 +308,10 @@ def test_draws_told_as_points_keep_the_law():
         return draft._replace(log_q=None), state
 
     told = guided.drafter._replace(propose=points, siblings=POINTS, vocab_size=None)
-    assert min(drafting.follows_the_joint_law("opt", guided._replace(drafter=told), "multiround").values()) > laws.ALPHA
+    assert (
+        min(drafting.follows_the_joint_law("opt", guided._replace(drafter=told), "multiround").values())
+        > distributions.ALPHA
+    )
 
 
 @pytest.mark.slow

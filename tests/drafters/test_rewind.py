@@ -9,7 +9,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, trees
-from specjax.drafters import Guide, Retrieval, Sinks, SnapKV
+from specjax.drafters import LoadedDrafter, Retrieval, Sinks, SnapKV
 from specjax.drafters.history import History
 from specjax.drafters.lookahead import advanced, moved_back
 from specjax.types import Siblings
@@ -20,7 +20,7 @@ from tests.battery import run, texts
 SNAP = SnapKV(window=4, observed=3, pool=3, every=2)
 
 
-def inner(kind: str, middle, small) -> tuple[Guide, str]:
+def inner(kind: str, middle, small) -> tuple[LoadedDrafter, str]:
     """What drafts for the middle model, and a verifier that serves it. "exact" kinds are never wrong about it."""
     regular = trees.regular((2, 1))
     return {
@@ -31,7 +31,7 @@ def inner(kind: str, middle, small) -> tuple[Guide, str]:
         "suffix tree": lambda: (drafters.suffix_tree(size=6, depth=3), "deterministic"),
         "lookahead": lambda: (drafters.lookahead(window=3, ngram=3, guesses=2), "deterministic"),
         "layer skip": lambda: (drafters.layer_skip(middle, gamma=2, layers=[0]), "token"),
-        "int8": lambda: (drafters.quantised(middle, gamma=2), "token"),
+        "int8": lambda: (drafters.quantized(middle, gamma=2), "token"),
         "sinks": lambda: (drafters.small_kv(middle, gamma=2, budget=6, selection=Sinks(2)), "token"),
         "snapkv": lambda: (drafters.small_kv(middle, gamma=2, budget=7, selection=SNAP), "token"),
         "bounded": lambda: (
@@ -46,7 +46,7 @@ def inner(kind: str, middle, small) -> tuple[Guide, str]:
 
 
 @functools.cache
-def cascade(kind: str, family: str = "opt") -> Guide:
+def cascade(kind: str, family: str = "opt") -> LoadedDrafter:
     middle, small = battery.draft(family), battery.draft(family, 0.3)
     guide, verifier = inner(kind, middle, small)
     return drafters.cascade(middle, guide, gamma=4, verifier=verifier)

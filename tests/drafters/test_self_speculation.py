@@ -15,7 +15,7 @@ from specjax.models import llama, opt
 from specjax.models.format import Format
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
-from tests import battery, hlo, laws
+from tests import battery, distributions, hlo
 from tests.battery import Setting, prepare, run, texts
 from tests.models import small
 from tests.test_decoding import accepts_too_much, exact_joint, least, sampled_counts
@@ -30,7 +30,7 @@ MAKE = {
     "snapkv": lambda t, gamma=3: drafters.small_kv(t, gamma=gamma, budget=3 * gamma, selection=SNAP),
     "retrieval": lambda t, gamma=3: drafters.small_kv(t, gamma=gamma, budget=3 * gamma, selection=CHUNKS),
     "layer-skip": lambda t, gamma=3: drafters.layer_skip(t, gamma=gamma, layers=[0]),
-    "int8": lambda t, gamma=3: drafters.quantised(t, gamma=gamma),
+    "int8": lambda t, gamma=3: drafters.quantized(t, gamma=gamma),
 }
 PAIRS = [
     (kind, family) for kind in MAKE for family in FAMILIES if family != "t5" or kind not in ("snapkv", "retrieval")
@@ -75,12 +75,12 @@ def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
 def test_sampled_rows_follow_the_joint_law(kind, family):
     """Three tokens after a prompt of nine: longer than the budgets of six and seven."""
     if kind == "int8":  # coarser, or the draft's law could hardly be told from the target's
-        guide = drafters.quantised(battery.target(family), gamma=2)
+        guide = drafters.quantized(battery.target(family), gamma=2)
         guide = guide._replace(params=jax.tree.map(lambda a: a // 9 * 9 if a.dtype == jnp.int8 else a, guide.params))
     else:
         guide = tight(kind, family)
     for temperature, histogram in sampled_counts(guide, family).items():
-        assert laws.chi_square(histogram, exact_joint(temperature, family)) > laws.ALPHA
+        assert distributions.chi_square(histogram, exact_joint(temperature, family)) > distributions.ALPHA
 
 
 def tight(kind, family):
@@ -96,13 +96,13 @@ def tight(kind, family):
 
 @pytest.mark.parametrize(("kind", "family"), [("sinks", "opt"), ("layer-skip", "t5")])
 def test_the_law_test_fails_a_broken_verifier(kind, family):
-    assert least(sampled_counts(tight(kind, family), family, verify=accepts_too_much), family) < laws.ALPHA
+    assert least(sampled_counts(tight(kind, family), family, verify=accepts_too_much), family) < distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sinks", "snapkv"])
-def test_a_row_does_not_depend_on_its_place_neighbours_or_padding(kind):
-    """Rows choose their slots at times of their own: a neighbour's turn must not be theirs."""
+def test_a_row_does_not_depend_on_its_place_neighbors_or_padding(kind):
+    """Rows choose their slots at times of their own: a neighbor's turn must not be theirs."""
     guide = made(kind, "opt")
     whole = texts(run("opt", guide, SAMPLED))
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
@@ -246,7 +246,7 @@ def test_another_model_is_refused_by_name():
     guide.check(other)
 
 
-@pytest.mark.parametrize("make", [drafters.small_kv, drafters.layer_skip, drafters.quantised])
+@pytest.mark.parametrize("make", [drafters.small_kv, drafters.layer_skip, drafters.quantized])
 def test_bad_arguments_are_one_line(make):
     with pytest.raises(ValueError, match=r"takes a model from specjax\.load, got 'opt'"):
         make("opt")

@@ -14,7 +14,7 @@ from specjax.drafters.history import History
 from specjax.drafters.suffix import Continuations, beginnings, continuations, most_frequent, suffix, suffix_tree
 from specjax.types import Draft
 from specjax.verify.token import token_level
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import run
 from tests.drafters import drafting
 from tests.test_decoding import exact_joint, sampled_counts
@@ -233,7 +233,7 @@ def past_outputs(family: str) -> Corpus:
     return corpus([row[:14] for row in drafting.plain(family)] + [row[8:] for row in drafting.plain(family)[:4]])
 
 
-def guide(family: str, kind: str) -> drafters.Guide:
+def guide(family: str, kind: str) -> drafters.LoadedDrafter:
     past = past_outputs(family) if "corpus" in kind else None
     return drafters.suffix_tree(past, size=9, depth=5) if "tree" in kind else drafters.suffix(past, gamma=4)
 
@@ -277,7 +277,9 @@ def test_a_full_cache_stops_at_the_same_token(kind):
     ("family", "kind"), [("opt", "tree corpus"), slow("opt", "suffix corpus"), slow("t5", "tree corpus")]
 )
 def test_sampled_rows_follow_the_joint_law(family, kind):
-    assert min(drafting.follows_the_joint_law(family, guide(family, kind), "deterministic").values()) > laws.ALPHA
+    assert (
+        min(drafting.follows_the_joint_law(family, guide(family, kind), "deterministic").values()) > distributions.ALPHA
+    )
 
 
 @pytest.mark.slow
@@ -291,7 +293,7 @@ def test_control_copies_told_as_draws_break_the_law():
 
     broken = right._replace(drafter=right.drafter._replace(propose=draws, vocab_size=battery.VOCAB))
     counts = sampled_counts(broken, "opt", verify=token_level)
-    assert min(laws.chi_square(h, exact_joint(t)) for t, h in counts.items()) < laws.ALPHA
+    assert min(distributions.chi_square(h, exact_joint(t)) for t, h in counts.items()) < distributions.ALPHA
 
 
 @pytest.mark.slow

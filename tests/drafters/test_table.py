@@ -16,7 +16,7 @@ from specjax.drafters import fitting, history
 from specjax.drafters.table import Table, bucket, log_law
 from specjax.types import Commit
 from specjax.verify.token import token_level
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import run, texts
 from tests.test_decoding import SAMPLED, draws_warped_and_tells_raw, exact_joint, sampled_counts
 
@@ -31,7 +31,7 @@ def samples(family: str) -> tuple[tuple[int, ...], ...]:
 
 
 @functools.cache
-def table_of(family: str, order: int) -> drafters.Guide:
+def table_of(family: str, order: int) -> drafters.LoadedDrafter:
     fitted = fitting.fit(samples(family), vocab_size=V, order=order, successors=3, buckets=64)
     return drafters.table(fitted, gamma=3)
 
@@ -224,26 +224,26 @@ def test_drafts_are_those_of_the_text_so_far():
     assert [new[row] for row in greedy] == [plain("opt")[row][: budget[row]] for row in greedy]
 
 
-def p_value(made: drafters.Guide, family: str = "opt") -> float:
+def p_value(made: drafters.LoadedDrafter, family: str = "opt") -> float:
     counts = sampled_counts(made, family)
-    return min(laws.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
+    return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
 def test_sampled_rows_follow_the_joint_law():
-    assert p_value(table_of("opt", 2)) > laws.ALPHA
+    assert p_value(table_of("opt", 2)) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "order"), [("opt", 1), ("opt", 3), ("t5", 2), ("llama", 3)])
 def test_sampled_rows_follow_the_joint_law_everywhere(family, order):
-    assert p_value(table_of(family, order), family) > laws.ALPHA
+    assert p_value(table_of(family, order), family) > distributions.ALPHA
 
 
 @pytest.mark.slow
 def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
     right = table_of("opt", 2)
     lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
-    assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < laws.ALPHA
+    assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < distributions.ALPHA
 
 
 @pytest.mark.slow

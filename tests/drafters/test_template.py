@@ -14,7 +14,7 @@ from specjax import decoding as loop
 from specjax import drafters, sampling
 from specjax.drafters.template import UNMET, template
 from specjax.types import Commit
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import run, texts
 from tests.test_decoding import SAMPLED, draws_warped_and_tells_raw, exact_joint, sampled_counts
 
@@ -26,8 +26,8 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def guide(make=template) -> drafters.Guide:
-    return drafters.Guide("last seen", make(V, GAMMA))
+def guide(make=template) -> drafters.LoadedDrafter:
+    return drafters.LoadedDrafter("last seen", make(V, GAMMA))
 
 
 @functools.cache
@@ -107,17 +107,17 @@ def test_it_serves_in_a_cascade():
     assert 0 < state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
 
 
-def p_value(made: drafters.Guide) -> float:
-    return min(laws.chi_square(h, exact_joint(t)) for t, h in sampled_counts(made).items())
+def p_value(made: drafters.LoadedDrafter) -> float:
+    return min(distributions.chi_square(h, exact_joint(t)) for t, h in sampled_counts(made).items())
 
 
 @pytest.mark.slow
 def test_sampled_rows_follow_the_joint_law():
-    assert p_value(guide()) > laws.ALPHA
+    assert p_value(guide()) > distributions.ALPHA
 
 
 @pytest.mark.slow
 def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
     right = guide()
     lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
-    assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < laws.ALPHA
+    assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < distributions.ALPHA

@@ -39,7 +39,7 @@ def sentencepiece_like() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """A T5 vocabulary in small: no byte tokens, whitespace normalised away, the end of text appended."""
+    """A T5 vocabulary in small: no byte tokens, whitespace normalized away, the end of text appended."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), *((word, -1.0 - i) for i, word in enumerate(WORDS[:-1]))]
     made = Tokenizer(models.Unigram(pieces, unk_id=2))
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\n", " ")])
@@ -107,7 +107,7 @@ def test_spellings_have_the_bytes_of_their_token(target, draft):
         piece = of(target).pieces[token]
         if piece and token not in of(target).ends:
             told = b"".join(of(draft).pieces[i] for i in ids)
-            if draft == "unigram":  # it has no bytes, and normalises: what it cannot write is left out whole
+            if draft == "unigram":  # it has no bytes, and normalizes: what it cannot write is left out whole
                 assert told in (piece, b"")
                 assert told == piece or any(bytes([byte]) not in known for byte in piece)
             else:
@@ -136,7 +136,7 @@ def test_by_hand():
 
 
 def test_a_spelling_is_the_tokenizers_own_amid_a_text():
-    """Of words, which no normaliser and no border changes; the fewest tokens are often others."""
+    """Of words, which no normalizer and no border changes; the fewest tokens are often others."""
     llama, bundled = of("sentencepiece"), of("bundled")
     known, differ = v.by_bytes(llama), 0
     for token, ids in enumerate(spelled("bundled", "sentencepiece")):

@@ -6,7 +6,7 @@ needs torch and transformers. Each folder holds config.json, model.safetensors a
   tokens, mask  [3, 9]    the prompt (T5: the encoder's input), left-aligned; mask 0 is padding
   decoder       [3, 5]    T5 alone: the decoder's input
   logits        float32   [3, 9, V], T5 [3, 5, V]; rows of padding mean nothing
-Every parameter is drawn, norms and biases too: a default initialisation would hide a norm or a bias that is ignored.
+Every parameter is drawn, norms and biases too: a default initialization would hide a norm or a bias that is ignored.
 """
 
 import json

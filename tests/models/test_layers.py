@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models import quantise
+from specjax.models import quantize
 from specjax.models.format import Format, default_format
 from specjax.models.layers import dot, scaled_dot
 from tests import hlo
@@ -133,6 +133,6 @@ def test_parts_make_the_same_model(name):
     assert jax.tree.structure(cut.params) != jax.tree.structure(whole.params)
     tokens = jnp.asarray(small.tokens(3, 2, 9))
     small.assert_close(cut.score(cut.params, tokens), whole.score(whole.params, tokens), 2e-2)
-    own, other = (quantise.quantised(built.params, fmt=built.fmt) for built in (cut, whole))
+    own, other = (quantize.quantized(built.params, fmt=built.fmt) for built in (cut, whole))
     assert jax.tree.structure(own) == jax.tree.structure(other)
     jax.tree.map(np.testing.assert_array_equal, own, other)

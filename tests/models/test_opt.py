@@ -41,7 +41,7 @@ def test_paths_are_the_documented_ones(name):
 
 
 def test_rows_past_the_table_of_positions_do_no_harm():
-    """A stopped row may lie at the table's end: it is clamped there, and its neighbours do not notice."""
+    """A stopped row may lie at the table's end: it is clamped there, and its neighbors do not notice."""
     built = small.build("opt")
     ready = built.prefill(
         built.params, jnp.asarray(small.tokens(0, 2, 5)), jnp.asarray([5, 5], jnp.int32), cache_len=80

@@ -21,7 +21,7 @@ TEXTS = [
     "cascade:gamma=6,inner=(model:gamma=3),verifier=block", "cascade:inner=(cascade:gamma=4,inner=(ngram:gamma=2))",
     "model:budget=64,cache=(sinks:count=2)", "cascade:inner=(model:budget=16),middle=target,budget=64,cache=retrieval",
     "small-kv:budget=64,cache=(snapkv:window=16,every=8)", "small-kv:cache=retrieval", "layer-skip:layers=0-2+5",
-    "quantised:gamma=2", "bridge:gamma=3,width=2", "reencode:stretch=3", "plain",
+    "quantized:gamma=2", "bridge:gamma=3,width=2", "reencode:stretch=3", "plain",
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_defaults_are_those_of_the_constructors():
         "model": drafters.model, "dynamic-tree": drafters.dynamic_tree, "ngram": drafters.ngram,
         "suffix": drafters.suffix, "suffix-tree": drafters.suffix_tree, "lookahead": drafters.lookahead,
         "table": drafters.table, "cascade": drafters.cascade, "small-kv": drafters.small_kv,
-        "layer-skip": drafters.layer_skip, "quantised": drafters.quantised, "bridge": drafters.bridge,
+        "layer-skip": drafters.layer_skip, "quantized": drafters.quantized, "bridge": drafters.bridge,
         "reencode": drafters.reencode,
     }  # fmt: skip
     kinds = [(drafting.DRAFTERS[name], function) for name, function in named.items()]

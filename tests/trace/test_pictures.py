@@ -76,11 +76,11 @@ def test_wilsons_interval_against_its_definition(counts):
     assert (low == 0) == (accepted == 0) and (high == 1) == (accepted == tested)
 
 
-def light(colour: str) -> float:
+def light(color: str) -> float:
     """Relative luminance."""
     from matplotlib.colors import to_rgb
 
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -90,9 +90,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_blocks_that_touch_differ_in_lightness():
-    colour = {kind: colour for kind, (colour, _) in pictures.BARS.items()}
+    color = {kind: color for kind, (color, _) in pictures.BARS.items()}
     for one, other in [(Kind.TARGET_PROMPT, Kind.DRAFT_PROMPT), (Kind.DRAFT, Kind.TARGET)]:
-        assert contrast(colour[one], colour[other]) > 1.5
+        assert contrast(color[one], color[other]) > 1.5
     assert pictures.BARS[Kind.DRAFT][1] < pictures.BARS[Kind.TARGET][1]
 
 

@@ -85,7 +85,7 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
     [
         ({"data": "absent.tsv"}, "absent.tsv: no such data file"),
         ({"widths": (24, 12)}, "--widths must rise"),
-        ({"distil": 2.0}, "--distil must lie in 0..1"),
+        ({"distill": 2.0}, "--distill must lie in 0..1"),
         ({"own_outputs": 5}, "--own-outputs 5: must be at least 0, and needs a --teacher"),
         ({"held_out": 0.0}, "--held-out must lie between 0 and 1"),
         ({"heads": 0}, "--heads must be at least 1, got 0"),

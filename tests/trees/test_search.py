@@ -123,8 +123,8 @@ def test_big_trees_agree_with_each_other():
     rng = np.random.default_rng(0)
     table = -np.sort(-rng.dirichlet(np.full(11, 0.4), 5)[:, :10], axis=1)
     for size in (16, 64):
-        greedy, programme = trees.best_tree(table, size), trees.sequoia(table, size)
-        lengths = [trees.expected_length(tree, table) for tree in (greedy, programme)]
+        greedy, program = trees.best_tree(table, size), trees.sequoia(table, size)
+        lengths = [trees.expected_length(tree, table) for tree in (greedy, program)]
         np.testing.assert_allclose(*lengths, rtol=1e-12)
         assert lengths[0] > trees.expected_length(trees.chain(5), table)
 

@@ -10,7 +10,7 @@ import numpy as np
 from specjax import trees
 from specjax.types import Draft
 from specjax.verify import token
-from tests.laws import Model, Prefix, drafts, measure
+from tests.distributions import Model, Prefix, drafts, measure
 
 try:
     from jax import enable_x64 as enable_x64

@@ -16,7 +16,7 @@ from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, Siblings
 from specjax.verify.deterministic import follow
 from specjax.verify.walk import Walk, usable
-from tests.laws import Model, joint
+from tests.distributions import Model, joint
 from tests.verify.chains import enable_x64
 
 

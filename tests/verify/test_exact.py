@@ -11,8 +11,8 @@ from specjax import trees
 from specjax.trees import Tree
 from specjax.types import Siblings
 from specjax.verify import block, kseq, multiround, non_iterative, token, traversal, walk
-from tests import laws
-from tests.laws import GREEDY_Q, PAIRS, P, Q
+from tests import distributions
+from tests.distributions import GREEDY_Q, PAIRS, P, Q
 from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, tables, target_law
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
@@ -25,7 +25,7 @@ WALKS = {
     "traversal-without": traversal.walk_without,
     "non-iterative": non_iterative.walk,
 }
-P2, Q2 = laws.random_model(11, 2, sharpness=1.0), laws.random_model(12, 2, sharpness=1.5)
+P2, Q2 = distributions.random_model(11, 2, sharpness=1.0), distributions.random_model(12, 2, sharpness=1.5)
 UNEVEN = Tree((-1, 0, 1, 0, 3, 3, 0, 4))  # depth-first numbers, a leaf at depth 1, arms of different length
 
 
@@ -144,7 +144,7 @@ def test_expected_tokens_of_the_tree(name, kind, expected):
 
 def test_block_accepts_at_least_what_token_level_does_and_non_iterative_less():
     for seed in range(5):
-        p, q = laws.random_model(seed, 3), laws.random_model(seed + 50, 3)
+        p, q = distributions.random_model(seed, 3), distributions.random_model(seed + 50, 3)
         drafts = all_drafts(p, q, 3, trees.chain(3), WITH)
         weak, token, whole = (
             emitted(WALKS[name], drafts, trees.chain(3))[1] for name in ("non-iterative", "multiround", "block")
@@ -156,7 +156,7 @@ def test_block_accepts_at_least_what_token_level_does_and_non_iterative_less():
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4])
 def test_how_much_of_a_block_is_accepted_does_not_depend_on_what_else_was_drafted(gamma):
     """P(at least d accepted) = E_q[a_d] for every gamma >= d: counts of one draft length tell those of all shorter."""
-    for p, q in ((P, Q), (laws.random_model(7, 3), laws.random_model(57, 3))):
+    for p, q in ((P, Q), (distributions.random_model(7, 3), distributions.random_model(57, 3))):
         weight, mass = np.ones(1), np.ones(1)
         expected = 1.0
         for law_p, law_q in zip(tables(p, 3, gamma), tables(q, 3, gamma), strict=True):
@@ -172,9 +172,9 @@ def test_how_much_of_a_block_is_accepted_does_not_depend_on_what_else_was_drafte
 
 
 def keep_q(laws, token):
-    """Draws without replacement judged by a q that is not normalised anew."""
+    """Draws without replacement judged by a q that is not normalized anew."""
     after = multiround.refuse_with(laws, token)
-    return after._replace(q=jnp.where(walk.is_token(token, laws.q), 0.0, laws.q))
+    return after._replace(q=jnp.where(walk.is_token(token, distributions.q), 0.0, distributions.q))
 
 
 def keep_level_q(parent, token):
@@ -183,9 +183,9 @@ def keep_level_q(parent, token):
 
 
 BROKEN = {
-    "un-normalised q": ("multiround-without", WITHOUT, multiround, "refuse_without", keep_q),
+    "un-normalized q": ("multiround-without", WITHOUT, multiround, "refuse_without", keep_q),
     "q as if with replacement": ("multiround-without", WITHOUT, multiround, "refuse_without", multiround.refuse_with),
-    "traversal, un-normalised q": ("traversal-without", WITHOUT, traversal, "delete_without", keep_level_q),
+    "traversal, un-normalized q": ("traversal-without", WITHOUT, traversal, "delete_without", keep_level_q),
     "traversal, q stays": ("traversal-without", WITHOUT, traversal, "delete_without", traversal.delete_with),
     "p is not reduced": ("multiround", WITH, multiround, "residual", lambda p, q: p),
     "traversal, p is not reduced": ("traversal", WITH, traversal, "residual", lambda p, q: p),
@@ -206,7 +206,7 @@ def test_control_broken_trees_are_seen(fault, monkeypatch):
 
 def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
     def lax_chance(laws, token):
-        p, q = walk.mass_of(laws.p, token), walk.mass_of(laws.q, token)
+        p, q = walk.mass_of(distributions.p, token), walk.mass_of(distributions.q, token)
         return p, jnp.where(q > 0, q, 1.0)
 
     monkeypatch.setattr(multiround, "chance", lax_chance)
@@ -241,7 +241,7 @@ def test_control_siblings_of_the_other_kind_are_seen(name, kind):
 
 def test_control_accepting_what_was_not_proposed_is_seen():
     """Padding that passes as if it had been drafted: a fault of public tree code, with token 0 as the padding."""
-    p, q = laws.random_model(1, 3), laws.one_hot_model(6, 3)
+    p, q = distributions.random_model(1, 3), distributions.one_hot_model(6, 3)
     drafts = all_drafts(p, q, 3, trees.chain(2), WITH)
     padded = drafts._replace(tokens=np.where(np.arange(3)[None] == 2, 0, drafts.tokens))
     padded = padded._replace(code=np.column_stack([padded.code[:, :2], padded.code[:, 1] * 3]), q=[

@@ -9,11 +9,11 @@ from specjax import trees
 from specjax.types import Draft, Siblings
 from specjax.verify import criterion, lossy, token
 from specjax.verify.lossy import lossy_lenient, lossy_lenient_greedy, lossy_threshold, lossy_typical
-from tests import laws
+from tests import distributions
 from tests.verify.enumerate import all_drafts, emitted, target_law
 from tests.verify.rounds import drafted
 
-P, Q = laws.random_model(1, 3, sharpness=1.0), laws.random_model(2, 3, sharpness=2.0)
+P, Q = distributions.random_model(1, 3, sharpness=1.0), distributions.random_model(2, 3, sharpness=2.0)
 WITH, POINTS = Siblings.WITH_REPLACEMENT, Siblings.POINTS
 SETS = {name: jax.jit(fn, static_argnames="tree") for name, fn in {
     "typical": lossy_typical(), "threshold": lossy_threshold(0.3), "greedy": lossy_lenient_greedy(0.5),
@@ -28,7 +28,7 @@ SETS = {name: jax.jit(fn, static_argnames="tree") for name, fn in {
 def test_lenience_gives_no_token_more_than_p_over_l(lenience, kind):
     tree = trees.chain(1)
     for seed in range(6):
-        p, q = laws.random_model(seed, 3), laws.random_model(seed + 20, 3, zeros=0.3)
+        p, q = distributions.random_model(seed, 3), distributions.random_model(seed + 20, 3, zeros=0.3)
         drafts = all_drafts(p, q, 3, tree, kind)
         law, tokens = emitted(lossy.lenient_walk(lenience), drafts, tree)
         first = law.sum(axis=1)
@@ -163,7 +163,7 @@ def test_a_bare_root_draws_from_p():
     for make in (lossy_typical, lossy_threshold, lossy_lenient):
         verdict = make()(jax.random.split(jax.random.key(1), 4000), trees.chain(0), draft, log_p)
         counts = np.bincount(np.asarray(verdict.token), minlength=3)
-        assert laws.chi_square(counts, np.exp(np.asarray(log_p[0, 0], np.float64))) > laws.ALPHA
+        assert distributions.chi_square(counts, np.exp(np.asarray(log_p[0, 0], np.float64))) > distributions.ALPHA
 
 
 @pytest.mark.parametrize(("make", "wrong", "message"), [

@@ -14,7 +14,7 @@ from specjax.sampling import sampling_params, warp
 from specjax.types import Siblings
 from specjax.verify import Serves, multiround, walk
 from specjax.verify.token import law_after
-from tests import laws
+from tests import distributions
 from tests.verify.rounds import continued, fork, large_laws, one_round
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
@@ -34,7 +34,7 @@ CASES = [  # verifiers of trees meet chains in the enumeration
 LABELS = [f"{name}, {'chain' if tree is CHAIN else 'tree'}, {kind.name}" for name, tree, kind in CASES]
 
 
-def exact(temperature: float, model: int = 0) -> laws.Model:
+def exact(temperature: float, model: int = 0) -> distributions.Model:
     """The law of the warped table."""
     table = LOGITS[model].astype(np.float64)
     mass = np.eye(VOCAB)[table.argmax(-1)] if temperature == 0 else np.exp(table / temperature)
@@ -82,7 +82,9 @@ QUICK = ("block, chain, WITH", "kseq", "multiround-without, tree, WITHOUT", "det
 
 def p_values(tokens: np.ndarray) -> list[float]:
     return [
-        laws.chi_square(laws.histogram(rows, VOCAB), laws.joint(exact(temperature), rows.shape[1]))
+        distributions.chi_square(
+            distributions.histogram(rows, VOCAB), distributions.joint(exact(temperature), rows.shape[1])
+        )
         for rows, temperature in zip(tokens, TEMPERATURES, strict=True)
     ]
 
@@ -96,7 +98,7 @@ def p_values(tokens: np.ndarray) -> list[float]:
 )
 def test_joint_law_at_mixed_temperatures(name, tree, kind):
     """At temperature 0 the second sibling of a draw without replacement has no mass: the rows stay greedy."""
-    assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))) > laws.ALPHA
+    assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))) > distributions.ALPHA
 
 
 # --- controls: faults found in public implementations; the sample must be large enough to see each ---
@@ -123,42 +125,42 @@ def argmax_of_the_root(key, tree, draft, log_p, raw):
 def test_control_a_wrong_last_token_is_seen(fault, kind):
     warm = [p for p, t in zip(p_values(three_tokens(fault, CHAIN, kind, raw=True)), TEMPERATURES, strict=True)
             if t not in (0.0, 1.0)]  # fmt: skip
-    assert max(warm) < laws.ALPHA
+    assert max(warm) < distributions.ALPHA
 
 
 def one_key_for_both(key):
     return key, key
 
 
-def unnormalised(laws, token):
+def unnormalized(laws, token):
     after = multiround.refuse_with(laws, token)
-    return after._replace(q=jnp.where(walk.is_token(token, laws.q), 0.0, laws.q))
+    return after._replace(q=jnp.where(walk.is_token(token, distributions.q), 0.0, distributions.q))
 
 
 @pytest.mark.parametrize(("name", "kind", "module", "part", "broken"), [
     ("block", WITH, walk, "roles", one_key_for_both),
     ("multiround", WITH, walk, "roles", one_key_for_both),
     ("multiround", WITH, multiround, "residual", lambda p, q: p),
-    ("multiround-without", WITHOUT, multiround, "refuse_without", unnormalised),
-], ids=["block, one key", "multiround, one key", "residual", "un-normalised q"])  # fmt: skip
+    ("multiround-without", WITHOUT, multiround, "refuse_without", unnormalized),
+], ids=["block, one key", "multiround, one key", "residual", "un-normalized q"])  # fmt: skip
 def test_control_broken_parts_are_seen(name, kind, module, part, broken, monkeypatch):
     monkeypatch.setattr(module, part, broken)
     tree = CHAIN if verify.TABLE[name].serves is Serves.CHAIN else TREE
     with jax.debug_key_reuse(False):  # on purpose
-        assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))[1:]) < laws.ALPHA
+        assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))[1:]) < distributions.ALPHA
 
 
 def test_control_equal_uniforms_in_a_round_are_seen(monkeypatch):
     drawn = walk.uniforms
     again = lambda key, shape, dtype: jnp.broadcast_to(drawn(key, (1,), dtype), (*key.shape, *shape))
     monkeypatch.setattr(walk, "uniforms", lambda *args: drawn(*args) if args[1] == (2,) else again(*args))
-    assert max(p_values(three_tokens(verify.TABLE["multiround"].fn, CHAIN, WITH))[1:]) < laws.ALPHA
+    assert max(p_values(three_tokens(verify.TABLE["multiround"].fn, CHAIN, WITH))[1:]) < distributions.ALPHA
 
 
 def test_two_rounds_have_the_joint_law():
     tree = trees.regular((2,))
     tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2)
-    assert min(p_values(tokens)) > laws.ALPHA
+    assert min(p_values(tokens)) > distributions.ALPHA
 
 
 def test_control_noise_reused_by_the_next_round_is_seen_in_the_joint_alone():
@@ -166,8 +168,8 @@ def test_control_noise_reused_by_the_next_round_is_seen_in_the_joint_alone():
     tree = trees.regular((2,))
     with jax.debug_key_reuse(False):  # on purpose
         tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2, reuse=True)
-    assert min(p_values(tokens[:, :, :1])) > laws.ALPHA
-    assert max(p_values(tokens)[1:]) < laws.ALPHA
+    assert min(p_values(tokens[:, :, :1])) > distributions.ALPHA
+    assert max(p_values(tokens)[1:]) < distributions.ALPHA
 
 
 # --- a real vocabulary: 50,272 tokens, the joint of two tokens in bins ---
@@ -206,17 +208,17 @@ def large_p_value(name, tree, kind) -> float:
     tokens = two_large_tokens(verify.TABLE[name].fn, tree, kind, table)
     assert np.all(first_p[tokens[:, 0]] > 0)
     assert np.all(p[tokens[:, 0] % CONTEXTS, tokens[:, 1]] > 0)
-    return laws.chi_square(laws.histogram(bins[tokens], BINS), binned(first_p, p, bins))
+    return distributions.chi_square(distributions.histogram(bins[tokens], BINS), binned(first_p, p, bins))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "tree", "kind"), CASES, ids=LABELS)
 def test_joint_law_at_a_real_vocabulary(name, tree, kind):
     small = trees.chain(1) if tree is CHAIN else trees.regular((2,))
-    assert large_p_value(name, small, kind) > laws.ALPHA
+    assert large_p_value(name, small, kind) > distributions.ALPHA
 
 
 @pytest.mark.slow
 def test_control_a_real_vocabulary_sees_a_wrong_residual(monkeypatch):
     monkeypatch.setattr(multiround, "residual", lambda p, q: p)
-    assert large_p_value("multiround", trees.regular((2,)), WITH) < laws.ALPHA
+    assert large_p_value("multiround", trees.regular((2,)), WITH) < distributions.ALPHA

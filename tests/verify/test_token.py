@@ -10,8 +10,8 @@ from specjax.categorical import categorical
 from specjax.sampling import sampling_params, warp
 from specjax.types import Draft
 from specjax.verify import token, token_level
-from tests import battery, laws
-from tests.laws import GREEDY_P, GREEDY_Q, PAIRS, SPARSE_P, P, Q
+from tests import battery, distributions
+from tests.distributions import GREEDY_P, GREEDY_Q, PAIRS, SPARSE_P, P, Q
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
 verify = jax.jit(token_level, static_argnames="tree")
@@ -22,28 +22,28 @@ def emitted(p, q, gamma, vocab=3, **more) -> np.ndarray:
     """The exact joint law of gamma + 1 tokens: a round, continued by the target."""
     with enable_x64(True):
         outcomes = list(token_outcomes(*chain_batch(p, q, vocab, gamma, **more)))
-    return laws.completed(outcomes, p, vocab, gamma + 1)
+    return distributions.completed(outcomes, p, vocab, gamma + 1)
 
 
 @pytest.mark.parametrize("gamma", range(5))
 @pytest.mark.parametrize("pair", PAIRS)
 def test_joint_law_is_the_targets_exactly(pair, gamma):
     p, q = PAIRS[pair]
-    np.testing.assert_allclose(emitted(p, q, gamma), laws.joint(p, gamma + 1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(emitted(p, q, gamma), distributions.joint(p, gamma + 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("gamma", (1, 3))
 @pytest.mark.parametrize("p", (P, SPARSE_P, GREEDY_P))
 def test_point_masses_are_exact(p, gamma):
     law = emitted(p, GREEDY_Q, gamma, points=True)
-    np.testing.assert_allclose(law, laws.joint(p, gamma + 1), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(law, distributions.joint(p, gamma + 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("points", (False, True))
 def test_a_draft_cut_by_its_prefix_is_exact(points):
     proposes = lambda prefix: (len(prefix) + 2 * sum(prefix)) % 3 != 1  # a token's own value decides nothing
     law = emitted(P, GREEDY_Q if points else Q, 3, points=points, proposes=proposes)
-    np.testing.assert_allclose(law, laws.joint(P, 4), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(law, distributions.joint(P, 4), rtol=0, atol=1e-12)
 
 
 def test_expected_tokens_is_one_plus_the_overlaps():
@@ -70,23 +70,23 @@ def unconditional_residual(p, q):
 @pytest.mark.parametrize("broken", (plain_residual, unconditional_residual))
 def test_control_wrong_residual_is_seen(broken, monkeypatch):
     monkeypatch.setattr(token, "residual", broken)
-    assert np.abs(emitted(P, Q, 2) - laws.joint(P, 3)).max() > 1e-4
+    assert np.abs(emitted(P, Q, 2) - distributions.joint(P, 3)).max() > 1e-4
 
 
-def test_control_unnormalised_draft_law_is_seen():
+def test_control_unnormalized_draft_law_is_seen():
     with enable_x64(True):
         mass, draft, log_p = chain_batch(P, Q, 3, 2)
         half = draft._replace(log_q=draft.log_q + np.log(0.5))
-        law = laws.completed(token_outcomes(mass, half, log_p), P, 3, 3)
-    assert np.abs(law - laws.joint(P, 3)).max() > 1e-3
+        law = distributions.completed(token_outcomes(mass, half, log_p), P, 3, 3)
+    assert np.abs(law - distributions.joint(P, 3)).max() > 1e-3
 
 
 def test_control_a_cut_that_looks_at_its_own_token_is_seen():
     with enable_x64(True):
         mass, draft, log_p = chain_batch(P, Q, 3, 1)
         cut = draft._replace(valid=draft.valid.at[:, 1].set(draft.tokens[:, 1] != 0))
-        law = laws.completed(token_outcomes(mass, cut, log_p), P, 3, 2)
-    assert np.abs(law - laws.joint(P, 2)).max() > 1e-3
+        law = distributions.completed(token_outcomes(mass, cut, log_p), P, 3, 2)
+    assert np.abs(law - distributions.joint(P, 2)).max() > 1e-3
 
 
 # --- edges, on hand-made uniforms ---
@@ -218,7 +218,7 @@ def softmax(table: np.ndarray, temperature: float) -> np.ndarray:
     return mass / mass.sum(-1, keepdims=True)
 
 
-def exact(temperature: float, model: int = 0) -> laws.Model:
+def exact(temperature: float, model: int = 0) -> distributions.Model:
     table = softmax(LOGITS[model], temperature)
     return lambda prefix: table[prefix[-1] if prefix else ROOT]
 
@@ -262,7 +262,7 @@ def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: boo
 
 def p_values(tokens: np.ndarray) -> list[float]:
     return [
-        laws.chi_square(laws.histogram(rows, VOCAB), laws.joint(exact(temperature), 3))
+        distributions.chi_square(distributions.histogram(rows, VOCAB), distributions.joint(exact(temperature), 3))
         for rows, temperature in zip(tokens, TEMPERATURES, strict=True)
     ]
 
@@ -271,7 +271,7 @@ SAMPLES = 50_000
 
 
 def test_shipped_code_has_the_joint_law_at_mixed_temperatures():
-    assert min(p_values(three_tokens(SAMPLES))) > laws.ALPHA
+    assert min(p_values(three_tokens(SAMPLES))) > distributions.ALPHA
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES[1:])
@@ -280,29 +280,29 @@ def test_the_sample_is_large_enough_to_see_a_wrong_residual(temperature, monkeyp
     monkeypatch.setattr(token, "residual", plain_residual)
     p, q = exact(temperature), exact(temperature, 1)
     broken = emitted(p, q, GAMMA, vocab=VOCAB)
-    assert laws.power(laws.joint(p, 3), broken, SAMPLES) > 0.999
+    assert distributions.power(distributions.joint(p, 3), broken, SAMPLES) > 0.999
 
 
 def one_key(key):
     return key, key
 
 
-CONTROLS = ("residual", "unnormalised", "one key for two roles", "verifier's key used again")
+CONTROLS = ("residual", "unnormalized", "one key for two roles", "verifier's key used again")
 
 
-@pytest.mark.parametrize("control", battery.others_slow(CONTROLS, ["residual", "unnormalised"]))
+@pytest.mark.parametrize("control", battery.others_slow(CONTROLS, ["residual", "unnormalized"]))
 def test_control_broken_verifiers_fail_the_same_test(control, monkeypatch):
     more = {}
     if control == "residual":
         monkeypatch.setattr(token, "residual", plain_residual)
     elif control == "one key for two roles":
         monkeypatch.setattr(token, "roles", one_key)
-    elif control == "unnormalised":
+    elif control == "unnormalized":
         more = {"shift_log_q": float(np.log(0.7))}
     else:
         more = {"reuse_draft_key": True}
     with jax.debug_key_reuse(False):  # on purpose
-        assert max(p_values(three_tokens(SAMPLES, **more))[1:]) < laws.ALPHA
+        assert max(p_values(three_tokens(SAMPLES, **more))[1:]) < distributions.ALPHA
 
 
 # --- a real vocabulary: 50,272 tokens, joint law of the first two, in bins ---
@@ -356,14 +356,16 @@ def test_shipped_code_has_the_joint_law_at_a_real_vocabulary(monkeypatch):
     law = binned(first_p, p, bins)
     shared = np.minimum(first_p, first_q)
     broken_first = shared + (1 - shared.sum()) * first_p
-    assert laws.power(law, binned(broken_first, p, bins), LARGE_SAMPLES) > 0.999  # first token alone already tells
+    assert (
+        distributions.power(law, binned(broken_first, p, bins), LARGE_SAMPLES) > 0.999
+    )  # first token alone already tells
 
     def p_value() -> float:
         tokens = two_large_tokens(table)
         assert np.all(first_p[tokens[:, 0]] > 0)
         assert np.all(p[tokens[:, 0] % CONTEXTS, tokens[:, 1]] > 0)
-        return laws.chi_square(laws.histogram(bins[tokens], BINS), law)
+        return distributions.chi_square(distributions.histogram(bins[tokens], BINS), law)
 
-    assert p_value() > laws.ALPHA
+    assert p_value() > distributions.ALPHA
     monkeypatch.setattr(token, "residual", plain_residual)
-    assert p_value() < laws.ALPHA
+    assert p_value() < distributions.ALPHA

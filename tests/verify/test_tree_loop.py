@@ -14,7 +14,7 @@ from specjax.categorical import categorical
 from specjax.trees import NO_CHILD
 from specjax.types import Draft, Siblings
 from specjax.verify import token
-from tests import battery, laws
+from tests import battery, distributions
 from tests.battery import run, texts
 from tests.test_decoding import exact_joint, sampled_counts
 from tests.verify.rounds import fork
@@ -73,9 +73,9 @@ def tree_drafter(lm, tree: trees.Tree) -> Drafter:
     return Drafter(tree, init, propose, commit, lm.vocab_size, Siblings.WITH_REPLACEMENT)
 
 
-def tree_guide(tree=TREE) -> drafters.Guide:
+def tree_guide(tree=TREE) -> drafters.LoadedDrafter:
     model = battery.draft("opt")
-    return drafters.Guide("tree", tree_drafter(model.lm, tree), model.params)
+    return drafters.LoadedDrafter("tree", tree_drafter(model.lm, tree), model.params)
 
 
 @pytest.mark.parametrize("name", battery.others_slow(VERIFIERS, ["multiround", "traversal"]))
@@ -94,7 +94,7 @@ def test_greedy_equals_plain_on_a_ragged_batch(name):
 def test_sampled_rows_follow_the_joint_law(name):
     counts = sampled_counts(tree_guide(), verify=verify.TABLE[name].fn)
     for temperature, histogram in counts.items():
-        assert laws.chi_square(histogram, exact_joint(temperature)) > laws.ALPHA
+        assert distributions.chi_square(histogram, exact_joint(temperature)) > distributions.ALPHA
 
 
 def takes_the_first_leaf(key, tree, draft, log_p):
@@ -104,7 +104,7 @@ def takes_the_first_leaf(key, tree, draft, log_p):
 
 def test_control_the_law_test_fails_a_broken_verifier():
     counts = sampled_counts(tree_guide(), verify=takes_the_first_leaf)
-    assert min(laws.chi_square(h, exact_joint(t)) for t, h in counts.items()) < laws.ALPHA
+    assert min(distributions.chi_square(h, exact_joint(t)) for t, h in counts.items()) < distributions.ALPHA
 
 
 def test_tested_and_overlap_on_a_tree_by_hand():

@@ -15,7 +15,7 @@ from specjax.convert.assemble import Progress
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
-from specjax.models.published import refuse_quantised
+from specjax.models.published import refuse_quantized
 from specjax.sharding import Rules
 from specjax.types import Params
 
@@ -101,7 +101,7 @@ def load(
 
 def _shape(family: Family, checkpoint: convert.Checkpoint, name: str | Path) -> Any:
     try:
-        refuse_quantised(checkpoint.config)
+        refuse_quantized(checkpoint.config)
         return family.module.from_published(checkpoint.config)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None

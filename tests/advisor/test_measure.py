@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from specjax import api, drafters
-from specjax.advise import measure, running, ways
-from specjax.advise.rank import MISS
-from specjax.advise.running import Run, Work
-from specjax.advise.ways import PLAIN
+from specjax.advisor import measure, running, ways
+from specjax.advisor.rank import MISS
+from specjax.advisor.running import Run, Work
+from specjax.advisor.ways import PLAIN
 from specjax.model import Model
 from specjax.models import opt
 from tests.cli import toys
@@ -49,7 +49,7 @@ def test_a_run_is_what_generate_does(work, pair):
 
 
 def test_all_lengths_share_the_weights_that_a_drafter_makes(work):
-    short, long = (work.guide(ways.chain("quantised", gamma)) for gamma in (1, 4))
+    short, long = (work.guide(ways.chain("quantized", gamma)) for gamma in (1, 4))
     assert short.drafter is not long.drafter and short.params is long.params
     assert work.guide(ways.chain("model", 1, 0)).params is not short.params
 
@@ -121,12 +121,12 @@ def test_broken_weights_are_told_in_one_line(work):
 def test_what_a_target_cannot_have_is_left_out_and_said(work):
     """Of one layer none can be skipped."""
     notes = measure.fresh()
-    alone = dataclasses.replace(work, kinds=("layer-skip", "quantised"))
-    assert {way.kind for way in measure.possible(alone, notes, measure.probes(alone))} == {"quantised"}
+    alone = dataclasses.replace(work, kinds=("layer-skip", "quantized"))
+    assert {way.kind for way in measure.possible(alone, notes, measure.probes(alone))} == {"quantized"}
     assert len(notes.left_out) == 1 and notes.left_out[0].startswith("layer-skip: a model of 1 layer has none to skip")
 
 
 def test_a_way_has_one_drafter_however_often_it_runs(work):
-    way = ways.chain("quantised", 2)
+    way = ways.chain("quantized", 2)
     assert work.guide(way) is work.guide(way)
     assert dataclasses.replace(work, target=work.drafts[0]).guide(way) is not work.guide(way)

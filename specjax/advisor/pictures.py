@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specjax import plotting
-from specjax.advise import say, ways
+from specjax.advisor import say, ways
 from specjax.trace.pictures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 if TYPE_CHECKING:
-    from specjax.advise.desk import Advice
+    from specjax.advisor.desk import Advice
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 MARKERS = "oDs^vP"
@@ -54,9 +54,9 @@ def _speeds(axes: Any, advice: "Advice") -> None:
     series = list(lines)
     for one in advice.trials:
         place = series.index(_series(advice, one.way))
-        ends, colour = [[one.speedup - one.least], [one.most - one.speedup]], COLOURS[place % len(COLOURS)]
+        ends, color = [[one.speedup - one.least], [one.most - one.speedup]], COLOURS[place % len(COLOURS)]
         axes.errorbar(
-            [ways.levels(one.way)], [one.speedup], yerr=ends, color=colour, ecolor=INK, capsize=3,
+            [ways.levels(one.way)], [one.speedup], yerr=ends, color=color, ecolor=INK, capsize=3,
             marker=MARKERS[place % len(MARKERS)], ms=8, mec=INK, ls="none",
             label=f"{ways.label(one.way, advice.drafts)}, measured",
         )  # fmt: skip

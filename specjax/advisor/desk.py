@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax import api, checks, drafters
-from specjax.advise import measure, rank, running, trials, ways
-from specjax.advise.measure import Notes
-from specjax.advise.rank import Candidate, Measured
-from specjax.advise.running import Work
-from specjax.advise.trials import Trial
-from specjax.advise.ways import KINDS, PLAIN, Way
+from specjax.advisor import measure, rank, running, trials, ways
+from specjax.advisor.measure import Notes
+from specjax.advisor.rank import Candidate, Measured
+from specjax.advisor.running import Work
+from specjax.advisor.trials import Trial
+from specjax.advisor.ways import KINDS, PLAIN, Way
 from specjax.bench import machine
 from specjax.model import Model
 
@@ -45,7 +45,7 @@ class Advice(NamedTuple):
 
     def __repr__(self) -> str:
         """The verdict: all that is in here would fill many screens."""
-        from specjax.advise import say
+        from specjax.advisor import say
 
         return f"<Advice: {say.verdict(self)}>"
 
@@ -93,20 +93,20 @@ class Advice(NamedTuple):
     @property
     def python(self) -> str:
         """A line that decodes so."""
-        from specjax.advise import say
+        from specjax.advisor import say
 
         return say.python_line(self)
 
     @property
     def reason(self) -> str:
         """Why, in words."""
-        from specjax.advise import say
+        from specjax.advisor import say
 
         return " ".join(say.reasons(self))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything that was measured, weighed, tried and concluded."""
-        from specjax.advise import say
+        from specjax.advisor import say
 
         return say.record(self)
 
@@ -140,7 +140,7 @@ def advise(
       temperature, max_new_tokens, ignore_eos, seed: as for `specjax.generate`.
       batch: prompts decoded together.
       kinds: drafters that are weighed, of model, tree, dynamic-tree, ngram, suffix, suffix-tree, lookahead, cascade,
-        layer-skip, quantised. None: all, but the last two only where no draft is given, which costs far less.
+        layer-skip, quantized. None: all, but the last two only where no draft is given, which costs far less.
       verify: how many ways are tried, and up to three more that these make look better; 0: none, and the answer is
         theory's alone.
       turns: timed runs of every way; medians count.

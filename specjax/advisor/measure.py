@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.advise import rank, running, ways
-from specjax.advise.rank import MISS, RANKS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks, Whole
-from specjax.advise.running import Run, Work
-from specjax.advise.ways import PLAIN, Way
+from specjax.advisor import rank, running, ways
+from specjax.advisor.rank import MISS, RANKS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks, Whole
+from specjax.advisor.running import Run, Work
+from specjax.advisor.ways import PLAIN, Way
 from specjax.model import Model
 from specjax.trees import from_paths, regular
 

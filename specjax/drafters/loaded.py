@@ -7,7 +7,7 @@ from specjax.drafters.bounded import BoundedModel
 from specjax.types import Params
 
 
-class Guide(NamedTuple):
+class LoadedDrafter(NamedTuple):
     """A drafter with its weights and its name.
 
     Attributes:

@@ -4,6 +4,6 @@ ways.py names ways; running.py decodes in them; measure.py gathers what theory n
 alone; trials.py tries the best ways; desk.py joins all; say.py and pictures.py tell.
 """
 
-from specjax.advise.desk import Advice as Advice
-from specjax.advise.desk import advise as advise
-from specjax.advise.trials import Trial as Trial
+from specjax.advisor.desk import Advice as Advice
+from specjax.advisor.desk import advise as advise
+from specjax.advisor.trials import Trial as Trial

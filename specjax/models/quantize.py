@@ -17,11 +17,11 @@ LIMIT = 127.0  # symmetric: -128 is not used
 
 
 def format_of(fmt: Format) -> Format:
-    """The format of the quantised weights: layouts and caches are those of the format that they came from."""
+    """The format of the quantized weights: layouts and caches are those of the format that they came from."""
     return dataclasses.replace(fmt, dtype=INT8, part=0)
 
 
-def quantise(params: Params, fmt: Format) -> Params:
+def quantize(params: Params, fmt: Format) -> Params:
     """The same tree with every kernel and every word table in int8, a `scale` beside each.
 
     Norms, biases, learned positions and relative biases stay float32.
@@ -54,4 +54,4 @@ def channels(weight: Float[Array, "..."], *, axis: int) -> tuple[Int8[Array, "..
     return jnp.clip(whole, -LIMIT, LIMIT).astype(jnp.int8), scale
 
 
-quantised = jax.jit(quantise, static_argnames="fmt")
+quantized = jax.jit(quantize, static_argnames="fmt")

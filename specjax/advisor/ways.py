@@ -30,7 +30,7 @@ class Way:
 
 
 PLAIN = Way("plain")
-SELF = ("layer-skip", "quantised")  # drafters over the target's own weights: chains, as those of a draft model
+SELF = ("layer-skip", "quantized")  # drafters over the target's own weights: chains, as those of a draft model
 DRAWN = ("model", *SELF)  # chains of tokens that a model draws
 WHOLE = ("lookahead", "dynamic-tree", "suffix-tree")  # weighed just as they are run
 KINDS = ("model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree", "lookahead", "cascade", *SELF)
@@ -150,7 +150,7 @@ def guide(way: Way, drafts: Sequence[Any], target: Any) -> Any:
     if way.kind == "plain":
         return drafters.plain()
     if way.kind == "verify":
-        return drafters.Guide("free", free(way["width"] - 1))
+        return drafters.LoadedDrafter("free", free(way["width"] - 1))
     if way.kind == "tree":
         return drafters.tree(own[0], shape_of(way), siblings=drafters.Siblings.POINTS)
     if way.kind == "cascade":

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specjax.advise import rank, running, ways
-from specjax.advise.measure import Notes
-from specjax.advise.rank import Candidate
-from specjax.advise.running import Run, Work
-from specjax.advise.ways import PLAIN, Way
+from specjax.advisor import rank, running, ways
+from specjax.advisor.measure import Notes
+from specjax.advisor.rank import Candidate
+from specjax.advisor.running import Run, Work
+from specjax.advisor.ways import PLAIN, Way
 
 AGAIN = 3  # ways that are tried after the others, where theory was seen to be off
 NEAR = 3  # ways that are timed for longer, where turns do not tell which of them is the fastest

@@ -5,13 +5,13 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specjax.advise import rank, ways
-from specjax.advise.rank import Candidate, Chain, Measured
-from specjax.advise.ways import PLAIN, Way
+from specjax.advisor import rank, ways
+from specjax.advisor.rank import Candidate, Chain, Measured
+from specjax.advisor.ways import PLAIN, Way
 
 if TYPE_CHECKING:
-    from specjax.advise.desk import Advice
-    from specjax.advise.trials import Trial
+    from specjax.advisor.desk import Advice
+    from specjax.advisor.trials import Trial
 
 BUSY = 0.1  # share of the processors that others may use before times are called doubtful
 TOLD = (4, 8, 16)  # widths of the curve that are told in words
@@ -178,7 +178,7 @@ def command_line(advice: "Advice", *, dtype: str = "float32", prompts: str | Non
 
 def record(advice: "Advice") -> dict[str, Any]:
     """Plain values: what was asked, measured, weighed, tried and concluded."""
-    from specjax.advise.desk import versions
+    from specjax.advisor.desk import versions
 
     measured = advice.measured
     return {

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from specjax import theory, trees
-from specjax.advise import rank, ways
-from specjax.advise.rank import MISS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks
+from specjax.advisor import rank, ways
+from specjax.advisor.rank import MISS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks
 
 FREE = Cost(step=0.0, overhead=0.0, prefill=0.0)
 FLAT = tuple(1.0 for _ in range(16))

@@ -9,7 +9,7 @@ import pytest
 
 from specjax import drafters
 from specjax.drafters import reading
-from specjax.models import quantise
+from specjax.models import quantize
 from specjax.models.format import Format, default_format
 from tests import battery
 from tests.models import small
@@ -19,7 +19,7 @@ from tests.models import small
 def test_no_weight_moves_by_more_than_half_a_step(axis):
     weight = jax.random.normal(jax.random.key(0), (3, 7, 5)) * jnp.asarray([1.0, 30.0, 1e-3])[:, None, None]
     weight = weight.at[0, 2].set(0.0).at[0, :, 1].set(0.0)
-    whole, scale = quantise.channels(weight, axis=axis)
+    whole, scale = quantize.channels(weight, axis=axis)
     assert whole.dtype == jnp.int8
     step = np.expand_dims(scale, axis)
     assert (np.abs(np.asarray(whole, np.float32) * step - weight) <= 0.5001 * step).all()
@@ -32,10 +32,10 @@ def test_no_weight_moves_by_more_than_half_a_step(axis):
 def test_logits_are_those_of_the_rounded_weights(name, fmt):
     """The same model with its weights rounded in float: same logits, and near those of the unrounded one."""
     built = small.build(name, fmt)
-    weights = quantise.quantised(built.params, fmt=fmt)
+    weights = quantize.quantized(built.params, fmt=fmt)
     tokens = jnp.asarray(small.tokens(3, 2, 9))
     module, _ = small.CONFIGS[name]
-    got = module.score(weights, built.config, quantise.format_of(fmt), tokens)
+    got = module.score(weights, built.config, quantize.format_of(fmt), tokens)
 
     def spelled(path, node):
         if isinstance(node, dict) and "scale" in node and ("kernel" in node or "table" in node):
@@ -51,22 +51,22 @@ def test_logits_are_those_of_the_rounded_weights(name, fmt):
     assert 1e-5 < difference < 0.1
 
 
-def test_t5_has_its_decoder_and_its_encoder_quantised():
-    guide = drafters.quantised(battery.target("t5"))
+def test_t5_has_its_decoder_and_its_encoder_quantized():
+    guide = drafters.quantized(battery.target("t5"))
     kinds = {leaf.dtype for leaf in jax.tree.leaves(guide.params)}
     assert kinds == {jnp.dtype("int8"), jnp.dtype("float32")}
     assert guide.params["decoder"]["layers"]["0"]["attn"]["q"]["kernel"].dtype == jnp.int8
     assert guide.params["decoder"]["relative_bias"]["table"].dtype == jnp.float32
 
 
-def test_int8_is_no_format_to_load_in_and_not_quantised_twice():
+def test_int8_is_no_format_to_load_in_and_not_quantized_twice():
     with pytest.raises(ValueError, match="dtype 'int8' is not one of float32, bfloat16, float16"):
         default_format("int8")
     with pytest.raises(ValueError, match="'int8' is not one of"):
         Format(cache_dtype="int8")
     target = battery.target("opt")
     with pytest.raises(ValueError, match="opt has int8 weights already"):
-        drafters.quantised(dataclasses.replace(target, fmt=quantise.format_of(target.fmt)))
+        drafters.quantized(dataclasses.replace(target, fmt=quantize.format_of(target.fmt)))
 
 
 # --- bytes -------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_bytes_by_hand():
     assert tight == (weights / 8, 11 * slot, 2 * 4 * slot / 3)
     skips = reading.of_layer_skip(target, batch=8, slots=64, layers=(1,))
     assert skips == ((weights - 4 * layer) / 8, 32 * slot, 0.0)
-    coarse = reading.of_quantised(target, drafters.quantised(target).params, batch=8, slots=64)
+    coarse = reading.of_quantized(target, drafters.quantized(target).params, batch=8, slots=64)
     matrices = 2 * (4 * 16 * 16 + 2 * 16 * 32) + 13 * 16
     scales = 2 * (4 * 16 + 32 + 16) + 13
     assert coarse.weights * 8 == weights - 3 * matrices + 4 * scales

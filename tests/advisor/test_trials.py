@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from specjax.advise import measure, running, trials, ways
-from specjax.advise.rank import Candidate
-from specjax.advise.running import Run, Work
-from specjax.advise.ways import PLAIN
+from specjax.advisor import measure, running, trials, ways
+from specjax.advisor.rank import Candidate
+from specjax.advisor.running import Run, Work
+from specjax.advisor.ways import PLAIN
 from specjax.model import Model
 from specjax.models import opt
 from tests.cli import toys

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax import theory, trees
-from specjax.advise import ways
-from specjax.advise.ways import Way
+from specjax.advisor import ways
+from specjax.advisor.ways import Way
 from specjax.trees import Tree
 
 GAMMA_MAX = 15  # longest chain that is weighed: with its root as wide as the curve was measured
@@ -236,7 +236,7 @@ def drafting_cost(
 
 
 def best_trees(measured: Measured, ranks: Ranks) -> Iterator[Candidate]:
-    """The best tree of each size and depth that could pay, by Sequoia's programme on acceptance by rank.
+    """The best tree of each size and depth that could pay, by Sequoia's program on acceptance by rank.
 
     Chains are left out: a draft model's are weighed by themselves.
     """
@@ -277,7 +277,7 @@ def rank_table(rows: Sequence[Sequence[int]], *, depth: int = DEPTH, width: int 
 def replay(shape: Tree, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Tokens a round with a tree of a draft's most probable tokens on these very texts, and the standard error.
 
-    What the target says is what it would say: the rounds are walked, not modelled. The last token of a round is the
+    What the target says is what it would say: the rounds are walked, not modeled. The last token of a round is the
     target's own, whatever the draft thinks of it.
     """
     below: list[dict[int, int]] = [{} for _ in shape.parents]  # of each node: rank -> child

@@ -9,10 +9,10 @@ import pytest
 
 import specjax as sj
 from specjax import theory, trees
-from specjax.advise import measure, rank, running, say, ways
-from specjax.advise.rank import MISS
-from specjax.advise.running import Run
-from specjax.advise.ways import PLAIN
+from specjax.advisor import measure, rank, running, say, ways
+from specjax.advisor.rank import MISS
+from specjax.advisor.running import Run
+from specjax.advisor.ways import PLAIN
 from specjax.cli import record, setup
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options
@@ -69,12 +69,12 @@ class Machine:
         if way.kind in ways.WHOLE:
             return self.whole.get(way.kind, 1.0), self.curve[ways.nodes(way) - 1]
         gamma = way["gamma"]
-        c = {"model": self.c, "quantised": self.half[1], "layer-skip": 0.5}.get(way.kind)
+        c = {"model": self.c, "quantized": self.half[1], "layer-skip": 0.5}.get(way.kind)
         tokens = float(theory.expected_tokens(self.accepted(way.kind), gamma))
         return tokens, self.curve[gamma] + (gamma * c + gamma**2 * self.bent if c is not None else 0.0)
 
     def accepted(self, kind) -> float:
-        return {"model": self.alpha, "quantised": self.half[0], "layer-skip": self.skip}.get(kind, self.copied)
+        return {"model": self.alpha, "quantized": self.half[0], "layer-skip": self.skip}.get(kind, self.copied)
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +142,11 @@ def test_a_target_alone_may_draft_for_itself(ask):
     machine = Machine(half=(0.95, 0.2))
     advice = ask(machine, draft=False)
     wanted = theory.best_gamma(0.95, 0.2, gamma_max=rank.GAMMA_MAX)
-    assert advice.way == ways.chain("quantised", int(wanted.gamma)) and advice.drafts == []
+    assert advice.way == ways.chain("quantized", int(wanted.gamma)) and advice.drafts == []
     assert advice.python.startswith(
-        'sj.generate(target := sj.load("big"), prompts, drafter=sj.drafters.quantised(target, '
+        'sj.generate(target := sj.load("big"), prompts, drafter=sj.drafters.quantized(target, '
     )
-    assert "quantised: a token costs 0.200 steps" in advice.reason
+    assert "quantized: a token costs 0.200 steps" in advice.reason
     assert "layer-skip" in {one.way.kind for one in advice.candidates}
     assert "--draft " not in say.command_line(advice)
 
@@ -158,17 +158,17 @@ def test_what_the_target_never_says_is_not_timed(ask):
     assert [line for line in advice.left_out if line.startswith("layer-skip")] == [
         "layer-skip γ=4: a round commits 1.01 tokens, and every round calls the target"
     ]
-    assert "layer-skip" not in {one.way.kind for one in advice.candidates} and advice.way.kind == "quantised"
+    assert "layer-skip" not in {one.way.kind for one in advice.candidates} and advice.way.kind == "quantized"
     assert {way["gamma"] for way in machine.ran if way.kind == "layer-skip"} == {4}
 
 
 def test_beside_a_draft_model_the_target_drafts_for_itself_only_if_asked(ask):
     machine = Machine()
     ask(machine)
-    assert not {"layer-skip", "quantised"} & {way.kind for way in machine.ran}
+    assert not {"layer-skip", "quantized"} & {way.kind for way in machine.ran}
     assert {"model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree"} <= {way.kind for way in machine.ran}
     asked = Machine()
-    assert {one.way.kind for one in ask(asked, kinds=("quantised",)).candidates} == {"quantised"}
+    assert {one.way.kind for one in ask(asked, kinds=("quantized",)).candidates} == {"quantized"}
 
 
 def test_the_command_line_knows_the_same_kinds():
@@ -294,7 +294,7 @@ def test_the_command_is_understood_whatever_is_used(ask):
 
 
 def test_the_picture_shows_both(ask, tmp_path):
-    from specjax.advise import pictures
+    from specjax.advisor import pictures
 
     advice = ask(Machine())
     pictures.write(tmp_path / "advice.svg", advice)

@@ -12,7 +12,7 @@ import pytest
 
 import specjax as sj
 from specjax import convert, sharding
-from specjax.load import FAMILIES, abstract_params, end_tokens, load
+from specjax.loading import FAMILIES, abstract_params, end_tokens, load
 from specjax.models import t5
 from specjax.models.format import Format
 from tests import battery

@@ -11,8 +11,8 @@ import numpy as np
 
 from specjax import api
 from specjax import decoding as loop
-from specjax.advise import ways
-from specjax.advise.ways import KINDS, Way
+from specjax.advisor import ways
+from specjax.advisor.ways import KINDS, Way
 from specjax.bench import machine
 from specjax.clock import timed
 from specjax.model import Model

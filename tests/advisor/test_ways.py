@@ -6,7 +6,7 @@ import pytest
 
 import specjax as sj
 from specjax import trees
-from specjax.advise import ways
+from specjax.advisor import ways
 from specjax.naming import drafting
 
 DRAFTS = ("hub/large", "small")
@@ -22,9 +22,9 @@ WAYS = [
     ways.dynamic_tree(8, 4, 2, 1),
     ways.suffix_tree(8, 6),
     ways.chain("layer-skip", 2),
-    ways.chain("quantised", 3),
+    ways.chain("quantized", 3),
     ways.cascade(4, 2, 0, 1, verifier="block"),
-    ways.chain("quantised", 2, verifier="block"),
+    ways.chain("quantized", 2, verifier="block"),
 ]
 NAMES = [ways.spec(way) for way in WAYS]
 
