@@ -17,6 +17,7 @@ from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
 from specjax.verify.token import token_level
+from tests import distributions
 from tests.models.small import laid_out
 
 VOCAB, MAX_POSITIONS = 13, 64

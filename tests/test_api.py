@@ -219,7 +219,7 @@ def test_the_package_is_lazy_and_its_names_stand():
     code = """
 import sys, specjax as sj
 assert "jax" not in sys.modules
-import specjax.load, specjax.config
+import specjax.loading, specjax.config
 assert callable(sj.load) and sj.load.__name__ == "load" and sj.load is sys.modules["specjax.loading"].load
 assert all(getattr(sj, name) is not None for name in sj.__all__)
 assert sj.api.Stream is sj.Stream and sj.sharding.make_mesh and set(sj.__all__) <= set(dir(sj))
