@@ -61,6 +61,18 @@ def filled(numbered: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     return [(number, line.rstrip("\r\n")) for number, line in numbered if line.strip()]
 
 
+def read_lines(file: Path | str) -> list[str]:
+    """The lines of a text file that are not blank.
+
+    Raises:
+      ValueError: the file cannot be read, or is blank.
+    """
+    found = [line for _, line in filled(lines(file))]
+    if not found:
+        raise ValueError(f"{file} contains no text")
+    return found
+
+
 def read_text(file: Path | str, what: str = "text") -> str:
     """The whole text of a file, as `lines` reads it."""
     return "".join(line for _, line in lines(file, what))

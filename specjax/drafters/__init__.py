@@ -28,6 +28,7 @@ from specjax.drafters.bridging import reencode as reencode
 from specjax.drafters.corpus import Corpus as Corpus
 from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
+from specjax.drafters.corpus import read_corpus as read_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.drafters.loaded import LoadedDrafter as LoadedDrafter
 from specjax.drafters.select import Retrieval as Retrieval

@@ -10,7 +10,7 @@ continuations of every match of a text's last m tokens then stand side by side, 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +94,24 @@ def load_corpus(path: str | os.PathLike[str]) -> Corpus:
     if not (sound and (np.sort(order) == np.arange(len(order))).all() and text.min() >= END):
         raise ValueError(f"{path} is damaged: its text and order are no corpus")
     return Corpus(*(jnp.asarray(part) for part in (text, order, depth)))
+
+
+def read_corpus(target: Any, path: str | os.PathLike[str], *, longest: int = 16) -> Corpus:
+    """The corpus of a file: a saved one (.safetensors), or a text file with one document per line.
+
+    Args:
+      target: model from `specjax.load`; its tokenizer encodes the text.
+      path: past outputs: a saved corpus, or a text file with one document per line.
+      longest: longest match that will be looked up.
+
+    Raises:
+      ValueError: the file cannot be read, or holds text and the target has no tokenizer.
+    """
+    if os.fspath(path).endswith(".safetensors"):
+        return load_corpus(path)
+    if target.text is None:
+        raise ValueError(f"{target.name} has no tokenizer: pass a saved corpus (.safetensors), got {path}")
+    return corpus([target.text.encode(line) for line in files.read_lines(path)], depth=max(16, longest))
 
 
 def matches(

@@ -102,6 +102,17 @@ def fit_texts(model: Any, texts: Iterable[str], **options: Any) -> Table:
     return fit((model.text.encode(text) for text in texts), vocab_size=model.vocab_size, **options)
 
 
+def fit_file(target: Any, text: str | os.PathLike[str], *, order: int = 2) -> Table:
+    """`fit_texts` to a text file with one document per line.
+
+    Args:
+      target: model from `specjax.load`; its tokenizer encodes the text.
+      text: text file to fit a table to, one document per line.
+      order: order of the table fitted to a text: 1 unigram, 2 bigram, n looks at n - 1 tokens.
+    """
+    return fit_texts(target, files.read_lines(text), order=order)
+
+
 def fit_samples(
     model: Any,
     prompts: Sequence[str] | Sequence[Sequence[int]],
