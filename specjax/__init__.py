@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from specjax.api import stream as stream
     from specjax.loading import load as load
     from specjax.model import Model as Model
+    from specjax.programs import compiled_programs as compiled_programs
+    from specjax.programs import limit_programs as limit_programs
     from specjax.stopping import Stop as Stop
 
 __version__ = "0.1.0"
 __all__ = [
-    "Advice", "Event", "Generation", "Model", "Stop", "Stream", "__version__", "advise", "drafters", "generate", "load",
-    "policies", "stream", "trees", "verify",
+    "Advice", "Event", "Generation", "Model", "Stop", "Stream", "__version__", "advise", "compiled_programs",
+    "drafters", "generate", "limit_programs", "load", "policies", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _HOMES = {
     "Advice": "advisor", "advise": "advisor",
     "Event": "api", "Generation": "api", "Stream": "api", "generate": "api", "stream": "api",
     "load": "loading", "Model": "model", "Stop": "stopping",
+    "compiled_programs": "programs", "limit_programs": "programs",
 }  # fmt: skip
 
 

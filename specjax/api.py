@@ -1,6 +1,7 @@
 """The user's face of decoding: `generate` and `stream` on text or tokens, and what comes out."""
 
 import dataclasses
+import functools
 import reprlib
 import statistics
 import time
@@ -8,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, defaults, drafters, sampling, sharding, stopping, verify
+from specjax import checks, defaults, drafters, programs, sampling, sharding, stopping, verify
 from specjax import decoding as loop
 from specjax.clock import timed
 from specjax.drafters import LoadedDrafter
@@ -258,10 +258,10 @@ def prepare(
     seed = checks.whole("seed", seed, least=0, most=defaults.LARGEST_SEED)
     numbers = row_numbers(rows, batch)
     decode = loop.DecodeParams(target.params, guide.params, params, rules)
-    inputs = jax.block_until_ready((
-        loop.row_keys(seed, jnp.asarray(numbers, jnp.uint32)), jnp.asarray(tokens), jnp.asarray(length),
-        jnp.asarray(budget, jnp.int32),
-    ))  # fmt: skip
+    given = jax.device_put(
+        (np.uint32(seed), np.asarray(numbers, np.uint32), tokens, length, np.asarray(budget, np.int32))
+    )
+    inputs = jax.block_until_ready((_row_keys(*given[:2]), *given[2:]))
     static = {"model": target.lm, "drafter": guide.drafter, "stages": stages}
     state, run, compiling = timed(
         lambda: loop.prefill(decode, *inputs, **static, cache_len=cache_len, max_new=min(longest, cache_len))
@@ -270,6 +270,11 @@ def prepare(
     state = jax.block_until_ready(on_mesh(target, guide, state))
     seconds = {"prefill": run + time.perf_counter() - started, "compile": compiling}
     return Job(target, guide, chosen, stages, decode, state, stops, traces, seconds)
+
+
+@functools.partial(programs.jit, static=())
+def _row_keys(seed, rows):
+    return loop.row_keys(jax.random.key(seed), rows)
 
 
 def check_parts(target: Model, guide: LoadedDrafter, verifier: str | Verifier | None) -> Verifier:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from specjax import branch, sampling, stopping
+from specjax import branch, programs, sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.categorical import argmax
 from specjax.models.cache import put_rows
@@ -273,7 +273,7 @@ def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B
 
 
 of_rounds = functools.partial(  # jits what runs rounds; the caches in the state are written in place
-    jax.jit, static_argnames=("model", "drafter", "verify", "stages"), donate_argnames=("state",)
+    programs.jit, static=("model", "drafter", "verify", "stages"), donate=("state",)
 )
 
 
@@ -303,7 +303,7 @@ def one_round(params, state, *, model, drafter, verify, stages) -> tuple[Generat
     return make_step(model, drafter, verify, stages)(params, state)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "drafter", "stages", "cache_len", "max_new"))
+@functools.partial(programs.jit, static=("model", "drafter", "stages", "cache_len", "max_new"))
 def prefill(
     params, key, prompt, length, budget, *, model, drafter, stages, cache_len: int, max_new: int
 ) -> GenerationState:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from specjax import convert, sharding
+from specjax import convert, programs, sharding
 from specjax.base import LanguageModel
 from specjax.models.format import Format
 from specjax.text import Text
@@ -99,7 +99,7 @@ class Model:
             if not lengths.all():
                 raise ValueError(f"encoder row {int(lengths.argmin())} begins with padding: give at least one token")
             arrays = [arrays[0], lengths, arrays[1]]
-        return _score(self.params, self.family, self.config, self.fmt, *map(jnp.asarray, arrays))
+        return _score(self.params, *map(jnp.asarray, arrays), family=self.family, config=self.config, fmt=self.fmt)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = convert.SHARD_BYTES) -> None:
         """Writes a folder in Hugging Face's layout: config.json, safetensors in the parameters' dtypes, the tokenizer.
@@ -143,11 +143,11 @@ class Model:
         return array
 
 
-@functools.cache
+@programs.memoize
 def _language_model(family, config, fmt, chosen) -> LanguageModel:
     return family.language_model(config, fmt) if chosen is None else family.language_model(config, fmt, chosen=chosen)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _score(params, family, config, fmt, *arrays):
+@functools.partial(programs.jit, static=("family", "config", "fmt"))
+def _score(params, *arrays, family, config, fmt):
     return family.score(params, config, fmt, *arrays)

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -98,13 +99,14 @@ def sampling_params(
     )  # fmt: skip
     bias = None if logit_bias is None else _bias(logit_bias, batch, vocab_size)
     params = SamplingParams(
-        temperature=jnp.asarray(warmth, jnp.float32),
-        top_k=jnp.asarray(np.minimum(best, vocab_size), jnp.int32),
-        top_p=jnp.asarray(nucleus, jnp.float32),
-        min_p=jnp.asarray(floor, jnp.float32),
-        repetition_penalty=jnp.asarray(penalty, jnp.float32),
-        logit_bias=None if bias is None else jnp.asarray(bias, jnp.float32),
+        temperature=np.asarray(warmth, np.float32),
+        top_k=np.asarray(np.minimum(best, vocab_size), np.int32),
+        top_p=np.asarray(nucleus, np.float32),
+        min_p=np.asarray(floor, np.float32),
+        repetition_penalty=np.asarray(penalty, np.float32),
+        logit_bias=None if bias is None else np.asarray(bias, np.float32),
     )
+    params = jax.device_put(params)  # numpy converts without compiling a program for each shape
     warm = warmth > 0
     stages = Stages(
         greedy=bool(np.any(~warm)),

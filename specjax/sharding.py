@@ -10,7 +10,6 @@ Tensor parallelism after Shoeybi et al. 2019 (arXiv 1909.08053).
 """
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from specjax.base import LanguageModel
 from specjax.decoding import GenerationState
 from specjax.models.cache import KV
 from specjax.models.format import Format
+from specjax.programs import memoize
 from specjax.types import Params, PyTree
 
 DATA = "data"
@@ -280,7 +280,7 @@ def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, *, draft: 
     return placed._replace(draft=cache_shardings(state.draft, mesh, draft))
 
 
-@functools.cache
+@memoize
 def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
     """The same model, whose caches keep their sharding: they leave `prefill`, `extend` and `keep` as
     `cache_shardings` has it, whatever XLA would have preferred.

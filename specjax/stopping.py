@@ -64,13 +64,13 @@ def rules(
     codes[list(stop_tokens)] = Stop.STOP_TOKEN
     codes[list(eos)] = Stop.EOS
     if not stop_strings:
-        return StopRules(jnp.asarray(codes), None)
+        return StopRules(jax.device_put(codes), None)
     if any(not s for s in stop_strings):
         raise ValueError("a stop string must not be empty: it would stop every row at once")
     if pieces is None:
         raise ValueError("stop strings need the bytes of every token: the model was loaded without a tokenizer")
     table = automaton([s.encode() for s in stop_strings], pieces, vocab_size)
-    return StopRules(jnp.asarray(codes), jnp.asarray(table))
+    return jax.device_put(StopRules(codes, table))
 
 
 def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: int) -> np.ndarray:

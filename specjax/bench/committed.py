@@ -1,6 +1,5 @@
 """Tokens that each verifier commits a round, on the very same drafts of one run."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from specjax.drafters import LoadedDrafter
 from specjax.loading import load
 from specjax.model import Model
 from specjax.naming import drafting
+from specjax.programs import memoize
 from specjax.sampling import Stages
 from specjax.stopping import Stop
 
@@ -96,7 +96,7 @@ def _judged(job: api.Job, chosen: Sequence[verify.Verifier], root) -> Iterator[t
         number += 1
 
 
-@functools.cache
+@memoize
 def _every(model: LanguageModel, drafter: Drafter, stages: Stages, fns: tuple[VerifyFn, ...]) -> Callable:
     """(params, state, key) -> (active rows, mean tokens [verifier, B]) of the state's next round, all on one draft."""
 

@@ -1,6 +1,5 @@
 """What a round costs: verifying several tokens, a round against its parts, and the framework's own overhead."""
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,13 @@ from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
+from specjax.programs import memoize
 from specjax.types import Draft
 
 TURN = 9  # runs of `overhead` a turn
 
 
-@functools.cache
+@memoize
 def free(gamma: int) -> Drafter:
     """A drafter that costs nothing: it always proposes token 0. Its rounds cost one verification."""
     tree = trees.chain(gamma)

@@ -10,7 +10,6 @@ read: they wait in `missing`, and are fed in one block when a row drafts again, 
 Whether a node is proposed is settled before its token is drawn (invariant 7).
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
 from specjax.drafters.chain import draw, first_logits, next_logits, taken_back
 from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
+from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params
 
 BACKLOG = 8  # idle rounds pay an eighth of a draft step each
@@ -63,7 +63,7 @@ class Writing(NamedTuple):
     step: Int[Array, ""]  # tokens drawn
 
 
-@functools.cache
+@memoize
 def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), backlog: int = BACKLOG) -> Drafter:
     """A chain of up to policy.gamma_max tokens sampled from `lm`, each from its warped law.
 

@@ -8,7 +8,6 @@ target's next call overwrites them. So it needs no prefill, holds no cache, and 
                written by the target   | written by the target ................. verify
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -18,12 +17,13 @@ from jaxtyping import Array, Float, Int
 from specjax import trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import draw, uniforms
+from specjax.programs import memoize
 from specjax.types import Draft, KeyArray
 
 Feed = Callable[[Int[Array, "B"], Cache], tuple[Float[Array, "B V"], Cache]]
 
 
-@functools.cache
+@memoize
 def chain_on_loan(lm: LanguageModel, gamma: int) -> Drafter:
     """A chain of gamma tokens sampled from `lm`, which reads and writes the cache of the target.
 

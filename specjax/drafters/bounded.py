@@ -25,6 +25,7 @@ from specjax.drafters.sparse import Choice, Selection, held_position, slot_of
 from specjax.model import Model
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
+from specjax.programs import memoize
 from specjax.types import PyTree
 
 
@@ -80,7 +81,7 @@ def check_slack(model: Model | None, back: int, doing: str) -> None:
         )
 
 
-@functools.cache
+@memoize
 def bounded(lm: LanguageModel, choice: Choice | None, budget: int, kept: int, slack: int, block: int) -> LanguageModel:
     """`lm` over bounded caches, with the contract of a `LanguageModel`; blocks are of `block` tokens at the most.
 

@@ -27,6 +27,7 @@ from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import argmax, uniforms
 from specjax.categorical import draw as draw_mass
 from specjax.drafters.vocabulary import NONE, Joins, Reading, Writing
+from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params, Siblings
 
 SLACK = 64  # draft tokens that a row may hold beyond `stretch` for each of the target's: short texts vary most
@@ -56,7 +57,7 @@ class BridgeDraft(NamedTuple):
     text: Int[Array, "B"]
 
 
-@functools.cache
+@memoize
 def intersection(
     lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int = 2, positions: int | None = None
 ) -> Drafter:
@@ -130,7 +131,7 @@ def intersection(
     return Drafter(trees.chain(gamma), functools.partial(reader.init, queue_size), propose, commit, vocab_size)
 
 
-@functools.cache
+@memoize
 def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2, positions: int | None = None) -> Drafter:
     """What `lm` writes greedily in gamma tokens, proposed in the target's tokens, gamma at the most.
 

@@ -9,7 +9,6 @@ cascade again.
     inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  by their place alone, never by what they are
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -20,6 +19,7 @@ from specjax import trees
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.categorical import argmax
 from specjax.decoding import committed_block, judge, round_keys
+from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
 from specjax.verify.token import tested
@@ -72,7 +72,7 @@ class Rounds(NamedTuple):
     tally: Tally
 
 
-@functools.cache
+@memoize
 def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
     """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`, each told with the law of `lm`.
 

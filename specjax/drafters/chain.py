@@ -1,6 +1,5 @@
 """A smaller language model as drafter: it writes a chain of gamma tokens (Leviathan et al. 2023, arXiv 2211.17192)."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ from specjax import trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import draw as draw_mass
 from specjax.categorical import uniforms
+from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params
 
 
@@ -27,7 +27,7 @@ class ModelDraft(NamedTuple):
     lag: Int[Array, "B"]  # 1 where it does, else 0
 
 
-@functools.cache
+@memoize
 def chain(lm: LanguageModel, gamma: int) -> Drafter:
     """A chain of gamma tokens sampled from `lm`, each from its warped law.
 

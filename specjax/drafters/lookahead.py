@@ -13,7 +13,6 @@ keeps the G freshest n-grams of every first token, from the prompt to begin with
 of point masses, so any temperature is served, and the token after a whole n-gram is kept as ever.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -24,6 +23,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.base import Drafter
 from specjax.defaults import LARGEST_TREE
+from specjax.programs import memoize
 from specjax.trees import ROOT, SCRATCH, Tree
 from specjax.types import Commit, Draft, Siblings
 
@@ -45,7 +45,7 @@ class LookaheadDraft(NamedTuple):
     pool: Pool
 
 
-@functools.cache
+@memoize
 def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = BUCKETS) -> Drafter:
     """W, N and G of the paper: columns of the window, tokens of an n-gram, n-grams tried a round.
 

@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import draw, largest, uniforms
 from specjax.drafters.chain import first_logits, taken_back
+from specjax.programs import memoize
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
 from specjax.types import Commit, Draft, Siblings
@@ -54,7 +55,7 @@ class Level(NamedTuple):
     ranks: tuple[tuple[np.ndarray, np.ndarray], ...]  # a rank: places in `nodes` with such a child, and the children
 
 
-@functools.cache
+@memoize
 def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Drafter:
     """A tree of one shape, whose children are drawn from the model's warped law, or are its most probable tokens.
 
@@ -111,7 +112,7 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
     return Drafter(tree, init, propose, commit, vocab_size, siblings, rewind=functools.partial(_rewind, lm))
 
 
-@functools.cache
+@memoize
 def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafter:
     """Each row's own tree of the `size` - 1 most probable paths below its root, as point masses.
 

@@ -3,8 +3,6 @@
 The longest match wins, and among equally long ones the latest. Point masses: `log_q` is None.
 """
 
-import functools
-
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
@@ -12,10 +10,11 @@ from specjax import trees
 from specjax.base import Drafter
 from specjax.drafters import history
 from specjax.drafters.history import History
+from specjax.programs import memoize
 from specjax.types import Commit, Draft, Siblings
 
 
-@functools.cache
+@memoize
 def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
     """Copies up to gamma tokens that followed the latest of the longest matches of `shortest`..`longest` tokens.
 

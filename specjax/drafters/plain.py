@@ -1,15 +1,14 @@
 """No draft at all: plain autoregressive decoding as the same loop, which makes it the baseline."""
 
-import functools
-
 import jax.numpy as jnp
 
 from specjax import trees
 from specjax.base import Drafter
+from specjax.programs import memoize
 from specjax.types import Draft
 
 
-@functools.cache
+@memoize
 def plain() -> Drafter:
     """A drafter that proposes nothing: every round is one target call and one token."""
 

@@ -5,7 +5,6 @@ layer and key-value head keeps slots of its own.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from specjax.categorical import largest
 from specjax.drafters.sparse import Choice
 from specjax.models.attention import MASKED
 from specjax.models.cache import KV, Cache
+from specjax.programs import memoize
 from specjax.types import Params, PyTree
 
 
@@ -120,7 +120,7 @@ def needs_decoder(selection: Any, target: Any) -> Callable:
     return target.family.observer
 
 
-@functools.cache
+@memoize
 def _choice(selection: SnapKV | Retrieval, family: Any, config: Any, fmt: Any, kept: int, observer: Callable) -> Choice:
     """One object for equal arguments, so that equal drafters share compiled code."""
     del family

@@ -16,7 +16,6 @@ MagicDec (Chen et al. 2024, arXiv 2408.11049) drafts so; TriForce (Sun et al. 20
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -29,6 +28,7 @@ from specjax.base import Drafter, LanguageModel
 from specjax.drafters.borrowed import check_gamma, write_chain
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
+from specjax.programs import memoize
 from specjax.types import Commit, PyTree
 
 NEVER = -(2**30)  # a row whose kept slots have not been chosen, or whose ring must be read anew
@@ -90,7 +90,7 @@ class SmallKV(NamedTuple):
     recent: Int[Array, "B O"]  # the last tokens, `pending` the very last
 
 
-@functools.cache
+@memoize
 def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, kept: int) -> Drafter:
     """A chain of gamma tokens that the target writes over `budget` slots: `kept` ones, and a window of the latest.
 

@@ -13,7 +13,6 @@ longer ones count, and equally long ones together.
 Point masses: `log_q` is None.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from specjax.drafters import history
 from specjax.drafters.corpus import END, NOTHING, Corpus, matches
 from specjax.drafters.history import History
 from specjax.drafters.ngram import runs
+from specjax.programs import memoize
 from specjax.trees import ROOT, dynamic
 from specjax.types import Commit, Draft, Siblings
 
@@ -39,7 +39,7 @@ class Continuations(NamedTuple):
     alive: Bool[Array, "B C"]  # whether the match before it is of the longest
 
 
-@functools.cache
+@memoize
 def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1) -> Drafter:
     """A chain: from the longest match on, the token that followed most often, again and again.
 
@@ -68,7 +68,7 @@ def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: flo
     return Drafter(trees.chain(gamma), _init, propose, _commit, siblings=Siblings.POINTS, rewind=_rewind)
 
 
-@functools.cache
+@memoize
 def suffix_tree(
     size: int = 16, depth: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1
 ) -> Drafter:

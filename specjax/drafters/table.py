@@ -8,7 +8,6 @@ free. The law after a context is built from the shortest one upwards,
 down to the unigram, which gives every token some mass: a proper law over the whole vocabulary (Witten and Bell 1991).
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ from specjax.base import Drafter
 from specjax.categorical import draw as draw_mass
 from specjax.categorical import uniforms
 from specjax.drafters import history
+from specjax.programs import memoize
 from specjax.types import Commit, Draft
 
 MIXER = np.uint32(0x9E3779B1)  # odd, near 2**32 over the golden ratio: multiplying by it spreads neighbors
@@ -79,7 +79,7 @@ def bucket(context: Int[Array | np.ndarray, "*lead n"], rows: int) -> Int[Array 
     return ((mixed ^ (mixed >> SHIFT)) % np.uint32(rows)).astype(np.int32)
 
 
-@functools.cache
+@memoize
 def table(order: int, vocab_size: int, gamma: int) -> Drafter:
     """A chain of gamma tokens, each drawn from the table's law after the ones before, warped like the target's.
 

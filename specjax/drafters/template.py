@@ -4,7 +4,6 @@ docs/writing-a-drafter.md writes this file step by step. Real drafters differ in
 they make of it; the rest stays as it is here.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jaxtyping import Array, Int
 from specjax import trees
 from specjax.base import Drafter
 from specjax.categorical import draw, uniforms
+from specjax.programs import memoize
 from specjax.types import Draft
 
 UNMET = -1
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     last: Int[Array, "B"]  # the newest committed token
 
 
-@functools.cache  # equal arguments give the same object: the decoding loop compiles once for each drafter
+@memoize  # equal arguments give the same object: the decoding loop compiles once for each drafter
 def template(vocab_size: int, gamma: int, trust: float = 3.0) -> Drafter:
     """A chain of gamma tokens; the remembered successor is exp(trust) times as likely as any other token."""
 

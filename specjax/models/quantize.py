@@ -6,10 +6,10 @@ The scale multiplies the product's output: the weights are never spelled out in 
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
+from specjax import programs
 from specjax.models.format import INT8, Format, in_order
 from specjax.types import Params
 
@@ -54,4 +54,4 @@ def channels(weight: Float[Array, "..."], *, axis: int) -> tuple[Int8[Array, "..
     return jnp.clip(whole, -LIMIT, LIMIT).astype(jnp.int8), scale
 
 
-quantized = jax.jit(quantize, static_argnames="fmt")
+quantized = programs.jit(quantize, static=("fmt",))

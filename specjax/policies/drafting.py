@@ -1,6 +1,5 @@
 """Policies that decide while drafting, after each token: a threshold on confidence, and DISCO's classifier."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -9,6 +8,7 @@ from jaxtyping import Array, Float
 
 from specjax.categorical import largest
 from specjax.policies.policy import Drawn, Policy, Rule, as_planned, check_between, check_gamma, learn_nothing
+from specjax.programs import memoize
 from specjax.types import Params
 
 TOP = 10  # probabilities of the draft's law that DISCO's classifier reads
@@ -28,7 +28,7 @@ def threshold(theta: float | int = 0.4, *, gamma_max: int = 16) -> Rule:
     return Rule(f"threshold {theta:g} up to {gamma_max}", policy, {"theta": jnp.asarray(theta, jnp.float32)})
 
 
-@functools.cache
+@memoize
 def _threshold(gamma_max: int) -> Policy:
     def go_on(params, state, drawn: Drawn, position):
         del position
@@ -73,7 +73,7 @@ def disco(params: Disco, *, gamma_max: int = 16) -> Rule:
     return Rule(f"disco up to {gamma_max}", _disco(check_gamma(gamma_max)), params)
 
 
-@functools.cache
+@memoize
 def _disco(gamma_max: int) -> Policy:
     start = lambda params, length: jnp.ones(length.shape, jnp.float32)  # the chance that all so far is accepted
 

@@ -1,6 +1,5 @@
 """Policies that decide at the start of a round: fixed, best by theory, +2/-1, goodput of a batch, an oracle."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from specjax.policies.policy import (
     learn_nothing,
     on_forever,
 )
+from specjax.programs import memoize
 from specjax.theory import StepTime
 from specjax.theory.arguments import Numbers
 
@@ -29,7 +29,7 @@ def fixed(gamma: int) -> Rule:
     return Rule(f"fixed {check_gamma(gamma, least=0)}", _fixed(gamma))
 
 
-@functools.cache
+@memoize
 def _fixed(gamma: int) -> Policy:
     start = lambda params, length: ()
     return Policy(gamma, start, as_planned(gamma), on_forever, learn_nothing, constant=True)
@@ -72,7 +72,7 @@ def heuristic(*, gamma_max: int = 16, start: int | None = None) -> Rule:
     return Rule(f"heuristic up to {gamma_max}", policy, {"start": jnp.asarray(first, jnp.int32)})
 
 
-@functools.cache
+@memoize
 def _heuristic(gamma_max: int) -> Policy:
     def start(params, length):
         return jnp.broadcast_to(params["start"], length.shape)
@@ -132,7 +132,7 @@ def goodput(
     return Rule(f"goodput up to {gamma_max}", policy, {k: jnp.asarray(v, jnp.float32) for k, v in numbers.items()})
 
 
-@functools.cache
+@memoize
 def _goodput(gamma_max: int) -> Policy:
     gammas = np.arange(gamma_max + 1, dtype=np.float32)
 
@@ -184,7 +184,7 @@ def oracle(agrees: np.ndarray, *, gamma_max: int = 16) -> Rule:
     return Rule(f"oracle up to {gamma_max}", _oracle(check_gamma(gamma_max)), {"runs": jnp.asarray(runs)})
 
 
-@functools.cache
+@memoize
 def _oracle(gamma_max: int) -> Policy:
     start = lambda params, length: jnp.zeros_like(length)  # new tokens so far
 

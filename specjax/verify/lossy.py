@@ -3,13 +3,13 @@
 Each constructor is cached: the same parameters give the same function, so that nothing compiles twice.
 """
 
-import functools
 import math
 
 import jax.numpy as jnp
 
 from specjax.base import VerifyFn
 from specjax.categorical import argmax, draw, uniforms
+from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
 from specjax.verify.criterion import Criterion, entropy, longest
@@ -17,7 +17,7 @@ from specjax.verify.token import law_after
 from specjax.verify.walk import Walk, along, verdict_at, verdict_of
 
 
-@functools.cache
+@memoize
 def lossy_typical(epsilon: float = 0.09, delta: float = 0.3) -> VerifyFn:
     """LOSSY: typical acceptance (Medusa, Cai et al. 2024, arXiv 2401.10774), on any tree, however it was drafted.
 
@@ -34,7 +34,7 @@ def lossy_typical(epsilon: float = 0.09, delta: float = 0.3) -> VerifyFn:
     return _drawing(Criterion(lambda log_p: jnp.minimum(delta * jnp.exp(-entropy(log_p)), epsilon), strict=True))
 
 
-@functools.cache
+@memoize
 def lossy_threshold(least: float = 0.3) -> VerifyFn:
     """LOSSY: a token passes if p(x) >= least, on any tree, however it was drafted.
 
@@ -47,7 +47,7 @@ def lossy_threshold(least: float = 0.3) -> VerifyFn:
     return _drawing(Criterion(lambda log_p: jnp.full(log_p.shape[:2], least, log_p.dtype), strict=False))
 
 
-@functools.cache
+@memoize
 def lossy_lenient(lenience: float = 0.8) -> VerifyFn:
     """LOSSY: lenience l (Leviathan et al. 2023, arXiv 2211.17192, appendix A.5), on a chain: out(x) <= p(x) / l.
 
@@ -67,7 +67,7 @@ def lossy_lenient(lenience: float = 0.8) -> VerifyFn:
     return verify
 
 
-@functools.cache
+@memoize
 def lossy_lenient_greedy(lenience: float = 0.8) -> VerifyFn:
     """LOSSY: lenience l for greedy decoding, on any tree: a token passes if p(x) >= l max p.
 
@@ -90,7 +90,7 @@ def lossy_lenient_greedy(lenience: float = 0.8) -> VerifyFn:
     return verify
 
 
-@functools.cache
+@memoize
 def lenient_walk(lenience: float) -> Walk:
     """`lossy_lenient` on given uniforms."""
     _between("lenience", lenience, 0.0, 1.0)
