@@ -65,7 +65,8 @@ class Job(NamedTuple):
     @property
     def static(self) -> dict[str, Any]:
         return {
-            "model": self.target.lm, "drafter": self.guide.drafter, "verify": self.verifier.fn, "stages": self.stages,
+            "model": self.target.variant(capture=self.guide.drafter.capture), "drafter": self.guide.drafter,
+            "verify": self.verifier.fn, "stages": self.stages,
         }  # fmt: skip
 
 
@@ -121,9 +122,9 @@ def generate(target: Model, prompts: Prompts, **options: Any) -> Generation:
     job = prepare(target, prompts, **options)
     state, run, compiling = timed(lambda: loop.generate(job.params, job.state, **job.static))
     seconds = _add_seconds(job.seconds, run, compiling)
+    tokens, length, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if profile:
         seconds |= split_seconds(job, state, seconds["decode"])
-    tokens, length, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     rows = [tokens[b, : length[b]].tolist() for b in range(len(length))]
     return finish(job, Progress(rows, stop, totals), seconds)
 
@@ -192,7 +193,8 @@ class Stream:
         decode, starting = steady(self._runs, compiled=self._compiling > 0)
         seconds = _add_seconds(self._job.seconds, decode, self._compiling + starting)
         if profile:
-            seconds |= split_seconds(self._job, self._state, seconds["decode"])
+            copy = jax.tree.map(jnp.copy, self._state)  # iterating may go on
+            seconds |= split_seconds(self._job, copy, seconds["decode"])
         return finish(self._job, self._done, seconds)
 
 
@@ -262,7 +264,8 @@ def prepare(
         (np.uint32(seed), np.asarray(numbers, np.uint32), tokens, length, np.asarray(budget, np.int32))
     )
     inputs = jax.block_until_ready((_row_keys(*given[:2]), *given[2:]))
-    static = {"model": target.lm, "drafter": guide.drafter, "stages": stages}
+    model = target.variant(capture=guide.drafter.capture)
+    static = {"model": model, "drafter": guide.drafter, "stages": stages}
     state, run, compiling = timed(
         lambda: loop.prefill(decode, *inputs, **static, cache_len=cache_len, max_new=min(longest, cache_len))
     )  # fmt: skip
@@ -433,20 +436,20 @@ def _add_seconds(seconds: dict[str, float], decode: float, compiling: float) -> 
 
 
 def split_seconds(job: Job, state: loop.GenerationState, decode: float, repeats: int = 5) -> dict[str, float]:
-    """Decoding time split into draft and verify, by their measured shares of a round on the last state."""
-    draft, check = loop.parts(job.params, **job.static)
-    with jax.debug_key_reuse(False):  # the same draws over and over: they are timed and thrown away
-        drafted = jax.block_until_ready(draft(job.params, state))
-        jax.block_until_ready(check(job.params, state, drafted))
-        times = {"draft": [], "verify": []}
-        for _ in range(repeats):
-            for name, call in (
-                ("draft", lambda: draft(job.params, state)),
-                ("verify", lambda: check(job.params, state, drafted)),
-            ):
-                started = time.perf_counter()
-                jax.block_until_ready(call())
-                times[name].append(time.perf_counter() - started)
+    """Decoding time split into draft and verify, by their measured shares of rounds that follow the state.
+
+    The state is donated: the halves run as in the loop, with caches written in place.
+    """
+    draft, check = loop.parts(**job.static)
+    times = {"draft": [], "verify": []}
+    for number in range(repeats + 1):  # the first compiles
+        started = time.perf_counter()
+        state, drafted = jax.block_until_ready(draft(job.params, state))
+        between = time.perf_counter()
+        state, _ = jax.block_until_ready(check(job.params, state, drafted))
+        if number:
+            times["draft"].append(between - started)
+            times["verify"].append(time.perf_counter() - between)
     cost = {name: float(np.median(values)) for name, values in times.items()}
     whole = sum(cost.values())
     return {name: decode * value / whole for name, value in cost.items()}

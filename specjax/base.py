@@ -13,11 +13,18 @@ DraftState = PyTree
 
 
 class Prefilled(NamedTuple):
-    """A model that has read its prompt: the cache holds everything except `pending`, the last committed token."""
+    """A model after its prompt: the cache holds everything except `pending`, the last committed token.
+
+        decoder-only      prompt t0 .. t_{n-1}, n = length      features [:, i] of t_i; `pending` is t_{n-1}
+        encoder-decoder   `pending` is the start token          features [:, 0] of the start token (P = 1)
+
+    The features of `pending` itself, [:, n - 1] or [:, 0], appear again as `Commit.features[:, 0]` of the first round.
+    """
 
     cache: Cache
     pending: Int[Array, "B"]
-    features: Float[Array, "B P D"]  # features of the prompt's positions (encoder-decoder: [B, 0, D])
+    features: Float[Array, "B P D"]  # last hidden state, after the final norm; undefined from `length` on
+    hiddens: tuple[Float[Array, "B P D"], ...] = ()  # captured residual streams, in the order of `capture`
 
 
 class LanguageModel(NamedTuple):
@@ -58,26 +65,29 @@ class Warp(Protocol):
 
 
 class Drafter(NamedTuple):
-    """A way to guess: pure functions and explicit state, no class hierarchy.
+    """A drafter: pure functions with explicit state.
 
     tree: static shape of what is proposed.
-    init: (params, prompt [B,P], length [B], cache_len) -> DraftState.
+    init: (params, prompt [B,P], length [B], cache_len, prefilled) -> DraftState. `prefilled` is the target after the
+        prompt: its features, captured hidden states, and its cache, for drafters that borrow it.
     propose: (params, key [B], state, pending [B], warp) -> (Draft, DraftState). `warp` is the target's own: draft and
-        target laws pass through one stack (invariant 4).
-    commit: (params, state, Commit) -> DraftState. Absorbs the truth. `length` 0 leaves a row as it is.
-    vocab_size: V of `log_q`; None for drafters that know no vocabulary.
-    siblings: how the children of a node come about; POINTS goes with a `log_q` of None.
-    dynamic: whether every row has a tree of its own, in `Draft.parents`; `tree` then says its size and width alone.
-    borrows: whether it works on the target's cache. `init` and `commit` then take the cache as one more argument, to
+        target distributions are processed alike (invariant 4).
+    commit: (params, state, Commit) -> DraftState. Absorbs what was committed. `length` 0 leaves a row as it is.
+    vocab_size: V of `log_q`; None for drafters that do not depend on the vocabulary.
+    siblings: how the children of a node are chosen; POINTS goes with a `log_q` of None.
+    dynamic: whether every row has its own tree, in `Draft.parents`; `tree` then gives only its size and width.
+    borrows: whether it works on the target's cache. `commit` and `rewind` then take the cache as one more argument, to
         read; `propose` takes it and returns (Draft, DraftState, Cache): it may write slots from each row's length on,
-        which the target overwrites, and must return the lengths as they were.
-    rewind: (params, state, back [B], token [B]) -> DraftState, between a commit and the next propose. Takes back the
-        last back[b] committed tokens and commits token[b] in their place; `back` 0 leaves a row as it is. A cascade
-        asks it of its inner drafter, some of whose accepted tokens the outer target refuses. None: cannot serve there.
-        A drafter that borrows is given the cache, taken back already, as one more argument.
-    buckets: of a chain whose rows draft fewer nodes than it has: the draft lengths, ascending to the chain's own, that
-        the target's call is compiled at. A round takes the least that holds the longest draft of its rows, chosen on
+        which the target overwrites, and must return the lengths unchanged.
+    rewind: (params, state, back [B], token [B]) -> DraftState, between a commit and the next propose. Rolls back the
+        last back[b] committed tokens and commits token[b] in their place; `back` 0 leaves a row as it is. Needed only
+        by the inner drafter of a cascade, some of whose accepted tokens the outer target rejects; None if unsupported.
+    buckets: of a chain whose rows draft fewer nodes than it has: ascending draft lengths, the last its own, for which
+        the target forward pass is compiled. A round uses the least that holds the longest draft of its rows, chosen on
         the device. (): every round is verified whole.
+    capture: residual streams of the target that the drafter reads: k is the stream entering layer k, k = L the stream
+        leaving the last layer. The loop's `LanguageModel` must be built with the same tuple
+        (`Model.variant(capture=...)`); `Prefilled.hiddens` and `Commit.hiddens` follow its order.
     """
 
     tree: Tree
@@ -90,6 +100,7 @@ class Drafter(NamedTuple):
     borrows: bool = False
     rewind: Callable[..., DraftState] | None = None
     buckets: tuple[int, ...] = ()
+    capture: tuple[int, ...] = ()
 
 
 @runtime_checkable

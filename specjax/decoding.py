@@ -7,7 +7,7 @@ one round                 draft a tree below t_n, feed it to the target in one c
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -93,8 +93,8 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
     def init(params: DecodeParams, key, prompt, length, budget) -> GenerationState:
         rows = prompt.shape[0]
         read = model.prefill(params.target, prompt, length, slots)
-        lent = (read.cache,) if drafter.borrows else ()
-        state = drafter.init(params.draft, prompt, length, slots, *lent)
+        check_capture(drafter, read.hiddens)
+        state = drafter.init(params.draft, prompt, length, slots, read)
         # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
         used = jnp.ones_like(length) if model.encoder_decoder else length  # the start token, or the prompt
         room = jnp.minimum(budget, cache_len - used + 1)
@@ -128,16 +128,42 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
 
     The law of the emitted tokens is that of the verifier: the target's own where it is lossless.
     """
-    tree = drafter.tree
+    draft_half, verify_half = make_halves(model, drafter, verify, stages)
 
     def step(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Info]:
-        active = state.stop == int(Stop.RUNNING)
+        return verify_half(params, *draft_half(params, state))
+
+    return step
+
+
+class Drafted(NamedTuple):
+    """What the draft half of a round passes to the verify half."""
+
+    draft: Draft
+    key: KeyArray  # of the verifier, [B]
+
+
+def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> tuple[Callable, Callable]:
+    """The two halves of a round, which `make_step` composes.
+
+    Returns:
+      draft_half: (params, state) -> (state, Drafted). The drafter proposes; the state holds its state until `commit`.
+      verify_half: (params, state, Drafted) -> (state, Info). Target forward pass, verifier, stop rules and commit.
+    """
+    tree = drafter.tree
+
+    def draft_half(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Drafted]:
         next_key, draft_key, verify_key = round_keys(state.key)
         warp = make_warp(params.sampling, stages, state.seen)
-
         draft, draft_state, cache = propose(drafter, params.draft, draft_key, state, warp)
-        out, log_p, cache = judge(model, tree, params.target, draft, cache, warp, buckets=drafter.buckets)
-        verdict = verify(verify_key, tree, draft, log_p)
+        return state._replace(draft=draft_state, cache=cache, key=next_key), Drafted(draft, verify_key)
+
+    def verify_half(params: DecodeParams, state: GenerationState, drafted: Drafted) -> tuple[GenerationState, Info]:
+        active = state.stop == int(Stop.RUNNING)
+        warp = make_warp(params.sampling, stages, state.seen)
+        draft = drafted.draft
+        out, log_p, cache = judge(model, tree, params.target, draft, state.cache, warp, buckets=drafter.buckets)
+        verdict = verify(drafted.key, tree, draft, log_p)
 
         broken = sampling.has_nan(out.logits)
         if draft.log_q is not None:
@@ -149,44 +175,92 @@ def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: 
         n = ended.length
         stop = jnp.where(active & broken, int(Stop.NAN), jnp.where(active, ended.stop, state.stop))
 
-        features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
-        told = Commit(block, n, features, argmax(log_p))
-        cache = model.keep(cache, None if tree.is_chain and not drafter.dynamic else verdict.path, n)
-        lent = (cache,) if drafter.borrows else ()
+        committed = commit_of(drafter, out, log_p, verdict, block, n)
+        draft_state, cache = commit(model, drafter, params.draft, state.draft, cache, verdict, committed)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
         shared = overlap(tree, draft, log_p, verdict, one_hot=not stages.sampled)
         info = _info(tree, draft, verdict, shared, block, n, active & ~broken)
-        state = GenerationState(
+        state = state._replace(
             tokens=put_rows(state.tokens, block, state.length, n > 0),
             length=state.length + n,
             pending=jnp.where(n > 0, last, state.pending),
             stop=stop.astype(jnp.int32),
             room=state.room - n,
-            room_code=state.room_code,
             automaton=ended.automaton,
             seen=None if state.seen is None else _mark(state.seen, block, n),
             cache=cache,
-            draft=drafter.commit(params.draft, draft_state, told, *lent),
-            key=next_key,
+            draft=draft_state,
             totals=_add(state.totals, info),
         )
         return state, info
 
-    return step
+    return draft_half, verify_half
+
+
+@runtime_checkable
+class Level(Protocol):
+    """What `propose` reads of a state: the drafter's state, the last committed token and the model's cache."""
+
+    @property
+    def draft(self) -> DraftState: ...
+
+    @property
+    def pending(self) -> Int[Array, "B"]: ...
+
+    @property
+    def cache(self) -> Cache: ...
 
 
 def propose(
-    drafter: Drafter, params: Params, key: KeyArray, state: GenerationState, warp: Warp
+    drafter: Drafter, params: Params, key: KeyArray, state: Level, warp: Warp
 ) -> tuple[Draft, DraftState, Cache]:
-    """The drafter's proposal, its state, and the target's cache, which only a drafter that borrows it has written."""
+    """The drafter's proposal, its state, and the target's cache, which only a drafter that borrows it writes."""
     if drafter.borrows:
         draft, draft_state, cache = drafter.propose(params, key, state.draft, state.pending, warp, state.cache)
     else:
         draft, draft_state = drafter.propose(params, key, state.draft, state.pending, warp)
         cache = state.cache
-    if drafter.tree.scratch.any():  # whatever the drafter says: nothing scratch is ever accepted
+    if drafter.tree.scratch.any():  # scratch nodes are never accepted, whatever the drafter marks valid
         draft = draft._replace(valid=draft.valid & ~drafter.tree.scratch[None])
     return draft, draft_state, cache
+
+
+def commit_of(
+    drafter: Drafter,
+    out: Output,
+    log_p: Float[Array, "B N V"],
+    verdict: Verdict,
+    block: Int[Array, "B W"],
+    length: Int[Array, "B"],
+) -> Commit:
+    """The `Commit` of a round: the block's tokens, and the target's hidden states along the accepted path."""
+    check_capture(drafter, out.hiddens)
+    along = lambda x: jnp.take_along_axis(x, verdict.path[..., None], axis=1)
+    return Commit(block, length, along(out.features), argmax(log_p), tuple(map(along, out.hiddens)))
+
+
+def commit(
+    model: LanguageModel,
+    drafter: Drafter,
+    params: Params,
+    draft_state: DraftState,
+    cache: Cache,
+    verdict: Verdict,
+    committed: Commit,
+) -> tuple[DraftState, Cache]:
+    """Keeps the accepted path in the cache and passes the commit to the drafter."""
+    linear = drafter.tree.is_chain and not drafter.dynamic  # the path is a prefix of the block: nothing moves
+    cache = model.keep(cache, None if linear else verdict.path, committed.length)
+    return drafter.commit(params, draft_state, committed, *((cache,) if drafter.borrows else ())), cache
+
+
+def check_capture(drafter: Drafter, hiddens: tuple[Array, ...]) -> None:
+    """Raises ValueError where the model does not return the residual streams that the drafter reads."""
+    if len(hiddens) != len(drafter.capture):
+        raise ValueError(
+            f"the drafter reads the residual streams capture={drafter.capture}, but the model returns {len(hiddens)}: "
+            "build it with Model.variant(capture=drafter.capture)"
+        )
 
 
 def judge(
@@ -234,8 +308,9 @@ def _judge_shortest(model, tree: Tree, params, draft: Draft, cache, warp, bucket
             out, cache = model.extend(params, tokens, cache, tree.mask[:size, :size], tree.depth[:size])
             log_p = warp(out.logits, tokens[:, tree.paths[:size, :size]])
             rest = ((0, 0), (0, missing), (0, 0))
-            # The last law again where no node was fed: a proper law, and no new NaN.
-            whole = Output(jnp.pad(out.logits, rest, mode="edge"), jnp.pad(out.features, rest))
+            # The last distribution again where no node was fed: a proper one, and no new NaN.
+            zeros = lambda x: jnp.pad(x, rest)
+            whole = Output(jnp.pad(out.logits, rest, mode="edge"), zeros(out.features), tuple(map(zeros, out.hiddens)))
             return whole, jnp.pad(log_p, rest, mode="edge"), cache
 
         return run
@@ -331,29 +406,24 @@ def stream(
         yield state, info
 
 
-@functools.cache
-def _parts(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages):
-    tree = drafter.tree
-
-    def draft(params: DecodeParams, state: GenerationState) -> Draft:
-        warp = make_warp(params.sampling, stages, state.seen)
-        return propose(drafter, params.draft, round_keys(state.key)[1], state, warp)[0]
-
-    def check(params: DecodeParams, state: GenerationState, drafted: Draft) -> Verdict:
-        warp = make_warp(params.sampling, stages, state.seen)
-        _, log_p, _ = judge(model, tree, params.target, drafted, state.cache, warp, buckets=drafter.buckets)
-        return verify(round_keys(state.key)[2], tree, drafted, log_p)
-
-    return jax.jit(draft), jax.jit(check)
+@of_rounds
+def _run_draft_half(params, state, *, model, drafter, verify, stages) -> tuple[GenerationState, Drafted]:
+    return make_halves(model, drafter, verify, stages)[0](params, state)
 
 
-def parts(params, *, model, drafter, verify, stages) -> tuple[Callable, Callable]:
-    """A round's two halves jitted apart, for timing: draft(params, state) and verify(params, state, draft).
+@of_rounds
+def _run_verify_half(params, state, drafted, *, model, drafter, verify, stages) -> tuple[GenerationState, Info]:
+    return make_halves(model, drafter, verify, stages)[1](params, state, drafted)
 
-    They change nothing: what they write is thrown away.
+
+def parts(*, model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> tuple[Callable, Callable]:
+    """The halves of a round jitted apart, for timing: `make_halves` with the state donated.
+
+    Run one after the other they are a round of `one_round`: same values, caches written in place and nothing copied,
+    so that their times add up to that of a round.
     """
-    del params
-    return _parts(model, drafter, verify, stages)
+    static = {"model": model, "drafter": drafter, "verify": verify, "stages": stages}
+    return functools.partial(_run_draft_half, **static), functools.partial(_run_verify_half, **static)
 
 
 _traces = 0

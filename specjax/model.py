@@ -51,9 +51,16 @@ class Model:
         """Pure functions for the decoding loop; one object a (config, fmt), so equal models share compiled code."""
         return self.variant()
 
-    def variant(self, *, fmt: Format | None = None, chosen: tuple[int, ...] | None = None) -> LanguageModel:
-        """Functions over the same caches: with weights of another format, or over the layers `chosen` alone."""
-        plain = _language_model(self.family, self.config, fmt or self.fmt, chosen)
+    def variant(
+        self, *, fmt: Format | None = None, chosen: tuple[int, ...] | None = None, capture: tuple[int, ...] = ()
+    ) -> LanguageModel:
+        """Pure functions over the same caches.
+
+        Args:
+          fmt: another format of the weights. chosen: run these layers alone.
+          capture: residual streams to return in `hiddens`, see `Drafter.capture`.
+        """
+        plain = _language_model(self.family, self.config, fmt or self.fmt, chosen, capture)
         if self.mesh is None or self.rules is None:
             return plain
         return sharding.on_mesh(plain, self.mesh, self.rules)
@@ -144,8 +151,8 @@ class Model:
 
 
 @programs.memoize
-def _language_model(family, config, fmt, chosen) -> LanguageModel:
-    return family.language_model(config, fmt) if chosen is None else family.language_model(config, fmt, chosen=chosen)
+def _language_model(family, config, fmt, chosen, capture) -> LanguageModel:
+    return family.language_model(config, fmt, chosen=chosen, capture=capture)
 
 
 @functools.partial(programs.jit, static=("family", "config", "fmt"))

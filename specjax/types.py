@@ -52,12 +52,26 @@ class Verdict(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What one round appended, left-aligned: all that a drafter may learn from it."""
+    """Tokens committed by one round, left-aligned, with the target's hidden states that predicted them.
+
+    The round feeds `pending` (node 0 of the tree) and the draft; the accepted path is `pending`, d1, ..., da, and the
+    verifier appends one token x. Column w of `features` and `hiddens` belongs to the w-th node of that path:
+
+        position          n        n+1      ...   n+a          n = position of `pending`, which was committed before
+        fed token         pending  d1       ...   da
+        features, hiddens [:, 0]   [:, 1]   ...   [:, a]
+        tokens            d1       d2       ...   x            the token at the next position
+
+    Over all rounds, each position from the one of the first `pending` on appears exactly once: together with
+    `Prefilled.features` of the positions before it, a drafter receives the features of all committed tokens but the
+    current `pending`, which the target has not read yet.
+    """
 
     tokens: Int[Array, "B W"]  # accepted tokens, then `Verdict.token`; entries past `length` are undefined
     length: Int[Array, "B"]  # 0 for a row that has stopped, else accepted + 1 (less where a stop cut the block)
-    features: Float[Array, "B W D"] | None = None  # target features that predicted tokens[:, w]
-    argmax: Int[Array, "B N"] | None = None  # target argmax at every fed node
+    features: Float[Array, "B W D"]  # last hidden state, after the final norm; undefined past `length`
+    argmax: Int[Array, "B N"]  # argmax of the target distribution at every fed node
+    hiddens: tuple[Float[Array, "B W D"], ...] = ()  # the residual streams of `Drafter.capture`, in its order
 
 
 class Info(NamedTuple):

@@ -16,6 +16,7 @@ from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
+from specjax.types import Commit
 from specjax.verify.token import token_level
 from tests import distributions
 from tests.models.small import laid_out
@@ -128,7 +129,8 @@ def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=N
     transitions = None if setting.transitions is None else jnp.asarray(setting.transitions)
     weights = model.params if params is None else params
     decode = loop.DecodeParams(weights, guide.params, warm, stopping.StopRules(codes, transitions))
-    static = {"model": model.lm, "drafter": guide.drafter, "stages": stages}
+    lm = model.variant(capture=guide.drafter.capture)
+    static = {"model": lm, "drafter": guide.drafter, "stages": stages}
     numbers = jnp.arange(batch) if rows is None else jnp.asarray(rows)
     limit = np.full((batch,), setting.max_new) if budget is None else np.asarray(budget)
     state = loop.prefill(
@@ -142,6 +144,13 @@ def run(family, guide, temperature=0.0, *, verify=token_level, **options):
     """`decoding.generate` on a batch; returns the final state. Options are those of `prepare`."""
     decode, state, static = prepare(family, guide, temperature, **options)
     return loop.generate(decode, state, verify=verify, **static)
+
+
+def commit_of(tokens, length, argmax=None) -> Commit:
+    """A `Commit` of hand-made tokens [B, W], without features."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    found = jnp.zeros_like(tokens) if argmax is None else argmax
+    return Commit(tokens, jnp.asarray(length, jnp.int32), jnp.zeros((*tokens.shape, 0), jnp.float32), found)
 
 
 def texts(state) -> list[list[int]]:

@@ -143,9 +143,9 @@ class Stored(NamedTuple):
 def same_key_every_round(drafter: Drafter) -> Drafter:
     """A broken drafter: each row draws the same numbers in every round."""
 
-    def init(params, prompt, length, cache_len):
+    def init(params, prompt, length, cache_len, prefilled):
         return Stored(
-            drafter.init(params, prompt, length, cache_len),
+            drafter.init(params, prompt, length, cache_len, prefilled),
             jnp.zeros((len(length), 2), jnp.uint32),
             jnp.zeros((len(length), 1), bool),
         )

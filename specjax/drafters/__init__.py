@@ -273,7 +273,7 @@ def cascade(
     limits = [p for p in (longest, drafter.positions) if p is not None]
     return LoadedDrafter(
         f"{draft.name} x{gamma} ({drafter.name})",
-        _cascade.cascade(draft.lm, part, chosen.fn, gamma),
+        _cascade.cascade(draft.variant(capture=part.capture), part, chosen.fn, gamma),
         _cascade.CascadeParams(draft.params, drafter.params),
         draft,
         min(limits, default=None),

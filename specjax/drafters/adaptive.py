@@ -79,7 +79,8 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         raise ValueError(f"gamma_max must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
     tree, late = trees.chain(gamma), trees.chain(backlog - 1)
 
-    def init(params: AdaptiveParams, prompt, length, cache_len):
+    def init(params: AdaptiveParams, prompt, length, cache_len, prefilled):
+        del prefilled
         # A block of the backlog is written whole: it needs room past the last token.
         read = lm.prefill(params.model, prompt, length, cache_len + backlog)
         missing = jnp.zeros((prompt.shape[0], backlog), read.pending.dtype)

@@ -35,8 +35,8 @@ def chain_on_loan(lm: LanguageModel, gamma: int) -> Drafter:
     check_gamma(gamma)
     one = trees.chain(0)
 
-    def init(params, prompt, length, cache_len, cache):
-        del params, prompt, length, cache_len, cache
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, prompt, length, cache_len, prefilled
         return ()
 
     def propose(params, key, state, pending, warp, cache):

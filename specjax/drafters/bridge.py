@@ -186,7 +186,7 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2, positions: in
 class _Reader(NamedTuple):
     """How a draft model reads target tokens: what both bridges have in common.
 
-    init: (queue_size, params, prompt, length, cache_len) -> BridgeDraft.
+    init: (queue_size, params, prompt, length, cache_len, prefilled) -> BridgeDraft.
     feed: (params, state) -> logits [B,V] after the queue, and the cache with it.
     room: (params, state) -> whether the row may draft [B]: before `feed`.
     settle: (params, state after a round, length, kept, queue, count) -> BridgeDraft. Keeps `kept` of the tokens that
@@ -205,7 +205,8 @@ def _reader(lm: LanguageModel, gamma: int, stretch: int, positions: int | None) 
         most = stretch * text + SLACK + params.reading.opening.shape[0]
         return most if positions is None else jnp.minimum(most, max(positions - queue - gamma, 1))
 
-    def init(queue_size, params: BridgeParams, prompt, length, cache_len):
+    def init(queue_size, params: BridgeParams, prompt, length, cache_len, prefilled):
+        del prefilled
         spelling, begin = params.reading.spelling, params.reading.opening
         queue = queue_size(spelling.tokens.shape[1])
         at = jnp.arange(prompt.shape[1], dtype=jnp.int32)[None]

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import trees
+from specjax import decoding, trees
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
-from specjax.categorical import argmax
-from specjax.decoding import committed_block, judge, round_keys
+from specjax.decoding import committed_block, round_keys
 from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
@@ -63,7 +62,7 @@ class Rounds(NamedTuple):
     """What inner rounds carry on. Node i of `drafted` is there for i <= count; the places after it repeat the root."""
 
     cache: Cache
-    inner: DraftState
+    draft: DraftState
     key: KeyArray
     pending: Int[Array, "B"]
     count: Int[Array, "B"]  # tokens below the root; -1 for a row that lags: its next token is the root
@@ -97,25 +96,22 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
     def lent(cache: Cache) -> tuple[Cache, ...]:
         return (cache,) if drafter.borrows else ()
 
-    def init(params: CascadeParams, prompt, length, cache_len):
+    def init(params: CascadeParams, prompt, length, cache_len, prefilled):
+        del prefilled  # the inner drafter works for the middle model
         slots = cache_len + tree.size  # the last inner round starts below the last draft token
         read = lm.prefill(params.model, prompt, length, slots)
-        inner = drafter.init(params.drafter, prompt, length, slots, *lent(read.cache))
+        decoding.check_capture(drafter, read.hiddens)
+        inner = drafter.init(params.drafter, prompt, length, slots, read)
         zero = jnp.zeros_like(length)
         nothing = Tally(zero, zero, zero, zero)
         return CascadeDraft(read.cache, inner, read.pending, zero, read.pending, zero, nothing, nothing)
-
-    def guess(params: Params, key, now: Rounds, warp: Warp) -> tuple[Draft, DraftState, Cache]:
-        draft, inner, *cache = drafter.propose(params, key, now.inner, now.pending, warp, *lent(now.cache))
-        draft = draft._replace(valid=draft.valid & ~tree.scratch[None])
-        return draft, inner, cache[0] if drafter.borrows else now.cache
 
     def inner_round(params: CascadeParams, warp: Warp, now: Rounds) -> Rounds:
         running, lagging = now.count < gamma, now.count < 0
         key, draft_key, verify_key = round_keys(now.key)
         warp = after(warp, now.drafted)
-        draft, inner, cache = guess(params.drafter, draft_key, now, warp)
-        out, log_p, cache = judge(lm, tree, params.model, draft, cache, warp, buckets=drafter.buckets)
+        draft, inner, cache = decoding.propose(drafter, params.drafter, draft_key, now, warp)
+        out, log_p, cache = decoding.judge(lm, tree, params.model, draft, cache, warp, buckets=drafter.buckets)
         verdict = verify(verify_key, tree, draft, log_p)
         tally = counts(tree, draft, verdict, running, lagging)
         verdict = told_instead(verdict, lagging, now.drafted[:, 0])
@@ -123,12 +119,11 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         n = jnp.where(running, verdict.accepted + 1, 0)
         drafted, laws = record(now, block, laws_along(linear, verdict, log_p), n)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
-        features = jnp.take_along_axis(out.features, verdict.path[..., None], axis=1)
-        told = Commit(block, n, features, argmax(log_p))
-        cache = lm.keep(cache, None if linear else verdict.path, n)
+        committed = decoding.commit_of(drafter, out, log_p, verdict, block, n)
+        inner, cache = decoding.commit(lm, drafter, params.drafter, inner, cache, verdict, committed)
         return Rounds(
             cache=cache,
-            inner=drafter.commit(params.drafter, inner, told, *lent(cache)),
+            draft=inner,
             key=key,
             pending=jnp.where(running, last, now.pending),
             count=now.count + n,
@@ -154,7 +149,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         )
         draft = Draft(end.drafted, jnp.ones_like(end.drafted, bool), end.laws)
         state = CascadeDraft(
-            end.cache, end.inner, end.drafted[:, -1], state.lag, pending, end.count, state.tally, end.tally
+            end.cache, end.draft, end.drafted[:, -1], state.lag, pending, end.count, state.tally, end.tally
         )
         return draft, state
 

@@ -38,7 +38,8 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
     tree = trees.chain(gamma)
 
-    def init(params, prompt, length, cache_len):
+    def init(params, prompt, length, cache_len, prefilled):
+        del prefilled
         read = lm.prefill(params, prompt, length, cache_len)
         return ModelDraft(read.cache, read.pending, jnp.zeros_like(length))
 

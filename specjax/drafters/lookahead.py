@@ -67,8 +67,8 @@ def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = 
     tree, last_row = layout(window, ngram, guesses)
     rest = ngram - 1
 
-    def init(params, prompt, length, cache_len):
-        del params, cache_len
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, cache_len, prefilled
         rows = prompt.shape[0]
         shape = (rows, buckets, guesses)
         pool = Pool(jnp.full(shape, EMPTY, jnp.int32), jnp.zeros((*shape, rest), jnp.int32))
@@ -87,8 +87,6 @@ def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = 
 
     def commit(params, state: LookaheadDraft, told: Commit):
         del params
-        if told.argmax is None:
-            raise ValueError("lookahead reads the target's argmax at every node, and Commit.argmax is None")
         fresh = told.argmax[:, last_row]
         columns = jnp.concatenate([state.window, fresh[:, None]], axis=1)  # [B, N, C]
         running = told.length > 0

@@ -77,7 +77,8 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
     levels, slots = plan(tree)
     chosen = siblings is Siblings.POINTS
 
-    def init(params, prompt, length, cache_len):
+    def init(params, prompt, length, cache_len, prefilled):
+        del prefilled
         read = lm.prefill(params, prompt, length, cache_len)
         tokens = jnp.broadcast_to(read.pending[:, None], (prompt.shape[0], tree.size))
         return TreeDraft(read.cache, read.pending, jnp.zeros_like(length), tokens)
@@ -135,7 +136,8 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
     tree = dynamic.envelope(size, depth)
     read_below = width * (depth - 1)
 
-    def init(params, prompt, length, cache_len):
+    def init(params, prompt, length, cache_len, prefilled):
+        del prefilled
         read = lm.prefill(params, prompt, length, cache_len + max(0, read_below + 1 - size))
         shape = (prompt.shape[0], size)
         tokens = jnp.broadcast_to(read.pending[:, None], shape)

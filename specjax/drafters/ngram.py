@@ -29,8 +29,8 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
         raise ValueError(f"match lengths must satisfy 1 <= shortest <= longest, got {shortest} and {longest}")
     tree = trees.chain(gamma)
 
-    def init(params, prompt, length, cache_len):
-        del params
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, prefilled
         return history.start(prompt, length, cache_len)
 
     def propose(params, key, state: History, pending, warp):

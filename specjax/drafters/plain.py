@@ -12,8 +12,8 @@ from specjax.types import Draft
 def plain() -> Drafter:
     """A drafter that proposes nothing: every round is one target call and one token."""
 
-    def init(params, prompt, length, cache_len):
-        del params, prompt, length, cache_len
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, prompt, length, cache_len, prefilled
         return ()
 
     def propose(params, key, state, pending, warp):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax import branch, checks, trees
-from specjax.base import Drafter, LanguageModel
+from specjax.base import Drafter, LanguageModel, Prefilled
 from specjax.drafters.borrowed import check_gamma, write_chain
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
@@ -112,8 +112,9 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
     if observed > budget:
         raise ValueError(f"observed={observed} tokens are more than the budget of {budget} slots: observe fewer")
 
-    def init(params, prompt, length, cache_len, cache: Cache):
+    def init(params, prompt, length, cache_len, prefilled: Prefilled):
         del params, cache_len
+        cache = prefilled.cache
         ago = jnp.arange(observed, -1, -1, dtype=jnp.int32)[None]
         recent = jnp.take_along_axis(prompt, jnp.maximum(length[:, None] - 1 - ago, 0), axis=1)
         never = jnp.full_like(length, NEVER)

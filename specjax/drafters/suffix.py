@@ -184,8 +184,8 @@ def _read(tokens: Int[Array, "B T"], at: Int[Array, "B C D"], length: Int[Array,
     return jnp.where(at < length, flat, END)
 
 
-def _init(params, prompt, length, cache_len) -> History:
-    del params
+def _init(params, prompt, length, cache_len, prefilled) -> History:
+    del params, prefilled
     return history.start(prompt, length, max(cache_len, OWN))
 
 

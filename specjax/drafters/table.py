@@ -93,8 +93,8 @@ def table(order: int, vocab_size: int, gamma: int) -> Drafter:
     if order < 1:
         raise ValueError(f"the order of a table must be at least 1 (a unigram), got {order}")
 
-    def init(params, prompt, length, cache_len):
-        del params
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, prefilled
         return history.start(prompt, length, cache_len)
 
     def propose(params: Table, key, state: history.History, pending, warp):

@@ -41,8 +41,8 @@ def template(vocab_size: int, gamma: int, trust: float = 3.0) -> Drafter:
 
         return jax.lax.scan(one, memory, jnp.arange(tokens.shape[1], dtype=jnp.int32))[0]
 
-    def init(params, prompt, length, cache_len):
-        del params, cache_len
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, cache_len, prefilled
         empty = jnp.full((prompt.shape[0], vocab_size), UNMET, jnp.int32)
         return learn(Memory(empty, prompt[:, 0]), prompt[:, 1:], length - 1)
 

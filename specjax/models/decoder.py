@@ -126,7 +126,7 @@ def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> Langua
     """The model as pure functions over a nested dict of arrays.
 
     Args:
-      capture: layers whose entering residual stream `extend` returns in `Output.hiddens`.
+      capture: layers whose entering residual stream `prefill` and `extend` return in `hiddens`.
     """
 
     def prefill(params: Params, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int) -> Prefilled:
@@ -136,7 +136,7 @@ def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> Langua
         start = jnp.zeros((rows,), jnp.int32)
         out, layers = decoder.run(params, prompt, positions, visible, layers, start, capture, fresh=True)
         pending = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)[:, 0]
-        return Prefilled(Cache(layers, length - 1), pending, out.features)
+        return Prefilled(Cache(layers, length - 1), pending, out.features, out.hiddens)
 
     def extend(
         params: Params,

@@ -332,7 +332,7 @@ def language_model(
     pending. Rows of a batch decode, accept and roll back each at its own length.
 
     Args:
-      capture: decoder layers whose entering residual stream `extend` returns in `Output.hiddens`.
+      capture: decoder layers whose entering residual stream `prefill` and `extend` return in `hiddens`.
       chosen: run these decoder layers alone; caches hold all of them, and those of the others stay as they are.
     """
     model = encoder_decoder(config, fmt)
@@ -344,7 +344,12 @@ def language_model(
         layers = caches.allocate(rows, config.heads, cache_len, config.head_width, config.decoder_layers, fmt)
         cache = Cache(layers, jnp.zeros((rows,), jnp.int32), memory)
         pending = jnp.full((rows,), config.start_token, jnp.int32)
-        return Prefilled(cache, pending, jnp.zeros((rows, 0, config.width), jnp.float32))
+        # Hidden states of the start token; XLA removes this pass where nothing reads them.
+        visible = jnp.ones((rows, 1, 1), bool)
+        out, _ = model.decode(
+            params, pending[:, None], visible, plain_distance(1, 1), memory, None, None, capture, chosen
+        )
+        return Prefilled(cache, pending, out.features, out.hiddens)
 
     def extend(
         params: Params,

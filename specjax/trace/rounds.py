@@ -148,7 +148,7 @@ def record(
 
 def _run(job: api.Job, stop: Callable[[], bool]) -> tuple[list[Round], api.Progress]:
     """Every round of a job, which is used up by it."""
-    halves = loop.parts(job.params, **job.static)
+    halves = loop.parts(**job.static)
     rounds: list[Round] = []
     state, code, totals = job.state, *jax.device_get((job.state.stop, job.state.totals))
     written: list[list[int]] = [[] for _ in code]
@@ -229,16 +229,17 @@ def _clocked(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _halves(job: api.Job, state: loop.GenerationState, draft: Callable, check: Callable) -> tuple[float, float]:
-    """Seconds of drafting and of the target's call on this state. What they yield is thrown away."""
+    """Seconds of both halves of the next round, run on a copy of the state."""
     with jax.debug_key_reuse(False):  # the round draws the same numbers again, and its results are those that count
-        drafted, first = _clocked(lambda: draft(job.params, state))
-        _, second = _clocked(lambda: check(job.params, state, drafted))
+        copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        (copy, drafted), first = _clocked(lambda: draft(job.params, copy))
+        _, second = _clocked(lambda: check(job.params, copy, drafted))
     return (first if job.guide.drafter.tree.size > 1 else 0.0), second
 
 
 def _warm(job: api.Job) -> None:
     """Compiles and starts everything that a round calls."""
-    halves = loop.parts(job.params, **job.static)
+    halves = loop.parts(**job.static)
     for _ in range(2):  # a program's first run pays for more than compiling
         _halves(job, job.state, *halves)
     state = job.state
@@ -252,10 +253,9 @@ def _reading(job: api.Job, tokens: np.ndarray, length: np.ndarray, options: dict
     new = int(np.max(options["max_new_tokens"]))
     slots = api.cache_room(target, guide, tokens, length, new, options.get("cache_len")) + guide.drafter.tree.size
     given = (jnp.asarray(tokens), jnp.asarray(length))
-    read = jax.jit(target.lm.prefill, static_argnums=3)
+    read = jax.jit(job.static["model"].prefill, static_argnums=3)
     begin = jax.jit(guide.drafter.init, static_argnums=3)
-    cache = read(job.params.target, *given, slots).cache
-    lent = (cache,) if guide.drafter.borrows else ()
+    prefilled = read(job.params.target, *given, slots)
 
     def median(call: Callable[[], Any]) -> float:
         jax.block_until_ready(call())
@@ -264,7 +264,7 @@ def _reading(job: api.Job, tokens: np.ndarray, length: np.ndarray, options: dict
     first = median(lambda: read(job.params.target, *given, slots))
     if guide.drafter.tree.size == 1:
         return Reading(first, 0.0)
-    return Reading(first, median(lambda: begin(job.params.draft, *given, slots, *lent)))
+    return Reading(first, median(lambda: begin(job.params.draft, *given, slots, prefilled)))
 
 
 # --- acceptance by depth ---------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 from specjax import sampling
 from specjax.drafters.chain import chain
 from specjax.models import opt
-from specjax.types import Commit
 from tests import battery
 
 GAMMA = 3
@@ -34,7 +33,7 @@ def history():
     lengths = np.array([3, 1, 7, 5], np.int32)
     rows = [battery.prompts()[i, :n].tolist() for i, n in enumerate(lengths)]
     state = jax.jit(drafter.init, static_argnums=3)(
-        model.params, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(lengths), 40
+        model.params, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(lengths), 40, None
     )
     seen = []
     for number, kept in enumerate(ROUNDS):
@@ -47,7 +46,7 @@ def history():
             tokens[row, :n] = block
             tokens[row, n:] = 12
             rows[row] += block
-        state = commit(model.params, proposed, Commit(jnp.asarray(tokens), jnp.asarray(kept, jnp.int32)))
+        state = commit(model.params, proposed, battery.commit_of(tokens, kept))
         seen.append((before, kept, draft, state))
     return seen
 

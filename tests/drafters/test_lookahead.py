@@ -10,7 +10,7 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, trees
 from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead, remember
-from specjax.types import Commit, Draft, Siblings
+from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
 from specjax.verify.deterministic import deterministic
 from tests import battery, distributions
@@ -103,10 +103,10 @@ def test_every_window_node_reads_one_text_and_columns_are_its_ngrams(family):
 def test_a_row_that_has_stopped_keeps_its_window_and_its_pool():
     drafter = guide(3, 3, 2).drafter
     prompt = jnp.asarray(battery.prompts()[:2])
-    state = drafter.init((), prompt, jnp.asarray([9, 9]), 24)
+    state = drafter.init((), prompt, jnp.asarray([9, 9]), 24, None)
     _, state = drafter.propose((), None, state, prompt[:, 8], None)
     argmax = jnp.asarray(np.random.default_rng(0).integers(0, 13, (2, drafter.tree.size)).astype(np.int32))
-    after = drafter.commit((), state, Commit(jnp.zeros((2, 3), jnp.int32), jnp.asarray([0, 1]), None, argmax))
+    after = drafter.commit((), state, battery.commit_of(np.zeros((2, 3)), [0, 1], argmax))
     for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(old[0], new[0])
         assert not np.array_equal(old[1], new[1])
@@ -158,7 +158,9 @@ def test_the_pool_keeps_the_freshest_of_each_bucket(buckets):
 
 def test_the_prompt_seeds_the_pool_and_only_the_prompt():
     drafter = guide().drafter
-    state = jax.jit(drafter.init, static_argnums=3)((), jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS), 8)
+    state = jax.jit(drafter.init, static_argnums=3)(
+        (), jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS), 8, None
+    )
     for row, n in enumerate(battery.LENGTHS):
         text = battery.prompts()[row, :n].tolist()
         pieces = [tuple(text[i : i + N]) for i in range(len(text) - N + 1)]
@@ -170,7 +172,7 @@ def test_guesses_are_the_ngrams_of_the_pending_token_alone():
     """A bucket shared with another token is no guess."""
     drafter = lookahead(2, 3, 2, buckets=4)
     prompt = jnp.asarray([[1, 7, 8, 5, 9, 2, 1, 3, 4, 1]], jnp.int32)  # 1 and 5 and 9 share a bucket of two places
-    state = drafter.init((), prompt, jnp.asarray([10]), 8)
+    state = drafter.init((), prompt, jnp.asarray([10]), 8, None)
     draft, _ = drafter.propose((), None, state, jnp.asarray([1]), None)
     assert draft.log_q is None
     assert draft.valid[0].tolist() == [True, True, True, False, False, False, False, False]

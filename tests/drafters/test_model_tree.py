@@ -12,7 +12,7 @@ import scipy.special
 from specjax import drafters, sampling, trees
 from specjax.drafters import model_tree
 from specjax.trees import NO_CHILD, Tree
-from specjax.types import Commit, Draft, Siblings
+from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
 from tests import battery, distributions
 from tests.drafters import drafting
@@ -67,7 +67,7 @@ def rounds(family: str, guided: drafters.LoadedDrafter):
     start = battery.FAMILIES["t5"][1].start_token
     rng = np.random.default_rng(3)
     state = jax.jit(drafter.init, static_argnums=3)(
-        model, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(battery.LENGTHS[:ROWS]), 40
+        model, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(battery.LENGTHS[:ROWS]), 40, None
     )
     last = [start if family == "t5" else battery.prompts()[i, battery.LENGTHS[i] - 1] for i in range(ROWS)]
     said: list[list[int]] = [[] for _ in range(ROWS)]
@@ -83,7 +83,7 @@ def rounds(family: str, guided: drafters.LoadedDrafter):
                 tokens[row, : len(block)], length[row] = block, len(block)
                 said[row] += block
         before = np.asarray(state.cache.length)
-        state = commit(model, state, Commit(jnp.asarray(tokens), jnp.asarray(length)))
+        state = commit(model, state, battery.commit_of(tokens, length))
         held = np.asarray(state.cache.length + state.lag)
         read = 0 if family == "t5" else battery.LENGTHS[:ROWS] - 1
         assert held.tolist() == (read + np.array([len(text) for text in said])).tolist()
@@ -151,10 +151,10 @@ def test_control_a_token_that_was_not_fed_would_be_noticed(kind):
         return drafter.propose(guided.params, jax.random.split(jax.random.key(0), ROWS), state, pending, warp)
 
     first = jnp.asarray([battery.prompts()[i, n - 1] for i, n in enumerate(battery.LENGTHS[:ROWS])])
-    draft, state = propose(drafter.init(guided.params, jnp.asarray(battery.prompts()[:ROWS]), lengths, 40), first)
+    draft, state = propose(drafter.init(guided.params, jnp.asarray(battery.prompts()[:ROWS]), lengths, 40, None), first)
     deep = committed(np.random.default_rng(0), draft, drafter.tree.parents, "deep")
     length = jnp.asarray([len(block) for block in deep], jnp.int32)
-    told = Commit(jnp.asarray([block + [0] * (4 - len(block)) for block in deep], jnp.int32), length)
+    told = battery.commit_of([block + [0] * (4 - len(block)) for block in deep], length)
     pending = jnp.asarray([block[-1] for block in deep], jnp.int32)
     right = drafter.commit(guided.params, state, told)
     assert (np.asarray(right.lag) == 1).all() and (np.asarray(right.cache.length) > np.asarray(lengths)).all()
@@ -179,7 +179,7 @@ def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Dra
     @jax.jit
     def draw(weights, keys):
         warp = lambda logits, ancestors=None: sampling.warp(params, stages, logits)
-        state = drafter.init(weights, jnp.asarray(tokens), jnp.full((count,), 9, jnp.int32), 24)
+        state = drafter.init(weights, jnp.asarray(tokens), jnp.full((count,), 9, jnp.int32), 24, None)
         return drafter.propose(weights, keys, state, jnp.asarray(tokens[:, 8]), warp)[0]
 
     draft = jax.device_get(draw(guided.params, jax.random.split(jax.random.key(2), count)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.drafters.ngram import lookup, ngram
-from specjax.types import Commit
+from tests import battery
 
 SLOTS = 12
 
@@ -57,13 +57,13 @@ def test_on_random_rows(longest, shortest):
 def test_what_is_proposed_is_what_followed_and_no_more():
     drafter = ngram(4, 3, 1)
     prompt = jnp.asarray([[5, 6, 7, 8, 5, 6], [5, 6, 7, 0, 0, 0], [2, 3, 2, 3, 0, 0]], jnp.int32)
-    state = drafter.init((), prompt, jnp.asarray([6, 3, 4], jnp.int32), SLOTS)
+    state = drafter.init((), prompt, jnp.asarray([6, 3, 4], jnp.int32), SLOTS, None)
     draft, state = drafter.propose((), None, state, jnp.asarray([6, 7, 3], jnp.int32), None)
     assert draft.log_q is None  # copied, not drawn
     assert draft.valid.tolist() == [[True] * 5, [True] + [False] * 4, [True, True, True, False, False]]
     assert draft.tokens[0].tolist() == [6, 7, 8, 5, 6]
     assert draft.tokens[2, :3].tolist() == [3, 2, 3]  # the text ends there: no more is known
-    told = Commit(jnp.asarray([[7, 9, 1, 1, 1], [1, 1, 1, 1, 1], [2, 1, 1, 1, 1]]), jnp.asarray([2, 0, 1]))
+    told = battery.commit_of([[7, 9, 1, 1, 1], [1, 1, 1, 1, 1], [2, 1, 1, 1, 1]], [2, 0, 1])
     state = drafter.commit((), state, told)
     assert state.length.tolist() == [8, 3, 5]
     assert [row[:n].tolist() for row, n in zip(state.tokens, state.length, strict=True)] == [

@@ -213,14 +213,14 @@ def test_what_is_proposed_by_hand():
     prompt = jnp.asarray([[3, 9, 2, 3], [3, 9, 2, 3], [9, 3, 7, 7]], jnp.int32)
     length = jnp.asarray([4, 4, 2], jnp.int32)
     pending = jnp.asarray([3, 3, 3], jnp.int32)
-    draft = chain.propose(past, None, chain.init(past, prompt, length, 8), pending, None)[0]
+    draft = chain.propose(past, None, chain.init(past, prompt, length, 8, None), pending, None)[0]
     assert draft.tokens[0].tolist() == [3, 4, 5, 8] and draft.valid[0].all()
     assert draft.log_q is None
-    branching = tree.propose(past, None, tree.init(past, prompt, length, 8), pending, None)[0]
+    branching = tree.propose(past, None, tree.init(past, prompt, length, 8, None), pending, None)[0]
     assert branching.parents is not None
     ours = dict(zip(map(tuple, drafting.routes(branching, None, 0)), branching.valid[0].tolist(), strict=True))
     assert ours == {(): True, (4,): True, (6,): True, (4, 5): True, (4, 5, 8): True}
-    alone = chain.propose((), None, chain.init((), prompt, length, 8), pending, None)[0]
+    alone = chain.propose((), None, chain.init((), prompt, length, 8, None), pending, None)[0]
     assert alone.tokens[0].tolist() == [3, 9, 2, 3] and alone.valid[2].tolist() == [True, False, False, False]
 
 

@@ -14,7 +14,6 @@ from specjax import decoding as loop
 from specjax import drafters
 from specjax.drafters import fitting, history
 from specjax.drafters.table import Table, bucket, log_law
-from specjax.types import Commit
 from specjax.verify.token import token_level
 from tests import battery, distributions
 from tests.battery import run, texts
@@ -170,8 +169,8 @@ def test_history_keeps_what_was_committed():
     prompt = jnp.asarray([[1, 2, 3], [4, 9, 9]], jnp.int32)
     state = history.start(prompt, jnp.asarray([3, 1], jnp.int32), 6)
     assert history.last(state, 3, jnp.asarray([3, 4], jnp.int32)).tolist() == [[1, 2, 3], [4, 4, 4]]
-    state = history.append(state, Commit(jnp.asarray([[5, 6], [7, 7]]), jnp.asarray([2, 0])))
-    state = history.append(state, Commit(jnp.asarray([[8, 8], [7, 6]]), jnp.asarray([1, 2])))
+    state = history.append(state, battery.commit_of([[5, 6], [7, 7]], [2, 0]))
+    state = history.append(state, battery.commit_of([[8, 8], [7, 6]], [1, 2]))
     content = lambda s: [row[:n].tolist() for row, n in zip(s.tokens, s.length, strict=True)]
     assert content(state) == [[1, 2, 3, 5, 6, 8], [4, 7, 6]]
     state = history.rewind(state, jnp.asarray([3, 0]), jnp.asarray([2, 2]))

@@ -13,7 +13,6 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, sampling
 from specjax.drafters.template import UNMET, template
-from specjax.types import Commit
 from tests import battery, distributions
 from tests.battery import run, texts
 from tests.test_decoding import SAMPLED, draws_warped_and_tells_raw, exact_joint, sampled_counts
@@ -39,10 +38,10 @@ def proposals(make):
     @jax.jit
     def rounds(prompts, lengths, key):
         warp = lambda logits, ancestors=None: sampling.warp(params, stages, logits)
-        state = made.init((), prompts, lengths, 30)
+        state = made.init((), prompts, lengths, 30, None)
         pending = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)[:, 0]
         draft, state = made.propose((), key, state, pending, warp)
-        return draft, made.commit((), state, Commit(draft.tokens, jnp.minimum(lengths - 1, GAMMA + 1)))
+        return draft, made.commit((), state, battery.commit_of(draft.tokens, jnp.minimum(lengths - 1, GAMMA + 1)))
 
     return rounds(
         jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS), loop.row_keys(0, jnp.arange(battery.ROWS))

@@ -36,7 +36,8 @@ def tree_drafter(lm, tree: trees.Tree) -> Drafter:
     """Independent siblings at every node, level by level; the last level is fed too, so that it may be kept."""
     levels = [np.flatnonzero(tree.depth == d) for d in range(tree.width)]
 
-    def init(params, prompt, length, cache_len):
+    def init(params, prompt, length, cache_len, prefilled):
+        del prefilled
         read = lm.prefill(params, prompt, length, cache_len)
         return TreeState(read.cache, jnp.zeros((prompt.shape[0], tree.size), jnp.int32))
 
