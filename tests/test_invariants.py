@@ -349,7 +349,7 @@ class Test8KeysOfRolesRoundsAndRows:
 
         def recording(key, tree, draft, log_p):
             note(key)
-            for role in token.roles(jax.random.wrap_key_data(jax.random.key_data(key))):
+            for role in token.split_roles(jax.random.wrap_key_data(jax.random.key_data(key))):
                 note(role)
             return token_level(key, tree, draft, log_p)
 

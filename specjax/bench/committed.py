@@ -50,7 +50,7 @@ def committed(
       ValueError: a verifier that does not serve the guide's drafts.
     """
     part = guide.drafter
-    serving = lambda name: verify.TABLE[name].serves.takes(part.tree, part.siblings, part.dynamic)
+    serving = lambda name: verify.TABLE[name].supports(part.tree, part.siblings, part.dynamic)
     if names is None:
         names = [name for name, found in verify.TABLE.items() if found.lossless and serving(name)]
     chosen = [verify.get(name) for name in names]

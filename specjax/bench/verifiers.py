@@ -37,7 +37,7 @@ def cost(
     keys = jax.random.split(jax.random.key(1), rows)
 
     def call(name: str):
-        points = verify.TABLE[name].serves is verify.Serves.POINTS
+        points = verify.TABLE[name].drafts is verify.DraftKind.POINTS
         run = jax.jit(lambda keys, draft, log_p: verify.TABLE[name].fn(keys, tree, draft, log_p))
         given = draft._replace(log_q=None) if points else draft
         return lambda: jax.block_until_ready(run(keys, given, log_p))

@@ -64,7 +64,7 @@ def verifiers(kind: Kind) -> list[str]:
 
 def serving(tree, siblings: Siblings, dynamic: bool) -> list[str]:
     first = verify.default(tree, siblings, dynamic).name
-    every = [n for n, v in verify.TABLE.items() if v.lossless and v.serves.takes(tree, siblings, dynamic)]
+    every = [n for n, v in verify.TABLE.items() if v.lossless and v.supports(tree, siblings, dynamic)]
     return [first, *(name for name in every if name != first)]
 
 

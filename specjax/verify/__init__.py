@@ -1,4 +1,4 @@
-"""Verifiers: which path of a draft to accept, and what to append. Each says lossless or lossy in its first line."""
+"""Verifiers: which path of a draft to accept, and which token to append. Docstrings begin with lossless or lossy."""
 
 import enum
 from typing import NamedTuple
@@ -24,96 +24,103 @@ from specjax.verify.traversal import traversal_without as traversal_without_repl
 BARE = Tree((ROOT,))
 
 
-class Serves(enum.Enum):
-    """Which drafts a verifier is right for. A chain has no siblings: there only POINTS and laws are told apart."""
+class DraftKind(enum.Enum):
+    """Which drafts a verifier supports. Chains have no siblings: only point masses and samples differ there."""
 
-    CHAIN = "a chain"
+    CHAIN = "chains"
     ANY = "any tree"
-    WITH = "a chain, or a tree whose siblings are independent draws of one law, or point masses"
-    WITH_LAWS = "a chain or tree that is drawn from laws, siblings independently"
-    DRAWN = "a chain, or a tree whose siblings are drawn, with or without replacement, or point masses"
+    WITH = "chains, and trees whose siblings are independent samples of one distribution or point masses"
+    WITH_LOG_Q = "chains and trees of samples with log_q, siblings sampled independently"
+    SAMPLED = "chains, and trees whose siblings are samples (with or without replacement) or point masses"
     POINTS = "point masses"
-
-    def takes(self, tree: Tree, siblings: Siblings, dynamic: bool = False) -> bool:
-        """Whether it serves a draft of this tree (dynamic: of trees of its size), with siblings that came about so."""
-        if dynamic:
-            return self in (Serves.ANY, Serves.POINTS) and siblings is Siblings.POINTS
-        if tree.size == 1 or self in (Serves.ANY, Serves.DRAWN):  # of a bare root, every verifier draws from p
-            return True
-        if self is Serves.CHAIN:
-            return tree.is_chain
-        if self is Serves.POINTS:
-            return siblings is Siblings.POINTS
-        if self is Serves.WITH_LAWS and siblings is Siblings.POINTS:
-            return False
-        return tree.is_chain or siblings is not Siblings.WITHOUT_REPLACEMENT
 
 
 class Verifier(NamedTuple):
-    """A verifier under its name, with its guarantee and the drafts that it serves.
+    """A named verifier with its guarantee and the drafts that it supports.
 
-    A lossy one with other parameters: `TABLE["lossy-typical"]._replace(fn=lossy_typical(epsilon=0.05))`.
+    A lossy verifier with other parameters: `TABLE["lossy-typical"]._replace(fn=lossy_typical(epsilon=0.05))`.
+
+    Attributes:
+      name: key in `TABLE`.
+      fn: the verifier function.
+      lossless: whether its output follows the target distribution exactly.
+      drafts: the drafts that it supports.
     """
 
     name: str
     fn: VerifyFn
     lossless: bool
-    serves: Serves = Serves.ANY
+    drafts: DraftKind = DraftKind.ANY
+
+    def supports(self, tree: Tree, siblings: Siblings, dynamic: bool = False) -> bool:
+        """Whether the verifier supports drafts of this tree (if dynamic, of any tree of its size) and sibling kind."""
+        if dynamic:
+            return self.drafts in (DraftKind.ANY, DraftKind.POINTS) and siblings is Siblings.POINTS
+        if tree.size == 1 or self.drafts in (DraftKind.ANY, DraftKind.SAMPLED):  # a bare root is plain decoding
+            return True
+        if self.drafts is DraftKind.CHAIN:
+            return tree.is_chain
+        if self.drafts is DraftKind.POINTS:
+            return siblings is Siblings.POINTS
+        if self.drafts is DraftKind.WITH_LOG_Q and siblings is Siblings.POINTS:
+            return False
+        return tree.is_chain or siblings is not Siblings.WITHOUT_REPLACEMENT
 
     def check(self, tree: Tree, siblings: Siblings, drafter: str = "the drafter", *, dynamic: bool = False) -> None:
-        """Refuses a drafter that this verifier is not right for.
-
-        Raises:
-          ValueError: names both, and the verifiers that serve.
-        """
-        if self.serves.takes(tree, siblings, dynamic):
+        """Raises ValueError if the verifier does not support the drafter's drafts."""
+        if self.supports(tree, siblings, dynamic):
             return
-        shape = "a chain" if tree.is_chain else f"a tree of {tree.size} nodes"
+        shape = "a chain" if tree.is_chain else f"a {tree.size}-node tree"
         if dynamic:
-            shape = f"trees of {tree.size} nodes, one a row,"
+            shape = f"a {tree.size}-node tree per row"
         raise ValueError(
-            f"verifier {self.name!r} serves {self.serves.value}, and {drafter} drafts {shape} of {siblings.value}: "
-            f"use one of {_lossless(tree, siblings, dynamic)}"
+            f"verifier {self.name!r} supports only {self.drafts.value}, but {drafter} proposes {shape} of "
+            f"{siblings.value}: use one of {_lossless(tree, siblings, dynamic)}"
         )
 
     def require_lossless(self) -> None:
-        """Raises ValueError where the verifier is lossy."""
+        """Raises ValueError if the verifier is lossy."""
         if not self.lossless:
-            raise ValueError(
-                f"verifier {self.name!r} is lossy, and a lossless run was asked for: use one of {_lossless()}"
-            )
+            raise ValueError(f"verifier {self.name!r} is lossy, but lossless=True: use one of {_lossless()}")
 
 
 TABLE: dict[str, Verifier] = {
-    found.name: found
-    for found in (
-        Verifier("token", token_level, True, Serves.CHAIN),
-        Verifier("block", block_verification, True, Serves.CHAIN),
-        Verifier("multiround", multiround_with_replacement, True, Serves.WITH),
-        Verifier("multiround-without", multiround_without_replacement, True, Serves.DRAWN),
-        Verifier("kseq", spectr_kseq, True, Serves.WITH_LAWS),
-        Verifier("traversal", traversal_with_replacement, True, Serves.WITH),
-        Verifier("traversal-without", traversal_without_replacement, True, Serves.DRAWN),
-        Verifier("deterministic", deterministic_tree, True, Serves.POINTS),
-        Verifier("non-iterative", non_iterative_rejection, True, Serves.WITH_LAWS),
-        Verifier("lossy-typical", lossy_typical(), False, Serves.ANY),
-        Verifier("lossy-lenient", lossy_lenient(), False, Serves.CHAIN),
-        Verifier("lossy-lenient-greedy", lossy_lenient_greedy(), False, Serves.ANY),
-        Verifier("lossy-threshold", lossy_threshold(), False, Serves.ANY),
+    verifier.name: verifier
+    for verifier in (
+        Verifier("token", token_level, True, DraftKind.CHAIN),
+        Verifier("block", block_verification, True, DraftKind.CHAIN),
+        Verifier("multiround", multiround_with_replacement, True, DraftKind.WITH),
+        Verifier("multiround-without", multiround_without_replacement, True, DraftKind.SAMPLED),
+        Verifier("kseq", spectr_kseq, True, DraftKind.WITH_LOG_Q),
+        Verifier("traversal", traversal_with_replacement, True, DraftKind.WITH),
+        Verifier("traversal-without", traversal_without_replacement, True, DraftKind.SAMPLED),
+        Verifier("deterministic", deterministic_tree, True, DraftKind.POINTS),
+        Verifier("non-iterative", non_iterative_rejection, True, DraftKind.WITH_LOG_Q),
+        Verifier("lossy-typical", lossy_typical(), False, DraftKind.ANY),
+        Verifier("lossy-lenient", lossy_lenient(), False, DraftKind.CHAIN),
+        Verifier("lossy-lenient-greedy", lossy_lenient_greedy(), False, DraftKind.ANY),
+        Verifier("lossy-threshold", lossy_threshold(), False, DraftKind.ANY),
     )
 }
 
 
 def _lossless(tree: Tree = BARE, siblings: Siblings = Siblings.POINTS, dynamic: bool = False) -> str:
-    """Names of the lossless verifiers that serve such drafts."""
-    return ", ".join(n for n, found in TABLE.items() if found.lossless and found.serves.takes(tree, siblings, dynamic))
+    """Names of the lossless verifiers that support such drafts."""
+    return ", ".join(v.name for v in TABLE.values() if v.lossless and v.supports(tree, siblings, dynamic))
 
 
 def default(tree: Tree, siblings: Siblings, dynamic: bool = False) -> Verifier:
-    """The lossless verifier that serves such drafts where none is named.
+    """The default verifier for a kind of draft, always lossless.
 
-    Chains: token. Trees of point masses, dynamic ones among them: deterministic. Trees of draws: multiround-without
-    where siblings were drawn without replacement, else multiround.
+    Chains: token. Trees of point masses, including dynamic trees: deterministic. Trees of samples: multiround-without
+    if siblings are sampled without replacement, else multiround.
+
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Siblings
+    >>> verify.default(trees.chain(4), Siblings.WITH_REPLACEMENT).name
+    'token'
+    >>> verify.default(trees.regular((2, 2)), Siblings.POINTS).name
+    'deterministic'
     """
     if tree.is_chain and not dynamic:
         return TABLE["token"]
@@ -126,9 +133,13 @@ def default(tree: Tree, siblings: Siblings, dynamic: bool = False) -> Verifier:
 
 
 def get(name: str) -> Verifier:
-    """The verifier of that name.
+    """Looks up a verifier by name.
 
     Raises:
-      ValueError: there is none; the nearest name is suggested, and all are listed.
+      ValueError: unknown name; the message suggests the closest name and lists all.
+
+    >>> from specjax import verify
+    >>> verify.get("block").lossless
+    True
     """
     return lookup(name, TABLE, "verifier")

@@ -9,87 +9,104 @@ from jaxtyping import Array, Float, Int
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
-from specjax.verify.walk import Rule, Walked, along, descend, is_token, mass_of, normalized, verdict_of
+from specjax.verify.walk import SiblingRule, Walked, along, descend, is_token, mass_of, normalized, verdict_of
 
 
 def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
-    """Lossless: a tree whose siblings are independent draws of q, with replacement, or point masses.
+    """Lossless: trees whose siblings are independent samples of q, with replacement, or point masses.
 
     The children of a node are tested oldest first: x passes with probability min(1, p(x) / q(x)), and after each
-    refusal p becomes norm(max(0, p - q)). When none passes, the token is drawn from what p has become. Of point masses,
-    x passes with what p has left for it. On a chain this is `token_level`.
+    rejection p becomes norm(max(0, p - q)). When none passes, the token is sampled from the current p. For point
+    masses, x passes with the mass that p has left for it. On a chain this is `token_level`. SpecInfer, algorithm 2.
 
     Args:
       key: [B] typed keys, consumed once.
-      tree: any; siblings are ordered by their number.
-      draft: a node that is not valid ends its branch. Whether one is valid must not depend on its own token.
-      log_p: [B, N, V], the target's law after every node, warped like log_q.
+      tree: any tree; siblings are ordered by their node number.
+      draft: a node that is not valid ends its branch. Whether it is valid must not depend on its own token.
+      log_p: [B, N, V] float32, the target's log-probabilities after every node, warped like log_q.
+
+    Returns:
+      The accepted path and one more token.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Draft
+    >>> log_p = jnp.log(jnp.array([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]]))
+    >>> draft = Draft(tokens=jnp.array([[0, 0, 1]]), valid=jnp.ones((1, 3), bool), log_q=None)
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> verdict = verify.multiround_with_replacement(keys, trees.regular((2,)), draft, log_p)
+    >>> int(verdict.accepted[0]), int(verdict.token[0])  # the two siblings cover p
+    (1, 2)
     """
     return verdict_of(walk_with, key, tree, draft, log_p)
 
 
 def multiround_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
-    """Lossless: a tree whose siblings are drawn from q without replacement, oldest first, or point masses.
+    """Lossless: trees whose siblings are sampled from q without replacement, oldest first, or point masses.
 
-    As `multiround`, but each refused token leaves q, which is normalized anew before the next test. A sibling past the
-    last token that q has mass for is passed over, and a sibling that was not proposed ends its family.
+    Like `multiround`, but each rejected token is removed from q, which is renormalized before the next test. A
+    sibling beyond the last token with mass in q is skipped, and a sibling that was not proposed ends its family.
+    Sequoia, algorithm 2.
 
     Args:
       key: [B] typed keys, consumed once.
-      tree: any; siblings are numbered in the order of their draws.
-      draft: log_q is the law of the first draw, as if nothing had been drawn before.
-      log_p: [B, N, V], the target's law after every node, warped like log_q.
+      tree: any tree; siblings are numbered in the order in which they were sampled.
+      draft: log_q is the distribution of the first sample, before anything was removed.
+      log_p: [B, N, V] float32, the target's log-probabilities after every node, warped like log_q.
+
+    Returns:
+      The accepted path and one more token.
     """
     return verdict_of(walk_without, key, tree, draft, log_p)
 
 
-class Laws(NamedTuple):
-    """What is left to draw from at a node: the token's law, and that of the next child (None: point masses)."""
+class RoundState(NamedTuple):
+    """The current distributions at a node: of the target, and of the next child (None: point masses)."""
 
     p: Float[Array, "B V"]
     q: Float[Array, "B V"] | None
 
 
-def refuse_with(laws: Laws, token: Int[Array, "B"]) -> Laws:
-    """After a refusal p is the normalized residual; q stays, for the next child is drawn as this one was."""
-    q = is_token(token, laws.p).astype(laws.p.dtype) if laws.q is None else laws.q
-    return Laws(normalized(residual(laws.p, q), laws.p), laws.q)
+def reject_with(at: RoundState, token: Int[Array, "B"]) -> RoundState:
+    """After a rejection p is the normalized residual; q stays, since the next child is an independent sample."""
+    q = is_token(token, at.p).astype(at.p.dtype) if at.q is None else at.q
+    return RoundState(normalized(residual(at.p, q), at.p), at.q)
 
 
-def refuse_without(laws: Laws, token: Int[Array, "B"]) -> Laws:
-    """After a refusal the token leaves q as well, which is normalized over the rest; where no rest is, q is zero."""
-    p = refuse_with(laws, token).p
-    if laws.q is None:
-        return Laws(p, None)
-    rest = jnp.where(is_token(token, laws.q), jnp.zeros_like(laws.q), laws.q)
-    return Laws(p, normalized(rest, jnp.zeros_like(rest)))
+def reject_without(at: RoundState, token: Int[Array, "B"]) -> RoundState:
+    """`reject_with`, and the token is removed from q, which is renormalized; q is zero if nothing is left."""
+    p = reject_with(at, token).p
+    if at.q is None:
+        return RoundState(p, None)
+    rest = jnp.where(is_token(token, at.q), jnp.zeros_like(at.q), at.q)
+    return RoundState(p, normalized(rest, jnp.zeros_like(rest)))
 
 
-def chance(laws: Laws, token: Int[Array, "B"]) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
-    """A child passes with probability p(x) / q(x): both as they are now."""
-    p = mass_of(laws.p, token)
-    return p, jnp.ones_like(p) if laws.q is None else mass_of(laws.q, token)
+def chance(at: RoundState, token: Int[Array, "B"]) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
+    """(num, den) of a child's probability to pass, p(x) / q(x) with the current p and q."""
+    p = mass_of(at.p, token)
+    return p, jnp.ones_like(p) if at.q is None else mass_of(at.q, token)
 
 
-def _enter(p, q, children) -> Laws:
+def _enter(p, q, children) -> RoundState:
     del children
-    return Laws(p, q)
+    return RoundState(p, q)
 
 
-def _last(laws: Laws) -> Float[Array, "B V"]:
-    return laws.p
+def _last(at: RoundState) -> Float[Array, "B V"]:
+    return at.p
 
 
 def walk_with(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Walked:
-    """`multiround` on given uniforms."""
+    """`multiround` with given uniforms."""
     if tree.is_chain:
         return along(u, tree, draft, log_p)
-    return descend(Rule(_enter, chance, refuse_with, _last), u, tree, draft, log_p)
+    return descend(SiblingRule(_enter, chance, reject_with, _last), u, tree, draft, log_p)
 
 
 def walk_without(u: Float[Array, "B N"], tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Walked:
-    """`multiround_without` on given uniforms."""
+    """`multiround_without` with given uniforms."""
     if tree.is_chain:
         return along(u, tree, draft, log_p)
-    rule = Rule(_enter, chance, refuse_without, _last)
+    rule = SiblingRule(_enter, chance, reject_without, _last)
     return descend(rule, u, tree, draft, log_p, in_order=draft.log_q is not None)

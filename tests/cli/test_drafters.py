@@ -123,7 +123,7 @@ WRONG = {
     "three drafts": (["--draft", "a", "--draft", "b", "--draft", "c"], "say which --drafter uses them"),
     "draft too many": (["--drafter", "model", "--draft", "{draft}", "--draft", "b"], "--draft b is not used"),
     "lossy": (["--drafter", "ngram", "--verifier", "lossy-typical", "--lossless"], "'lossy-typical' is lossy"),
-    "wrong verifier": (["--drafter", "suffix-tree", "--verifier", "token"], "serves a chain.*deterministic"),
+    "wrong verifier": (["--drafter", "suffix-tree", "--verifier", "token"], "only chains.*deterministic"),
     "shape": (["--drafter", "tree:shape=3by2", "--draft", "{draft}"], "shape must be children by level"),
     "small window": (["--drafter", "small-kv:budget=6"], "raise the budget or lower gamma"),
 }  # fmt: skip

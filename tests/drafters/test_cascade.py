@@ -283,7 +283,7 @@ def test_what_does_not_fit_together_is_refused():
         cascade_guide(opt, small, verifier="lossy-typical")
     with pytest.raises(ValueError, match="did you mean 'block'"):
         cascade_guide(opt, small, verifier="blok")
-    with pytest.raises(ValueError, match="verifier 'kseq' serves"):
+    with pytest.raises(ValueError, match="'kseq'"):
         cascade_guide(opt, drafters.ngram(), verifier="kseq")
     with pytest.raises(ValueError, match="t5 draft is encoder-decoder and target opt draft is decoder-only"):
         cascade_guide(opt, drafters.model(t5))

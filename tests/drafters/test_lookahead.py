@@ -265,5 +265,5 @@ def test_what_cannot_be_is_refused(choice, told):
 def test_who_serves_it():
     tree = guide().drafter.tree
     for name, found in TABLE.items():
-        assert found.serves.takes(tree, Siblings.POINTS) == (name not in ("token", "block", "kseq", "non-iterative",
+        assert found.supports(tree, Siblings.POINTS) == (name not in ("token", "block", "kseq", "non-iterative",
                                                                           "lossy-lenient"))  # fmt: skip

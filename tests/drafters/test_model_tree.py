@@ -248,7 +248,7 @@ def test_greedy_equals_plain(family, kind, name):
 
 def test_the_table_of_verifiers_is_whole():
     for kind, names in LOSSLESS.items():
-        assert {n for n, v in TABLE.items() if v.lossless and v.serves.takes(UNEVEN, kind)} == set(names)
+        assert {n for n, v in TABLE.items() if v.lossless and v.supports(UNEVEN, kind)} == set(names)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from specjax.stopping import Stop
 from specjax.trace import rounds
 from tests import battery
 from tests.cli.test_segments import round_
-from tests.verify.test_tree_loop import tree_guide
+from tests.verify.test_tree_loop import sampled_tree
 
 RUN, EOS = np.array([int(Stop.RUNNING)]), np.array([int(Stop.EOS)])
 TREE = trees.regular((2, 2))  # 0: 1 2; 1: 3 4; 2: 5 6
@@ -103,8 +103,8 @@ def test_a_traced_run_is_the_run(drafter):
 def test_a_tree_is_traced_too():
     target, _ = pair()
     options = {"max_new_tokens": 8, "temperature": 1.0, "verifier": "multiround"}
-    found = rounds.record(target, PROMPTS, tree_guide(), options)
-    assert found.out.tokens == sj.generate(target, PROMPTS, drafter=tree_guide(), **options).tokens
+    found = rounds.record(target, PROMPTS, sampled_tree(), options)
+    assert found.out.tokens == sj.generate(target, PROMPTS, drafter=sampled_tree(), **options).tokens
     every = [b for one in found.rounds for b in one.blocks]
     assert sum(node.accepted for b in every for node in b.nodes) == found.out.stats.accepted > 0
     assert any(sum(node.tested for node in b.nodes) > b.tested for b in every)  # two siblings refused at one level

@@ -1,4 +1,4 @@
-"""Every draft and every outcome of a verifier of chains, through the functions that ship, in float64."""
+"""Enumerates every draft and outcome of a chain verifier in float64, through the shipped functions."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -29,27 +29,27 @@ def chain_batch(
     points: bool = False,
     proposes: Callable[[Prefix], bool] = lambda prefix: True,
 ) -> tuple[np.ndarray, Draft, jnp.ndarray]:
-    """One row for each chain that q can draft: its probability, the draft, and the target's laws.
+    """One row for each chain that q can draft: its probability, the draft, and the target's log-probabilities.
 
     Args:
-      points: the draft is handed over without its law, as point masses; q must be one-hot.
+      points: the draft is passed without log_q, as point masses; q must be one-hot.
       proposes: whether a node is proposed after a prefix.
     """
     possible = [(mass, tokens) for mass, tokens in drafts(q, vocab, gamma) if mass > 0]
     tokens = np.array([(ROOT_TOKEN, *chain) for _, chain in possible], np.int32)
-    laws = lambda model: np.array([[model(chain[:i]) for i in range(gamma + 1)] for _, chain in possible])
+    probs = lambda model: np.array([[model(chain[:i]) for i in range(gamma + 1)] for _, chain in possible])
     valid = [[True, *(proposes(chain[:i]) for i in range(gamma))] for _, chain in possible]
     with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(laws(p)), np.log(laws(q))
+        log_p, log_q = np.log(probs(p)), np.log(probs(q))
     draft = Draft(jnp.asarray(tokens), jnp.asarray(valid), None if points else jnp.asarray(log_q))
     return np.array([mass for mass, _ in possible]), draft, jnp.asarray(log_p)
 
 
 def token_outcomes(mass: np.ndarray, draft: Draft, log_p: jnp.ndarray) -> Iterator[tuple[float, Prefix]]:
-    """(probability, tokens emitted) of every outcome of `token_level`.
+    """(probability, emitted tokens) of every outcome of `token_level`.
 
-    The chance that a node passes is the measure of the uniforms for which `walk` accepts it, all others passing; the
-    last token's law is `last_law`. Nothing of the method is written here a second time.
+    The probability that a node passes is the measure of the uniforms for which `walk` accepts it, all others passing;
+    the last token's distribution is `next_token_mass`. No part of the method is written here a second time.
     """
     rows, size = draft.tokens.shape
     gamma, tree = size - 1, trees.chain(size - 1)
@@ -64,7 +64,7 @@ def token_outcomes(mass: np.ndarray, draft: Draft, log_p: jnp.ndarray) -> Iterat
     chance[:, gamma] = 0.0  # nothing is tested past the last node
     tokens, reached = np.asarray(draft.tokens), mass.copy()
     for stop in range(gamma + 1):
-        last = np.asarray(token.last_law(draft, log_p, jnp.full(rows, stop, jnp.int32)))
+        last = np.asarray(token.next_token_mass(draft, log_p, jnp.full(rows, stop, jnp.int32)))
         last = last / last.sum(-1, keepdims=True)
         here = reached * (1 - chance[:, stop])
         for row, final in itertools.product(range(rows), range(last.shape[-1])):

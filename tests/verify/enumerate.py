@@ -1,7 +1,7 @@
-"""Every draft of a small tree and every outcome of a shipped walk, in float64.
+"""Enumerates every draft of a small tree and every outcome of a shipped walk, in float64.
 
-The chance of an outcome is a product of chances that the walk itself reports: it is run once for every node that can
-be the last accepted one, with uniforms of -inf on the path to it and of +inf elsewhere.
+The probability of an outcome is a product of probabilities that the walk itself reports: it runs once for every node
+that can be the last accepted one, with uniforms of -inf on the path to it and +inf elsewhere.
 """
 
 import functools
@@ -16,12 +16,13 @@ from specjax.trees.dynamic import layout_of
 from specjax.types import Draft, Siblings
 from specjax.verify.deterministic import follow
 from specjax.verify.walk import Walk, usable
-from tests.distributions import Model, joint
+from tests import distributions
+from tests.distributions import Model
 from tests.verify.chains import enable_x64
 
 
 class Drafts(NamedTuple):
-    """Every draft of a tree, one a row, with its probability; `code` numbers the prefix at each node, base V."""
+    """Every draft of a tree, one per row, with its probability; `code` numbers the prefix at each node, in base V."""
 
     mass: np.ndarray
     tokens: np.ndarray
@@ -32,18 +33,18 @@ class Drafts(NamedTuple):
     points: bool
 
     def batch(self, tree: Tree) -> tuple[Draft, jnp.ndarray]:
-        """The draft and the target's laws as a verifier takes them. Under float64."""
+        """The draft and log_p as a verifier takes them. Requires float64."""
         with np.errstate(divide="ignore"):
-            laws = [np.log(self._at_nodes(table, tree)) for table in (self.q, self.p)]
+            log_q, log_p = [np.log(self._at_nodes(table, tree)) for table in (self.q, self.p)]
         tokens, valid = jnp.asarray(self.tokens, jnp.int32), jnp.asarray(self.valid)
-        return Draft(tokens, valid, None if self.points else jnp.asarray(laws[0])), jnp.asarray(laws[1])
+        return Draft(tokens, valid, None if self.points else jnp.asarray(log_q)), jnp.asarray(log_p)
 
     def _at_nodes(self, table, tree: Tree) -> np.ndarray:
         return np.stack([table[d][self.code[:, n]] for n, d in enumerate(tree.depth)], axis=1)
 
 
 def tables(model: Model, vocab: int, depth: int) -> list[np.ndarray]:
-    """The laws after every prefix shorter than `depth`, by length and number of the prefix."""
+    """The distributions after every prefix shorter than `depth`, by length and number of the prefix."""
     digits = lambda code, d: tuple(code // vocab ** (d - 1 - i) % vocab for i in range(d))
     return [np.stack([model(digits(code, d)) for code in range(vocab**d)]) for d in range(depth)]
 
@@ -52,36 +53,36 @@ def all_drafts(p: Model, q: Model, vocab: int, tree: Tree, siblings: Siblings, *
     """Every draft with its probability.
 
     Args:
-      siblings: point masses are the tokens of most mass, in their order.
-      proposes: (parent's prefix number [R], node) -> [R] bool: which nodes are proposed; all without it.
+      siblings: point masses are the most probable tokens, in order.
+      proposes: (parent's prefix number [R], node) -> [R] bool: which nodes are proposed; None: all.
     """
-    laws_p, laws_q = (tables(model, vocab, tree.width) for model in (p, q))
+    p_at, q_at = (tables(model, vocab, tree.width) for model in (p, q))
     mass, tokens, code = np.ones(1), np.zeros((1, 1), int), np.zeros((1, 1), int)
     valid = np.ones((1, 1), bool)
     for node in range(1, tree.size):
         parent = tree.parents[node]
-        law = laws_q[tree.depth[parent]][code[:, parent]].copy()
+        probs = q_at[tree.depth[parent]][code[:, parent]].copy()
         older = [n for n in range(1, node) if tree.parents[n] == parent]
         if siblings is Siblings.POINTS:
             rank = len(older)
-            choice = np.argsort(-law, axis=1)[:, rank] if rank < vocab else np.zeros(len(law), int)
-            law = np.eye(vocab)[choice]
+            choice = np.argsort(-probs, axis=1)[:, rank] if rank < vocab else np.zeros(len(probs), int)
+            probs = np.eye(vocab)[choice]
         elif siblings is Siblings.WITHOUT_REPLACEMENT:
             for n in older:
-                np.put_along_axis(law, tokens[:, n : n + 1], 0.0, axis=1)
-            gone = law.sum(1) == 0
-            law[gone, 0] = 1.0  # rubbish, which a verifier must pass over
-            law /= law.sum(1, keepdims=True)
-        row, token = np.nonzero(law >= 0)  # those of no mass too: one compile for every pair of laws
+                np.put_along_axis(probs, tokens[:, n : n + 1], 0.0, axis=1)
+            gone = probs.sum(1) == 0
+            probs[gone, 0] = 1.0  # not a sample: a verifier must skip it
+            probs /= probs.sum(1, keepdims=True)
+        row, token = np.nonzero(probs >= 0)  # zero mass included: one shape for every pair of models
         here = np.ones(len(row), bool) if proposes is None else np.asarray(proposes(code[row, parent], node))
-        mass = mass[row] * law[row, token]
+        mass = mass[row] * probs[row, token]
         code = np.column_stack([code[row], code[row, parent] * vocab + token])
         tokens, valid = np.column_stack([tokens[row], token]), np.column_stack([valid[row], here])
-    return Drafts(mass, tokens, code, valid, laws_p, laws_q, siblings is Siblings.POINTS)
+    return Drafts(mass, tokens, code, valid, p_at, q_at, siblings is Siblings.POINTS)
 
 
 def emitted(walk: Walk, drafts: Drafts, tree: Tree) -> tuple[np.ndarray, float]:
-    """The exact law of the first W tokens, a round continued by the target; and the expected tokens of a round."""
+    """The exact distribution of the first W tokens (a round, then the target), and expected tokens per round."""
     vocab, width = drafts.p[0].shape[1], tree.width
     total, expected = np.zeros((vocab,) * width), 0.0
     with enable_x64(True):
@@ -92,17 +93,17 @@ def emitted(walk: Walk, drafts: Drafts, tree: Tree) -> tuple[np.ndarray, float]:
             end = jax.device_get(run(jnp.asarray(np.tile(forced, (len(drafts.mass), 1))), draft, log_p))
             odds = np.where(tree.mask[node][None], end.chance, 1 - end.chance)
             weight = drafts.mass * np.where(end.tested, odds, 1.0).prod(1) * (end.node == node)
-            law = end.mass / np.where(weight > 0, end.mass.sum(1), 1.0)[:, None]
+            probs = end.mass / np.where(weight > 0, end.mass.sum(1), 1.0)[:, None]
             depth = int(tree.depth[node])
             part = np.zeros((vocab**depth, vocab))
-            np.add.at(part, drafts.code[:, node], np.where(weight > 0, weight, 0.0)[:, None] * law)
+            np.add.at(part, drafts.code[:, node], np.where(weight > 0, weight, 0.0)[:, None] * probs)
             expected += weight.sum() * (depth + 1)
             total += _continued(part, drafts.p, vocab, depth + 1, width)
     return total, float(expected)
 
 
 def emitted_by_following(drafts: Drafts, tree: Tree) -> tuple[np.ndarray, float]:
-    """`emitted` of the deterministic verifier: the target's draws, followed down the tree."""
+    """`emitted` for the deterministic verifier: the target's samples, followed down the tree."""
     vocab, width, rows = drafts.p[0].shape[1], tree.width, len(drafts.mass)
     total, expected = np.zeros((vocab,) * width), 0.0
     with enable_x64(True):
@@ -139,13 +140,13 @@ def _compiled_follow(tree: Tree):
 
 
 def _continued(part: np.ndarray, p: list[np.ndarray], vocab: int, length: int, width: int) -> np.ndarray:
-    """A measure of sequences of one length, continued by the target to another."""
-    law = part.reshape(-1)
+    """A measure over sequences of one length, continued by the target to another."""
+    joint = part.reshape(-1)
     for depth in range(length, width):
-        law = (law[:, None] * p[depth]).reshape(-1)
-    return law.reshape((vocab,) * width)
+        joint = (joint[:, None] * p[depth]).reshape(-1)
+    return joint.reshape((vocab,) * width)
 
 
-def target_law(p: Model, tree: Tree) -> np.ndarray:
-    """The exact law of the first W tokens of the target."""
-    return joint(p, tree.width)
+def target_joint(p: Model, tree: Tree) -> np.ndarray:
+    """The exact distribution of the target's first W tokens."""
+    return distributions.joint(p, tree.width)

@@ -1,4 +1,4 @@
-"""Lossless verifiers are lossless: by exact enumeration of every draft and outcome, through the walks that ship."""
+"""Lossless verifiers are exact: enumeration of every draft and outcome, through the shipped walks."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from specjax.types import Siblings
 from specjax.verify import block, kseq, multiround, non_iterative, token, traversal, walk
 from tests import distributions
 from tests.distributions import GREEDY_Q, PAIRS, P, Q
-from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, tables, target_law
+from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, tables, target_joint
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
 WALKS = {
@@ -30,27 +30,27 @@ UNEVEN = Tree((-1, 0, 1, 0, 3, 3, 0, 4))  # depth-first numbers, a leaf at depth
 
 
 def error(name: str, p, q, vocab: int, tree: Tree, siblings: Siblings, **more) -> float:
-    """The largest distance of the emitted joint law from the target's."""
+    """The largest difference between the emitted joint distribution and the target's."""
     return distance(WALKS.get(name), p, q, vocab, tree, siblings, **more)
 
 
 def distance(walk, p, q, vocab: int, tree: Tree, siblings: Siblings, **more) -> float:
-    """`error` of a walk, None standing for the deterministic verifier."""
+    """`error` of a walk; None is the deterministic verifier."""
     drafts = all_drafts(p, q, vocab, tree, siblings, **more)
     run = emitted_by_following(drafts, tree) if walk is None else emitted(walk, drafts, tree)
-    return float(np.abs(run[0] - target_law(p, tree)).max())
+    return float(np.abs(run[0] - target_joint(p, tree)).max())
 
 
-def serves(name: str) -> list[Siblings]:
-    """The kinds of siblings, beside those of chains, for which a verifier is exact."""
+def exact_for(name: str) -> list[Siblings]:
+    """The sibling kinds for which a verifier is exact."""
     if name.endswith("without"):
-        return [WITHOUT, POINTS, WITH]  # of independent siblings, a token seen before is passed over
+        return [WITHOUT, POINTS, WITH]  # among independent siblings, a repeated token is skipped
     if name == "deterministic":
         return [POINTS]
     return [WITH] if name in ("kseq", "non-iterative") else [WITH, POINTS]
 
 
-EVERY = [(name, kind) for name in (*WALKS, "deterministic") for kind in serves(name)]
+EVERY = [(name, kind) for name in (*WALKS, "deterministic") for kind in exact_for(name)]
 ON_TREES = [(name, kind) for name, kind in EVERY if name != "block"]
 
 
@@ -74,7 +74,7 @@ def test_trees_of_two_by_two_are_exact(name, kind, pair):
 
 @pytest.mark.parametrize(("name", "kind"), ON_TREES)
 def test_trees_of_three_by_two_by_one_are_exact(name, kind):
-    """Two tokens and three children: without replacement no token is left for the third."""
+    """Two tokens and three children: without replacement, no token is left for the third."""
     assert error(name, P2, Q2, 2, trees.regular((3, 2, 1)), kind) < 1e-12
 
 
@@ -84,28 +84,30 @@ def test_uneven_trees_are_exact(name, kind):
 
 
 def ragged(code, node):
-    """Which nodes are proposed: by the parent's prefix, siblings alike."""
+    """Which nodes are proposed: depends on the parent's prefix, the same for siblings."""
     return (code + 2 * (node > 2)) % 3 != 1
 
 
-def cut_families(code, node):
-    """Only the oldest child after some prefixes, at the root both."""
+def truncated_families(code, node):
+    """Only the oldest child after some prefixes; both at the root."""
     return (node % 2 == 1) | (code % 2 == 0)
 
 
-@pytest.mark.parametrize("proposes", (ragged, cut_families))
+@pytest.mark.parametrize("proposes", (ragged, truncated_families))
 @pytest.mark.parametrize(("name", "kind"), EVERY)
-def test_drafts_cut_by_their_prefix_are_exact(name, kind, proposes):
+def test_drafts_truncated_by_their_prefix_are_exact(name, kind, proposes):
     tree = trees.chain(3) if name == "block" else trees.regular((2, 2))
     assert error(name, P, Q, 3, tree, kind, proposes=proposes) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "twin"), [("traversal", "block"), ("kseq", "multiround")])
-def test_twins_on_chains(name, twin):
-    """Traversal of a chain is block verification, K-SEQ is token-level rejection."""
+@pytest.mark.parametrize(("name", "equivalent"), [("traversal", "block"), ("kseq", "multiround")])
+def test_equivalent_verifiers_on_chains(name, equivalent):
+    """On a chain, traversal is block verification and K-SEQ is token-level rejection."""
     tree = trees.chain(3)
     drafts = all_drafts(P, Q, 3, tree, WITH)
-    np.testing.assert_allclose(emitted(WALKS[name], drafts, tree)[1], emitted(WALKS[twin], drafts, tree)[1], rtol=1e-12)
+    np.testing.assert_allclose(
+        emitted(WALKS[name], drafts, tree)[1], emitted(WALKS[equivalent], drafts, tree)[1], rtol=1e-12
+    )
 
 
 # --- expected tokens ---
@@ -114,17 +116,17 @@ EXAMPLES = json.loads((Path(__file__).parent / "examples.json").read_text())
 
 
 def example(kind: str):
-    found = EXAMPLES[kind]
+    record = EXAMPLES[kind]
     read = lambda table: lambda prefix: np.array(table[",".join(map(str, prefix))])
-    return read(found["p"]), read(found["q"]), found["vocab"]
+    return read(record["p"]), read(record["q"]), record["vocab"]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("block", 2.596), ("multiround", 2.563)])
 def test_expected_tokens_of_the_chain(name, expected):
-    """2.563 is token-level rejection, which multi-round rejection is on a chain."""
+    """2.563 is token-level rejection, to which multi-round rejection reduces on a chain."""
     tree = trees.chain(3)
-    law, tokens = emitted(WALKS[name], all_drafts(*example("chain"), tree, WITH), tree)
-    assert np.abs(law - target_law(example("chain")[0], tree)).max() < 1e-12
+    found, tokens = emitted(WALKS[name], all_drafts(*example("chain"), tree, WITH), tree)
+    assert np.abs(found - target_joint(example("chain")[0], tree)).max() < 1e-12
     assert tokens == pytest.approx(expected, abs=5e-4)
 
 
@@ -137,12 +139,14 @@ def test_expected_tokens_of_the_tree(name, kind, expected):
     p, q, vocab = example("tree")
     tree = trees.regular((2, 2))
     drafts = all_drafts(p, q, vocab, tree, kind)
-    law, tokens = emitted_by_following(drafts, tree) if name == "deterministic" else emitted(WALKS[name], drafts, tree)
-    assert np.abs(law - target_law(p, tree)).max() < 1e-12
+    found, tokens = (
+        emitted_by_following(drafts, tree) if name == "deterministic" else emitted(WALKS[name], drafts, tree)
+    )
+    assert np.abs(found - target_joint(p, tree)).max() < 1e-12
     assert tokens == pytest.approx(expected, abs=5e-4)
 
 
-def test_block_accepts_at_least_what_token_level_does_and_non_iterative_less():
+def test_block_accepts_at_least_as_much_as_token_level_and_non_iterative_less():
     for seed in range(5):
         p, q = distributions.random_model(seed, 3), distributions.random_model(seed + 50, 3)
         drafts = all_drafts(p, q, 3, trees.chain(3), WITH)
@@ -154,59 +158,59 @@ def test_block_accepts_at_least_what_token_level_does_and_non_iterative_less():
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4])
-def test_how_much_of_a_block_is_accepted_does_not_depend_on_what_else_was_drafted(gamma):
-    """P(at least d accepted) = E_q[a_d] for every gamma >= d: counts of one draft length tell those of all shorter."""
+def test_accepted_depth_of_a_block_does_not_depend_on_gamma(gamma):
+    """P(at least d accepted) = E_q[a_d] for every gamma >= d: counts of one draft length give those of all shorter."""
     for p, q in ((P, Q), (distributions.random_model(7, 3), distributions.random_model(57, 3))):
         weight, mass = np.ones(1), np.ones(1)
         expected = 1.0
-        for law_p, law_q in zip(tables(p, 3, gamma), tables(q, 3, gamma), strict=True):
-            weight = np.minimum(weight[:, None] * law_p / law_q, 1).reshape(-1)
-            mass = (mass[:, None] * law_q).reshape(-1)
+        for p_at, q_at in zip(tables(p, 3, gamma), tables(q, 3, gamma), strict=True):
+            weight = np.minimum(weight[:, None] * p_at / q_at, 1).reshape(-1)
+            mass = (mass[:, None] * q_at).reshape(-1)
             expected += float((mass * weight).sum())
         tree = trees.chain(gamma)
         found = emitted(WALKS["block"], all_drafts(p, q, 3, tree, WITH), tree)[1]
         assert found == pytest.approx(expected, abs=1e-12)
 
 
-# --- controls: a broken part must make the enumeration fail, by far ---
+# --- controls: a broken part must fail the enumeration by a wide margin ---
 
 
-def keep_q(laws, token):
-    """Draws without replacement judged by a q that is not normalized anew."""
-    after = multiround.refuse_with(laws, token)
-    return after._replace(q=jnp.where(walk.is_token(token, distributions.q), 0.0, distributions.q))
+def keep_q(at, token):
+    """Siblings without replacement tested with a q that is not renormalized."""
+    after = multiround.reject_with(at, token)
+    return after._replace(q=jnp.where(walk.is_token(token, at.q), 0.0, at.q))
 
 
-def keep_level_q(parent, token):
+def keep_path_q(parent, token):
     after = traversal.delete_with(parent, token)
     return after._replace(q=jnp.where(walk.is_token(token, parent.q), 0.0, parent.q))
 
 
 BROKEN = {
-    "un-normalized q": ("multiround-without", WITHOUT, multiround, "refuse_without", keep_q),
-    "q as if with replacement": ("multiround-without", WITHOUT, multiround, "refuse_without", multiround.refuse_with),
-    "traversal, un-normalized q": ("traversal-without", WITHOUT, traversal, "delete_without", keep_level_q),
+    "un-normalized q": ("multiround-without", WITHOUT, multiround, "reject_without", keep_q),
+    "q as if with replacement": ("multiround-without", WITHOUT, multiround, "reject_without", multiround.reject_with),
+    "traversal, un-normalized q": ("traversal-without", WITHOUT, traversal, "delete_without", keep_path_q),
     "traversal, q stays": ("traversal-without", WITHOUT, traversal, "delete_without", traversal.delete_with),
     "p is not reduced": ("multiround", WITH, multiround, "residual", lambda p, q: p),
     "traversal, p is not reduced": ("traversal", WITH, traversal, "residual", lambda p, q: p),
     "kseq, rho too small": ("kseq", WITH, kseq, "discount", lambda p, q, children: jnp.ones_like(p[:, 0])),
-    "kseq, p as it was": ("kseq", WITH, kseq, "left", lambda at: at.p),
-    "the envelope of another law": ("non-iterative", WITH, non_iterative, "envelope",
+    "kseq, p is not reduced": ("kseq", WITH, kseq, "left", lambda at: at.p),
+    "scale of another distribution": ("non-iterative", WITH, non_iterative, "largest_scale",
                                     lambda p, q: jnp.ones_like(p[:, 0])),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_control_broken_trees_are_seen(fault, monkeypatch):
+def test_control_broken_tree_walks_are_detected(fault, monkeypatch):
     name, kind, module, part, broken = BROKEN[fault]
     monkeypatch.setattr(module, part, broken)
-    fresh = lambda *args: WALKS[name](*args)  # not the program that is compiled already
+    fresh = lambda *args: WALKS[name](*args)  # a new function, so that the cached program is not used
     assert distance(fresh, P, Q, 3, trees.regular((2, 2)), kind) > 1e-3
 
 
-def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
-    def lax_chance(laws, token):
-        p, q = walk.mass_of(distributions.p, token), walk.mass_of(distributions.q, token)
+def test_control_accepting_tokens_outside_the_support_of_q_is_detected(monkeypatch):
+    def lax_chance(at, token):
+        p, q = walk.mass_of(at.p, token), walk.mass_of(at.q, token)
         return p, jnp.where(q > 0, q, 1.0)
 
     monkeypatch.setattr(multiround, "chance", lax_chance)
@@ -219,13 +223,13 @@ def test_control_accepting_what_q_could_not_have_drawn_is_seen(monkeypatch):
     ("chance", lambda a, s, ends: (a, jnp.ones_like(a))),
     ("weights", lambda p, q: jnp.minimum(p / q, 1.0)),
 ])  # fmt: skip
-def test_control_broken_blocks_are_seen(part, broken, monkeypatch):
+def test_control_broken_block_verification_is_detected(part, broken, monkeypatch):
     monkeypatch.setattr(block, part, broken)
     assert distance(lambda *args: block.walk(*args), P, Q, 3, trees.chain(3), WITH) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["block", "multiround", "kseq"])
-def test_control_a_chain_without_its_residual_is_seen(name, monkeypatch):
+def test_control_a_chain_without_residual_is_detected(name, monkeypatch):
     monkeypatch.setattr(token, "residual", lambda p, q: p)
     fresh = lambda *args: WALKS[name](*args)
     assert distance(fresh, P, Q, 3, trees.chain(3), WITH) > 1e-3
@@ -234,20 +238,29 @@ def test_control_a_chain_without_its_residual_is_seen(name, monkeypatch):
 @pytest.mark.parametrize(("name", "kind"), [
     ("multiround", WITHOUT), ("traversal", WITHOUT), ("kseq", WITHOUT), ("non-iterative", WITHOUT),
 ])  # fmt: skip
-def test_control_siblings_of_the_other_kind_are_seen(name, kind):
-    """The reason for refusing these pairs."""
+def test_control_siblings_of_the_wrong_kind_are_detected(name, kind):
+    """The reason why these combinations raise ValueError."""
     assert error(name, P, Q, 3, trees.regular((2, 2)), kind) > 1e-3
 
 
-def test_control_accepting_what_was_not_proposed_is_seen():
-    """Padding that passes as if it had been drafted: a fault of public tree code, with token 0 as the padding."""
+def test_control_accepting_nodes_that_were_not_proposed_is_detected():
+    """Padding accepted as if it were drafted: a bug seen in public tree code, with token 0 as padding."""
     p, q = distributions.random_model(1, 3), distributions.one_hot_model(6, 3)
     drafts = all_drafts(p, q, 3, trees.chain(2), WITH)
     padded = drafts._replace(tokens=np.where(np.arange(3)[None] == 2, 0, drafts.tokens))
     padded = padded._replace(code=np.column_stack([padded.code[:, :2], padded.code[:, 1] * 3]), q=[
         np.full_like(table, 1 / 3) if depth == 1 else table for depth, table in enumerate(drafts.q)])  # fmt: skip
-    law, _ = emitted(block.walk, padded, trees.chain(2))
-    assert np.abs(law - target_law(p, trees.chain(2))).max() > 1e-3
+    found, _ = emitted(block.walk, padded, trees.chain(2))
+    assert np.abs(found - target_joint(p, trees.chain(2))).max() > 1e-3
     masked = padded._replace(valid=np.broadcast_to(np.arange(3)[None] < 2, drafts.valid.shape))
-    law, _ = emitted(block.walk, masked, trees.chain(2))
-    assert np.abs(law - target_law(p, trees.chain(2))).max() < 1e-12
+    found, _ = emitted(block.walk, masked, trees.chain(2))
+    assert np.abs(found - target_joint(p, trees.chain(2))).max() < 1e-12
+
+
+def test_events_of_a_deep_tree_do_not_recurse():
+    """1,000 levels: more than Python's recursion limit allows."""
+    size = 1000
+    order = traversal.events(Tree((*range(-1, size - 1), size - 2)))
+    leaves = [(size - 1, False), (size, False)]
+    inner = [(node, True) for node in range(1, size - 1)]
+    assert order == [*inner, *leaves, *((node, False) for node in range(size - 2, 0, -1))]

@@ -1,4 +1,4 @@
-"""Lossy verifiers do what they say, and no more: their bounds by enumeration, their criteria by hand."""
+"""Lossy verifiers meet their documented bounds (by enumeration) and criteria (by hand)."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,10 @@ import pytest
 
 from specjax import trees
 from specjax.types import Draft, Siblings
-from specjax.verify import criterion, lossy, token
+from specjax.verify import lossy, token
 from specjax.verify.lossy import lossy_lenient, lossy_lenient_greedy, lossy_threshold, lossy_typical
 from tests import distributions
-from tests.verify.enumerate import all_drafts, emitted, target_law
+from tests.verify.enumerate import all_drafts, emitted, target_joint
 from tests.verify.rounds import drafted
 
 P, Q = distributions.random_model(1, 3, sharpness=1.0), distributions.random_model(2, 3, sharpness=2.0)
@@ -30,8 +30,8 @@ def test_lenience_gives_no_token_more_than_p_over_l(lenience, kind):
     for seed in range(6):
         p, q = distributions.random_model(seed, 3), distributions.random_model(seed + 20, 3, zeros=0.3)
         drafts = all_drafts(p, q, 3, tree, kind)
-        law, tokens = emitted(lossy.lenient_walk(lenience), drafts, tree)
-        first = law.sum(axis=1)
+        found, tokens = emitted(lossy.lenient_walk(lenience), drafts, tree)
+        first = found.sum(axis=1)
         assert np.all(first <= p(()) / lenience * (1 + 1e-12))
         assert first.sum() == pytest.approx(1.0, abs=1e-12)
         shares = drafts.q[0][0] if kind is WITH else np.eye(3)[drafts.q[0][0].argmax()]
@@ -40,31 +40,31 @@ def test_lenience_gives_no_token_more_than_p_over_l(lenience, kind):
 
 def test_lenience_bounds_whole_sequences():
     tree, lenience = trees.chain(3), 0.5
-    law, _ = emitted(lossy.lenient_walk(lenience), all_drafts(P, Q, 3, tree, WITH), tree)
-    bound = target_law(P, tree) / lenience**3  # the last of four tokens is p's own, or p's within the bound
-    assert np.all(law <= bound * (1 + 1e-12) / lenience)
-    assert np.abs(law - target_law(P, tree)).max() > 1e-3  # and it is lossy
+    found, _ = emitted(lossy.lenient_walk(lenience), all_drafts(P, Q, 3, tree, WITH), tree)
+    bound = target_joint(P, tree) / lenience**3  # the last of four tokens follows p, or p within the bound
+    assert np.all(found <= bound * (1 + 1e-12) / lenience)
+    assert np.abs(found - target_joint(P, tree)).max() > 1e-3  # and it is lossy
 
 
-def test_lenience_of_one_is_lossless():
+def test_lenience_one_is_lossless():
     tree = trees.chain(3)
-    law, _ = emitted(lossy.lenient_walk(1.0), all_drafts(P, Q, 3, tree, WITH), tree)
-    assert np.abs(law - target_law(P, tree)).max() < 1e-12
+    found, _ = emitted(lossy.lenient_walk(1.0), all_drafts(P, Q, 3, tree, WITH), tree)
+    assert np.abs(found - target_joint(P, tree)).max() < 1e-12
 
 
-def test_control_a_bound_without_the_residual_is_broken(monkeypatch):
-    """Refused drafts replaced by p itself: the likeliest token gets more than p / l."""
+def test_control_the_bound_requires_the_residual(monkeypatch):
+    """Rejected tokens replaced by samples of p: the most probable token exceeds p / l."""
     monkeypatch.setattr(token, "residual", lambda p, q: p)
     tree = trees.chain(1)
-    law, _ = emitted(lambda *args: lossy.lenient_walk(0.99)(*args), all_drafts(P, Q, 3, tree, WITH), tree)
-    assert np.any(law.sum(axis=1) > P(()) / 0.99 * 1.01)
+    found, _ = emitted(lambda *args: lossy.lenient_walk(0.99)(*args), all_drafts(P, Q, 3, tree, WITH), tree)
+    assert np.any(found.sum(axis=1) > P(()) / 0.99 * 1.01)
 
 
 # --- criteria of single tokens ---
 
 
 def one(verify, p, token: int) -> bool:
-    """Whether a token passes after a law."""
+    """Whether a token passes after a position with distribution p."""
     with np.errstate(divide="ignore"):
         log_p = jnp.asarray(np.log([[p, p]]), jnp.float32)
     draft = Draft(jnp.array([[0, token]]), jnp.ones((1, 2), bool), None)
@@ -75,15 +75,15 @@ def one(verify, p, token: int) -> bool:
 def test_typical_acceptance_by_hand():
     sure, flat = [0.90, 0.095, 0.005], [0.05] * 20
     assert [one(SETS["typical"], sure, x) for x in range(3)] == [True, True, False]  # floor min(0.09, 0.3 / e^H) = 0.09
-    assert one(SETS["typical"], flat, 7)  # floor 0.3 / 20 = 0.015: less is asked of an unsure target
+    assert one(SETS["typical"], flat, 7)  # floor 0.3 / 20 = 0.015: lower for an uncertain target
     assert not one(SETS["typical"], [0.5, 0.5, 0.0], 2)
     assert [one(SETS["typical"], [0.0, 1.0], x) for x in (0, 1)] == [False, True]  # temperature 0
 
 
-def test_entropy_of_a_law_with_zeros():
+def test_entropy_with_zero_probabilities():
     with np.errstate(divide="ignore"):
         log_p = jnp.log(jnp.array([[[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]]))
-    np.testing.assert_allclose(criterion.entropy(log_p)[0], [np.log(2), 0, np.log(3)], atol=1e-6)
+    np.testing.assert_allclose(lossy.entropy(log_p)[0], [np.log(2), 0, np.log(3)], atol=1e-6)
 
 
 def test_threshold_by_hand():
@@ -100,9 +100,9 @@ def test_lenient_greedy_by_hand():
     assert [one(lossy_lenient_greedy(1.0), [0.5, 0.3, 0.2], x) for x in range(3)] == [True, False, False]
 
 
-def test_control_the_inequality_printed_the_wrong_way_round_is_seen(monkeypatch):
-    """A published note has p(x) <= l max p."""
-    right = criterion.longest
+def test_control_a_reversed_inequality_is_detected(monkeypatch):
+    """A published text states p(x) <= l max p."""
+    right = lossy.longest
     floor = lambda found: lambda log_p: 1.0 - found.floor(log_p)
 
     def reversed_(found, tree, draft, log_p):
@@ -117,16 +117,16 @@ def test_control_the_inequality_printed_the_wrong_way_round_is_seen(monkeypatch)
 
 
 def by_hand(tree, draft, log_p, meets):
-    """The deepest node whose path meets the criterion; of equals the likeliest."""
+    """The deepest node whose path meets the criterion; ties go to the most probable."""
     best = []
     for row in range(len(log_p)):
         found = [(0, 0.0, 0)]
         for node in range(1, tree.size):
             path = [n for n in range(1, tree.size) if tree.mask[node, n]]
-            laws_of = [np.exp(log_p[row, tree.parents[n]]) for n in path]
+            after = [np.exp(log_p[row, tree.parents[n]]) for n in path]
             tokens = [draft.tokens[row, n] for n in path]
-            if all(draft.valid[row, n] for n in path) and all(map(meets, laws_of, tokens)):
-                score = sum(np.log(p[x]) for p, x in zip(laws_of, tokens, strict=True))
+            if all(draft.valid[row, n] for n in path) and all(map(meets, after, tokens)):
+                score = sum(np.log(p[x]) for p, x in zip(after, tokens, strict=True))
                 found.append((int(tree.depth[node]), score, node))
         best.append(max(found, key=lambda f: f[:2])[2])
     return np.array(best)
@@ -145,8 +145,10 @@ def test_the_longest_path_that_passes_is_accepted(name):
     keys = jax.random.split(jax.random.key(3), 4)
     log_p = jax.nn.log_softmax(1.5 * jax.random.normal(keys[0], (rows, tree.size, 5)))
     valid = jax.random.bernoulli(keys[1], 0.9, (rows, tree.size)).at[:, 0].set(True)
-    law = lambda previous: jnp.zeros((rows, 5))
-    draft = drafted(jax.random.split(keys[2], rows), tree, WITH, jnp.zeros(rows, jnp.int32), law)._replace(valid=valid)
+    log_q = lambda previous: jnp.zeros((rows, 5))
+    draft = drafted(jax.random.split(keys[2], rows), tree, WITH, jnp.zeros(rows, jnp.int32), log_q)._replace(
+        valid=valid
+    )
     verdict = SETS[name](jax.random.split(keys[3], rows), tree, draft, log_p)
     expected = by_hand(tree, jax.device_get(draft), np.asarray(log_p, np.float64), MEETS[name])
     last = np.take_along_axis(np.asarray(verdict.path), np.asarray(verdict.accepted)[:, None], axis=1)[:, 0]
@@ -157,7 +159,7 @@ def test_the_longest_path_that_passes_is_accepted(name):
         np.testing.assert_array_equal(verdict.token, np.asarray(log_p)[np.arange(rows), expected].argmax(-1))
 
 
-def test_a_bare_root_draws_from_p():
+def test_a_bare_root_samples_from_p():
     log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (4000, 1, 3)))[:1].repeat(4000, 0)
     draft = Draft(jnp.zeros((4000, 1), jnp.int32), jnp.ones((4000, 1), bool), None)
     for make in (lossy_typical, lossy_threshold, lossy_lenient):
@@ -166,13 +168,13 @@ def test_a_bare_root_draws_from_p():
         assert distributions.chi_square(counts, np.exp(np.asarray(log_p[0, 0], np.float64))) > distributions.ALPHA
 
 
-@pytest.mark.parametrize(("make", "wrong", "message"), [
-    (lossy_typical, {"epsilon": 1.0}, "epsilon must lie in"), (lossy_typical, {"delta": 0.0}, "delta must lie in"),
-    (lossy_threshold, {"least": 1.5}, "least must lie in"), (lossy_lenient, {"lenience": 0.0}, "lenience must lie in"),
-    (lossy_lenient_greedy, {"lenience": float("nan")}, "lenience must lie in"),
+@pytest.mark.parametrize(("make", "wrong", "argument"), [
+    (lossy_typical, {"epsilon": 1.0}, "epsilon"), (lossy_typical, {"delta": 0.0}, "delta"),
+    (lossy_threshold, {"least": 1.5}, "least"), (lossy_lenient, {"lenience": 0.0}, "lenience"),
+    (lossy_lenient_greedy, {"lenience": float("nan")}, "lenience"),
 ])  # fmt: skip
-def test_parameters_out_of_range_are_refused(make, wrong, message):
-    with pytest.raises(ValueError, match=message):
+def test_parameters_out_of_range_raise(make, wrong, argument):
+    with pytest.raises(ValueError, match=argument):
         make(**wrong)
 
 

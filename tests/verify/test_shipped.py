@@ -1,6 +1,6 @@
-"""Lossless verifiers as they ship, jitted in float32: the joint law of three tokens by chi-square.
+"""Lossless verifiers as shipped, jitted in float32: chi-square tests of the joint distribution of three tokens.
 
-The power of each test is shown by controls: the faults of public implementations, injected one by one, must fail it.
+Controls show the power of each test: faults seen in public implementations, injected one by one, must fail it.
 """
 
 import jax
@@ -12,10 +12,10 @@ from specjax import trees, verify
 from specjax.categorical import argmax, categorical
 from specjax.sampling import sampling_params, warp
 from specjax.types import Siblings
-from specjax.verify import Serves, multiround, walk
-from specjax.verify.token import law_after
+from specjax.verify import DraftKind, multiround, walk
+from specjax.verify.token import at_node
 from tests import distributions
-from tests.verify.rounds import continued, fork, large_laws, one_round
+from tests.verify.rounds import continued, fork, large_probs, one_round
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
 VOCAB, ROOT, SAMPLES = 11, 0, 20_000
@@ -24,18 +24,18 @@ LOGITS = 1.2 * np.random.default_rng(0).normal(size=(2, VOCAB, VOCAB)).astype(np
 LOGITS[:, :, 3] -= 4.0  # rare
 CHAIN, TREE = trees.chain(2), trees.regular((2, 2))
 LOSSLESS = [name for name, found in verify.TABLE.items() if found.lossless]
-CASES = [  # verifiers of trees meet chains in the enumeration
+CASES = [  # chains with tree verifiers are covered by the enumeration
     (name, tree, kind)
     for name in LOSSLESS
-    for tree in [CHAIN if verify.TABLE[name].serves is Serves.CHAIN else TREE]
+    for tree in [CHAIN if verify.TABLE[name].drafts is DraftKind.CHAIN else TREE]
     for kind in Siblings
-    if verify.TABLE[name].serves.takes(tree, kind) and not (tree is CHAIN and kind is WITHOUT)
+    if verify.TABLE[name].supports(tree, kind) and not (tree is CHAIN and kind is WITHOUT)
 ]
 LABELS = [f"{name}, {'chain' if tree is CHAIN else 'tree'}, {kind.name}" for name, tree, kind in CASES]
 
 
 def exact(temperature: float, model: int = 0) -> distributions.Model:
-    """The law of the warped table."""
+    """The distributions of the warped table."""
     table = LOGITS[model].astype(np.float64)
     mass = np.eye(VOCAB)[table.argmax(-1)] if temperature == 0 else np.exp(table / temperature)
     mass = mass / mass.sum(-1, keepdims=True)
@@ -43,16 +43,17 @@ def exact(temperature: float, model: int = 0) -> distributions.Model:
 
 
 def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, raw: bool = False) -> np.ndarray:
-    """The first three tokens, [temperatures, SAMPLES, 3], of `rounds` rounds and then of the target.
+    """The first three tokens, [temperatures, SAMPLES, 3]: of `rounds` rounds, then of the target.
 
     Args:
-      reuse: every round consumes the same key. raw: the verifier is handed the unwarped law as well.
+      reuse: every round consumes the same key.
+      raw: the verifier also receives the unwarped log-probabilities.
     """
     batch = SAMPLES * len(TEMPERATURES)
     params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * SAMPLES)
 
     def run(params, table, root, key):
-        law = lambda model: lambda previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
+        log_probs = lambda model: lambda previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
         unwarped = lambda tokens: jax.nn.log_softmax(table[0][tokens])
         fn = (lambda *args: verifier(*args, unwarped(args[2].tokens))) if raw else verifier
         rounding, continuing = fork(key, 2)
@@ -60,7 +61,7 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
         for _ in range(rounds):
             following, now = fork(rounding, 2)
             rounding = rounding if reuse else following
-            block, length = one_round(fn, now, tree, kind, last, law(0), law(1))
+            block, length = one_round(fn, now, tree, kind, last, log_probs(0), log_probs(1))
             last = jnp.take_along_axis(block, length[:, None] - 1, axis=1)[:, 0]
             blocks.append(block)
             lengths.append(length)
@@ -70,7 +71,7 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
             later = jnp.take_along_axis(more, jnp.clip(at, 0, more.shape[1] - 1), axis=1)
             block = jnp.where(at < 0, jnp.pad(block, ((0, 0), (0, 3)))[:, :3], later)
             length = length + extra
-        return continued(continuing, block, length, 3, law(0))
+        return continued(continuing, block, length, 3, log_probs(0))
 
     root = jnp.full(batch, ROOT, jnp.int32)
     tokens = np.asarray(jax.jit(run)(params, jnp.asarray(LOGITS), root, jax.random.split(jax.random.key(21), batch)))
@@ -96,33 +97,33 @@ def p_values(tokens: np.ndarray) -> list[float]:
         for case, label in zip(CASES, LABELS, strict=True)
     ],
 )
-def test_joint_law_at_mixed_temperatures(name, tree, kind):
-    """At temperature 0 the second sibling of a draw without replacement has no mass: the rows stay greedy."""
+def test_joint_distribution_at_mixed_temperatures(name, tree, kind):
+    """At temperature 0 the second sibling without replacement has no mass: those rows stay greedy."""
     assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))) > distributions.ALPHA
 
 
-# --- controls: faults found in public implementations; the sample must be large enough to see each ---
+# --- controls: faults of public implementations; the sample must be large enough to detect each ---
 
 
 def bonus_from_raw_logits(key, tree, draft, log_p, raw):
-    """After a full acceptance, temperature is forgotten."""
+    """After full acceptance, the temperature is ignored."""
     again, key = fork(key, 2)
     verdict = multiround.multiround(key, tree, draft, log_p)
     last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)[:, 0]
     whole = verdict.accepted == tree.width - 1
-    return verdict._replace(token=jnp.where(whole, categorical(again, law_after(raw, last)), verdict.token))
+    return verdict._replace(token=jnp.where(whole, categorical(again, at_node(raw, last)), verdict.token))
 
 
 def argmax_of_the_root(key, tree, draft, log_p, raw):
-    """The appended token is the likeliest, at every temperature."""
+    """The appended token is the argmax at every temperature."""
     del raw
     verdict = verify.TABLE["deterministic"].fn(key, tree, draft, log_p)
     last = jnp.take_along_axis(verdict.path, verdict.accepted[:, None], axis=1)[:, 0]
-    return verdict._replace(token=argmax(law_after(log_p, last)))
+    return verdict._replace(token=argmax(at_node(log_p, last)))
 
 
 @pytest.mark.parametrize(("fault", "kind"), [(bonus_from_raw_logits, WITH), (argmax_of_the_root, POINTS)])
-def test_control_a_wrong_last_token_is_seen(fault, kind):
+def test_control_a_wrong_last_token_is_detected(fault, kind):
     warm = [p for p, t in zip(p_values(three_tokens(fault, CHAIN, kind, raw=True)), TEMPERATURES, strict=True)
             if t not in (0.0, 1.0)]  # fmt: skip
     assert max(warm) < distributions.ALPHA
@@ -132,39 +133,39 @@ def one_key_for_both(key):
     return key, key
 
 
-def unnormalized(laws, token):
-    after = multiround.refuse_with(laws, token)
-    return after._replace(q=jnp.where(walk.is_token(token, distributions.q), 0.0, distributions.q))
+def unnormalized(at, token):
+    after = multiround.reject_with(at, token)
+    return after._replace(q=jnp.where(walk.is_token(token, at.q), 0.0, at.q))
 
 
 @pytest.mark.parametrize(("name", "kind", "module", "part", "broken"), [
-    ("block", WITH, walk, "roles", one_key_for_both),
-    ("multiround", WITH, walk, "roles", one_key_for_both),
+    ("block", WITH, walk, "split_roles", one_key_for_both),
+    ("multiround", WITH, walk, "split_roles", one_key_for_both),
     ("multiround", WITH, multiround, "residual", lambda p, q: p),
-    ("multiround-without", WITHOUT, multiround, "refuse_without", unnormalized),
+    ("multiround-without", WITHOUT, multiround, "reject_without", unnormalized),
 ], ids=["block, one key", "multiround, one key", "residual", "un-normalized q"])  # fmt: skip
-def test_control_broken_parts_are_seen(name, kind, module, part, broken, monkeypatch):
+def test_control_broken_parts_are_detected(name, kind, module, part, broken, monkeypatch):
     monkeypatch.setattr(module, part, broken)
-    tree = CHAIN if verify.TABLE[name].serves is Serves.CHAIN else TREE
+    tree = CHAIN if verify.TABLE[name].drafts is DraftKind.CHAIN else TREE
     with jax.debug_key_reuse(False):  # on purpose
         assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))[1:]) < distributions.ALPHA
 
 
-def test_control_equal_uniforms_in_a_round_are_seen(monkeypatch):
-    drawn = walk.uniforms
-    again = lambda key, shape, dtype: jnp.broadcast_to(drawn(key, (1,), dtype), (*key.shape, *shape))
-    monkeypatch.setattr(walk, "uniforms", lambda *args: drawn(*args) if args[1] == (2,) else again(*args))
+def test_control_equal_uniforms_in_a_round_are_detected(monkeypatch):
+    original = walk.uniforms
+    again = lambda key, shape, dtype: jnp.broadcast_to(original(key, (1,), dtype), (*key.shape, *shape))
+    monkeypatch.setattr(walk, "uniforms", lambda *args: original(*args) if args[1] == (2,) else again(*args))
     assert max(p_values(three_tokens(verify.TABLE["multiround"].fn, CHAIN, WITH))[1:]) < distributions.ALPHA
 
 
-def test_two_rounds_have_the_joint_law():
+def test_two_rounds_follow_the_joint_distribution():
     tree = trees.regular((2,))
     tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2)
     assert min(p_values(tokens)) > distributions.ALPHA
 
 
-def test_control_noise_reused_by_the_next_round_is_seen_in_the_joint_alone():
-    """Each first token has the right law: only the joint of two rounds tells."""
+def test_control_noise_reused_by_the_next_round_is_detected_in_the_joint_only():
+    """Each first token follows the right distribution: only the joint of two rounds differs."""
     tree = trees.regular((2,))
     with jax.debug_key_reuse(False):  # on purpose
         tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2, reuse=True)
@@ -178,31 +179,35 @@ LARGE, CONTEXTS, BINS, LARGE_SAMPLES, CHUNK = 50_272, 3, 6, 6144, 64
 
 
 def two_large_tokens(verifier, tree, kind, table: np.ndarray) -> np.ndarray:
-    """[LARGE_SAMPLES, 2] tokens; a token's context is its rest modulo CONTEXTS."""
+    """[LARGE_SAMPLES, 2] tokens; a token's context is its id modulo CONTEXTS."""
 
-    def chunk(key, log_laws):
-        law = lambda model: lambda previous: log_laws[model][previous % CONTEXTS]
+    def chunk(key, large):
+        log_probs = lambda model: lambda previous: large[model][previous % CONTEXTS]
         rounding, continuing = fork(key, 2)
-        block, length = one_round(verifier, rounding, tree, kind, jnp.zeros(CHUNK, jnp.int32), law(0), law(1))
-        return continued(continuing, block, length, 2, law(0))
+        block, length = one_round(
+            verifier, rounding, tree, kind, jnp.zeros(CHUNK, jnp.int32), log_probs(0), log_probs(1)
+        )
+        return continued(continuing, block, length, 2, log_probs(0))
 
     with np.errstate(divide="ignore"):
-        log_laws = jnp.asarray(np.log(table), jnp.float32)
+        large = jnp.asarray(np.log(table), jnp.float32)
     run, keys = jax.jit(chunk), jax.random.split(jax.random.key(31), (LARGE_SAMPLES // CHUNK, CHUNK))
-    return np.concatenate([np.asarray(run(keys[i], log_laws)) for i in range(len(keys))])
+    return np.concatenate([np.asarray(run(keys[i], large)) for i in range(len(keys))])
 
 
 def binned(first: np.ndarray, then: np.ndarray, bins: np.ndarray) -> np.ndarray:
-    """The law of two tokens' bins: first [V], then [CONTEXTS, V]."""
+    """The joint distribution of two tokens' bins, for first [V] and then [CONTEXTS, V]."""
     context = np.arange(LARGE) % CONTEXTS
     start = np.stack([np.bincount(bins, first * (context == c), BINS) for c in range(CONTEXTS)])
-    return np.einsum("cb,cd->bd", start, np.stack([np.bincount(bins, law, BINS) for law in then]))
+    return np.einsum("cb,cd->bd", start, np.stack([np.bincount(bins, probs, BINS) for probs in then]))
 
 
 def large_p_value(name, tree, kind) -> float:
-    table = large_laws(LARGE, CONTEXTS)
+    table = large_probs(LARGE, CONTEXTS)
     p, (first_p, first_q) = table[0], table[:, 0]
-    ranked = np.argsort(first_p / (first_p + first_q + 1e-30))  # where the laws differ, a broken verifier shows
+    ranked = np.argsort(
+        first_p / (first_p + first_q + 1e-30)
+    )  # bins where p and q differ most detect a broken verifier
     bins = np.empty(LARGE, np.int64)
     bins[ranked] = np.minimum((np.cumsum(first_p[ranked]) * BINS).astype(int), BINS - 1)
     tokens = two_large_tokens(verify.TABLE[name].fn, tree, kind, table)
@@ -213,12 +218,12 @@ def large_p_value(name, tree, kind) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "tree", "kind"), CASES, ids=LABELS)
-def test_joint_law_at_a_real_vocabulary(name, tree, kind):
+def test_joint_distribution_at_a_real_vocabulary(name, tree, kind):
     small = trees.chain(1) if tree is CHAIN else trees.regular((2,))
     assert large_p_value(name, small, kind) > distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_control_a_real_vocabulary_sees_a_wrong_residual(monkeypatch):
+def test_control_a_wrong_residual_is_detected_at_a_real_vocabulary(monkeypatch):
     monkeypatch.setattr(multiround, "residual", lambda p, q: p)
     assert large_p_value("multiround", trees.regular((2,)), WITH) < distributions.ALPHA

@@ -1,4 +1,4 @@
-"""Verifiers of trees through the whole decoding loop: a tiny OPT, and a draft model that writes a tree."""
+"""Tree verifiers through the whole decoding loop: a tiny OPT, and a draft model that proposes a tree."""
 
 import functools
 from typing import NamedTuple
@@ -21,11 +21,11 @@ from tests.verify.rounds import fork
 
 TREE = trees.regular((2, 2))
 VERIFIERS = ("multiround", "multiround-without", "kseq", "traversal", "non-iterative")
-LAWS = ("multiround", "traversal")
+SAMPLED = ("multiround", "traversal")
 
 
 class TreeState(NamedTuple):
-    """The draft model's cache, which holds what is committed, less `pending`, and the tree of the round."""
+    """The draft model's cache of the committed tokens before `pending`, and the tokens of the round's tree."""
 
     cache: object
     tokens: jax.Array
@@ -33,7 +33,7 @@ class TreeState(NamedTuple):
 
 @functools.cache
 def tree_drafter(lm, tree: trees.Tree) -> Drafter:
-    """Independent siblings at every node, level by level; the last level is fed too, so that it may be kept."""
+    """Independent siblings at every node, level by level; the last level is fed too, so that it can be kept."""
     levels = [np.flatnonzero(tree.depth == d) for d in range(tree.width)]
 
     def init(params, prompt, length, cache_len, prefilled):
@@ -59,52 +59,52 @@ def tree_drafter(lm, tree: trees.Tree) -> Drafter:
                         tokens = tokens.at[:, child].set(categorical(now, log_q[:, node]))
         return Draft(tokens, jnp.ones_like(tokens, bool), log_q), TreeState(cache, tokens)
 
-    def commit(params, state, told):
+    def commit(params, state, commit):
         del params
         kids = jnp.asarray(tree.children)
-        node, path = jnp.zeros_like(told.length), [jnp.zeros_like(told.length)]
-        for w in range(tree.width - 1):  # equal siblings have equal keys and values: the oldest will do
+        node, path = jnp.zeros_like(commit.length), [jnp.zeros_like(commit.length)]
+        for w in range(tree.width - 1):  # equal siblings have equal K/V: take the oldest
             below = jnp.maximum(kids[node], 0)
-            same = (jnp.take_along_axis(state.tokens, below, 1) == told.tokens[:, w, None]) & (kids[node] != NO_CHILD)
+            same = (jnp.take_along_axis(state.tokens, below, 1) == commit.tokens[:, w, None]) & (kids[node] != NO_CHILD)
             child = jnp.take_along_axis(below, jnp.argmax(same, axis=1, keepdims=True), 1)[:, 0]
             node = jnp.where(same.any(1), child, node)
             path.append(node)
-        return TreeState(lm.keep(state.cache, jnp.stack(path, 1), told.length), state.tokens)
+        return TreeState(lm.keep(state.cache, jnp.stack(path, 1), commit.length), state.tokens)
 
     return Drafter(tree, init, propose, commit, lm.vocab_size, Siblings.WITH_REPLACEMENT)
 
 
-def tree_guide(tree=TREE) -> drafters.LoadedDrafter:
+def sampled_tree(tree=TREE) -> drafters.LoadedDrafter:
     model = battery.draft("opt")
     return drafters.LoadedDrafter("tree", tree_drafter(model.lm, tree), model.params)
 
 
 @pytest.mark.parametrize("name", battery.others_slow(VERIFIERS, ["multiround", "traversal"]))
 def test_greedy_equals_plain_on_a_ragged_batch(name):
-    found, guide = verify.TABLE[name], tree_guide()
-    found.check(guide.drafter.tree, guide.drafter.siblings)
-    state = run("opt", guide, verify=found.fn)
+    found, drafter = verify.TABLE[name], sampled_tree()
+    found.check(drafter.drafter.tree, drafter.drafter.siblings)
+    state = run("opt", drafter, verify=found.fn)
     assert texts(state) == texts(run("opt", drafters.plain()))
     totals = jax.device_get(state.totals)
-    assert (totals.accepted > totals.rounds // 2).any()  # the draft is right some of the time, and it counts
+    assert (totals.accepted > totals.rounds // 2).any()  # some drafts are accepted, and counted
     assert np.all(totals.accepted <= totals.tested)
     assert np.all(totals.overlap <= totals.tested + 1e-4)
 
 
-@pytest.mark.parametrize("name", battery.others_slow(LAWS, ["traversal"]))
-def test_sampled_rows_follow_the_joint_law(name):
-    counts = sampled_counts(tree_guide(), verify=verify.TABLE[name].fn)
+@pytest.mark.parametrize("name", battery.others_slow(SAMPLED, ["traversal"]))
+def test_sampled_rows_follow_the_joint_distribution(name):
+    counts = sampled_counts(sampled_tree(), verify=verify.TABLE[name].fn)
     for temperature, histogram in counts.items():
         assert distributions.chi_square(histogram, exact_joint(temperature)) > distributions.ALPHA
 
 
-def takes_the_first_leaf(key, tree, draft, log_p):
-    """A broken verifier: what the target does not exclude passes."""
+def accepts_all_with_mass(key, tree, draft, log_p):
+    """A broken verifier: every token with mass under p passes."""
     return verify.TABLE["multiround"].fn(key, tree, draft._replace(log_q=jnp.minimum(draft.log_q, log_p)), log_p)
 
 
-def test_control_the_law_test_fails_a_broken_verifier():
-    counts = sampled_counts(tree_guide(), verify=takes_the_first_leaf)
+def test_control_a_broken_verifier_fails_the_distribution_test():
+    counts = sampled_counts(sampled_tree(), verify=accepts_all_with_mass)
     assert min(distributions.chi_square(h, exact_joint(t)) for t, h in counts.items()) < distributions.ALPHA
 
 
