@@ -751,5 +751,5 @@ def _verifier_lines() -> Iterator[str]:
     }
     for words, (tree, siblings, dynamic) in shapes.items():
         first = verify.default(tree, siblings, dynamic).name
-        names = [n for n, v in verify.TABLE.items() if v.lossless and v.serves.takes(tree, siblings, dynamic)]
+        names = [n for n, v in verify.TABLE.items() if v.lossless and v.supports(tree, siblings, dynamic)]
         yield f"    {words}: {', '.join([first, *(name for name in names if name != first)])}"
