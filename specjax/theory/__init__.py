@@ -1,7 +1,7 @@
-"""Closed forms of speculative decoding: what a round is expected to yield, what it costs, and how long to draft.
+"""Closed forms of speculative decoding: expected tokens and cost of a round, speed-up, best draft length.
 
-Everything is float64 numpy and broadcasts over its arguments; nothing here imports jax. Chances are between 0 and 1,
-costs are relative to one step of the target at one token a row. `docs/theory.md` has the formulas and examples.
+All functions compute in float64 numpy and broadcast over their arguments; nothing here imports jax. Probabilities are
+in 0..1; costs are relative to one step of the target with one token per row. Formulas and examples: `docs/theory.md`.
 """
 
 from specjax.theory.acceptance import alpha as alpha
@@ -32,5 +32,5 @@ from specjax.theory.tokens import alpha_from_tokens as alpha_from_tokens
 from specjax.theory.tokens import expected_tokens as expected_tokens
 from specjax.theory.tokens import expected_tokens_by_position as expected_tokens_by_position
 from specjax.theory.tokens import oracle_tokens as oracle_tokens
-from specjax.theory.tokens import tokens_law as tokens_law
+from specjax.theory.tokens import tokens_distribution as tokens_distribution
 from specjax.theory.tokens import tree_tokens as tree_tokens

@@ -1,18 +1,18 @@
-"""Speculation for a batch: tokens a second of all rows together, where longer drafts of one row delay the others."""
+"""Goodput of a batch: tokens per second of all rows, where a longer draft of one row delays the others."""
 
 import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from specjax.theory.arguments import Numbers, Values, chance, whole, within
+from specjax.theory.arguments import Numbers, Values, integers, probability, within
 from specjax.theory.tokens import expected_tokens
 
 
 class StepTime(NamedTuple):
-    """Seconds of one pass of a model over a batch: context * cached tokens + token * fed tokens + constant.
+    """Seconds of one forward pass over a batch: context * cached tokens + token * new tokens + constant.
 
-    Liu et al. 2024 (SmartSpec), arXiv 2406.14066, the model of the execution time.
+    Liu et al. 2024 (SmartSpec), arXiv 2406.14066, execution time model.
     """
 
     context: float
@@ -21,31 +21,31 @@ class StepTime(NamedTuple):
 
 
 def step_time(model: StepTime, context: Numbers, tokens: Numbers) -> Values:
-    """Seconds of one pass over `tokens` new tokens of the whole batch, with `context` cached tokens of all rows."""
+    """Seconds of one pass over `tokens` new tokens of the batch, with `context` cached tokens in all rows."""
     cached, fed = within("context", context, 0), within("tokens", tokens, 0)
     return (model.context * cached + model.token * fed + model.constant)[()]
 
 
 def fit_step_time(context: Numbers, tokens: Numbers, seconds: Numbers) -> StepTime:
-    """The `StepTime` of least squared error with no negative coefficient: no pass gets faster by doing more.
+    """Fits a `StepTime` by non-negative least squares.
 
     Args:
       context, tokens, seconds: [n] measured passes.
 
     Raises:
-      ValueError: arrays of different shapes, or measurements that cannot tell the three apart.
+      ValueError: arrays of different shapes, or measurements that do not determine all three coefficients.
     """
     x, y, s = (np.atleast_1d(within(n, v, 0)) for n, v in zip(
         ("context", "tokens", "seconds"), (context, tokens, seconds), strict=True
     ))  # fmt: skip
     if not x.shape == y.shape == s.shape or x.ndim != 1:
-        raise ValueError(f"context, tokens and seconds must be one number a pass, got {x.shape}, {y.shape}, {s.shape}")
+        raise ValueError(f"context, tokens, seconds must have one number per pass, got {x.shape}, {y.shape}, {s.shape}")
     table = np.stack([x, y, np.ones_like(x)], -1)
     scale = np.maximum(table.max(0, initial=0), np.finfo(np.float64).tiny)
     if np.linalg.matrix_rank(table / scale) < 3:
         raise ValueError("context and tokens must vary independently over at least three passes: measure more of them")
     fits = []
-    # The constrained optimum is the unconstrained one over some subset of the columns: there are seven.
+    # The constrained optimum is the unconstrained one over one of the seven subsets of the columns.
     for kept in (list(k) for n in (3, 2, 1) for k in itertools.combinations(range(3), n)):
         found = np.zeros(3)
         found[kept] = np.linalg.lstsq(table[:, kept] / scale[kept], s, rcond=None)[0] / scale[kept]
@@ -58,24 +58,28 @@ def fit_step_time(context: Numbers, tokens: Numbers, seconds: Numbers) -> StepTi
 def goodput(
     alphas: Numbers, gammas: Numbers, target: StepTime, *, draft: StepTime | None = None, context: Numbers = 0.0
 ) -> float:
-    """Tokens a second that a batch is expected to commit: sum_b expected_tokens(alpha_b, gamma_b) / T.
+    """Expected tokens per second of a batch: sum_b expected_tokens(alpha_b, gamma_b) / T.
 
-    T is the target's pass over sum_b (gamma_b + 1) tokens and, with `draft`, max_b gamma_b steps of the drafter, the
-    i-th over the rows that draft at least i tokens. Liu et al. 2024 (SmartSpec), arXiv 2406.14066, goodput.
+    T is the target pass over sum_b (gamma_b + 1) tokens and, with `draft`, max_b gamma_b draft steps, step i over the
+    rows that draft at least i tokens. Liu et al. 2024 (SmartSpec), arXiv 2406.14066, goodput.
+
+    >>> print(round(goodput([0.8, 0.6], 3, StepTime(0.0, 1e-3, 0.02)), 1))
+    183.1
 
     Args:
-      alphas: [B] chance of acceptance of each row.
+      alphas: [B] acceptance probability of each row.
       gammas: draft length of all rows, or [B].
-      target: fitted to the target. draft: fitted to the drafter; None: drafting takes no time (n-grams).
+      target: time model of the target.
+      draft: time model of the draft; None: drafting takes no time (n-grams).
       context: cached tokens of each row, or [B].
 
     Raises:
-      ValueError: arguments out of range or no row.
+      ValueError: an argument out of range, or no row.
     """
-    a = np.atleast_1d(chance("alphas", alphas))
+    a = np.atleast_1d(probability("alphas", alphas))
     if a.ndim != 1 or not a.size:
-        raise ValueError(f"alphas must be one number a row, got shape {np.shape(alphas)}")
-    g = np.broadcast_to(whole("gammas", gammas), a.shape)
+        raise ValueError(f"alphas must have one number per row, got shape {np.shape(alphas)}")
+    g = np.broadcast_to(integers("gammas", gammas), a.shape)
     cached = np.broadcast_to(within("context", context, 0), a.shape)
     seconds = step_time(target, cached.sum(), (g + 1).sum())
     if draft is not None:
@@ -86,7 +90,7 @@ def goodput(
 
 
 class BestGoodput(NamedTuple):
-    """The best common draft length of a batch and its tokens a second."""
+    """The best common draft length of a batch and its tokens per second."""
 
     gamma: int
     goodput: float
@@ -100,13 +104,15 @@ def best_goodput(
     context: Numbers = 0.0,
     gamma_max: int = 16,
 ) -> BestGoodput:
-    """The draft length in 0..gamma_max, common to all rows, of greatest `goodput`; the least of equals.
+    """The draft length in 0..gamma_max, common to all rows, of greatest `goodput`; the smallest one in a tie.
 
-    0 is plain decoding: a large batch that is bound by arithmetic often has nothing to gain. SmartSpec's choice.
+    0 is plain decoding, which is often optimal for a large, compute-bound batch. The rule of SmartSpec.
+
+    Args: as `goodput`; gamma_max: longest draft.
     """
     rates = [
         goodput(alphas, gamma, target, draft=draft, context=context)
-        for gamma in range(int(whole("gamma_max", gamma_max)) + 1)
+        for gamma in range(int(integers("gamma_max", gamma_max)) + 1)
     ]
     best = int(np.argmax(rates))
     return BestGoodput(best, rates[best])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specjax.defaults import LARGEST_TREE
-from specjax.theory.arguments import whole
+from specjax.theory.arguments import integers
 from specjax.trees.static import Tree, chain, from_paths
 
 Numbers = Any  # whatever numpy makes an array of (its own ArrayLike is refused a tuple where types are checked)
@@ -266,13 +266,13 @@ def _levels(size: int, depth: int | None) -> int:
     """How many levels below the root a tree of that size may use."""
     _check_whole(size)
     if depth is not None:
-        whole("depth", depth, least=0)
+        integers("depth", depth, least=0)
     most = max(size - 1, 0)
     return most if depth is None else min(most, depth)
 
 
 def _check_whole(size: int) -> None:
-    whole("size", size, least=1)
+    integers("size", size, least=1)
     if size > LARGEST_TREE:
         raise ValueError(f"size must be at most {LARGEST_TREE}, the nodes that a round may check, got {size}")
 
