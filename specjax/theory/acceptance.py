@@ -57,8 +57,8 @@ def alpha(p: Numbers, q: Numbers) -> float:
 def lenient_beta(p: Numbers, q: Numbers, lenience: Numbers) -> Values:
     """Acceptance probability with lenience l, lossy: sum_x min(p(x) / l, q(x)).
 
-    Emitted probabilities are at most p / l; l = 1 is `beta`. Does not apply at temperature 0, where q is a point mass and l * q has no effect.
-    Leviathan et al. 2023, appendix A.5.
+    Emitted probabilities are at most p / l; l = 1 is `beta`. Does not apply at temperature 0, where q is a point mass
+    and l * q has no effect. Leviathan et al. 2023, appendix A.5.
 
     Args:
       p, q: [..., V] probabilities.

