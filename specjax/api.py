@@ -24,7 +24,6 @@ from specjax.streaming import Writer, interrupts_wait, spelled
 from specjax.types import Info
 from specjax.verify import Verifier
 
-PROMPT_BUCKET = 32  # prompts are padded to multiples of this, so that few lengths compile
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 PerRow = float | int | Sequence[float] | Sequence[int]
 
@@ -49,6 +48,20 @@ class Generation:
     lossless: bool
 
 
+class Prompt(NamedTuple):
+    """Prompts as prefill reads them.
+
+    Attributes:
+      tokens: [B, P] int32, left-aligned; P is a bucket.
+      length: [B] int32.
+      cache_len: cache slots for committed tokens, a bucket.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    cache_len: int
+
+
 class Job(NamedTuple):
     """A checked request: static choices, arrays, and the state after prefill."""
 
@@ -57,6 +70,7 @@ class Job(NamedTuple):
     verifier: Verifier
     stages: Stages
     params: loop.DecodeParams
+    prompt: Prompt
     state: loop.GenerationState
     stops: tuple[str, ...]
     traces: int
@@ -235,12 +249,12 @@ def prepare(
     tokens, length = tokenize(target, prompts)
     batch = len(length)
     budget = checks.whole_rows("max_new_tokens", max_new_tokens, batch, least=1, most=defaults.LARGEST_NEW)
-    longest = int(budget.max())
     if cache_len is not None:
         checks.whole("cache_len", cache_len, least=1)
-    cache_len = cache_room(target, guide, tokens, length, longest, cache_len)
-    if not target.encoder_decoder:
-        tokens = tokens[:, :cache_len]  # no prompt is longer; its padding may be
+    slots, limit = cache_size(target, guide, length, budget, cache_len)
+    width = programs.prompt_bucket(tokens.shape[1])
+    width = width if target.encoder_decoder else min(width, slots)
+    tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
     laws = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty,
@@ -261,18 +275,19 @@ def prepare(
     numbers = row_numbers(rows, batch)
     decode = loop.DecodeParams(target.params, guide.params, params, rules)
     given = jax.device_put(
-        (np.uint32(seed), np.asarray(numbers, np.uint32), tokens, length, np.asarray(budget, np.int32))
+        (np.uint32(seed), np.asarray(numbers, np.uint32), tokens, length, np.asarray(budget, np.int32), np.int32(limit))
     )
-    inputs = jax.block_until_ready((_row_keys(*given[:2]), *given[2:]))
+    inputs = jax.block_until_ready((_row_keys(*given[:2]), *given[2:]))  # key, prompt, length, budget, limit
     model = target.variant(capture=guide.drafter.capture)
     static = {"model": model, "drafter": guide.drafter, "stages": stages}
     state, run, compiling = timed(
-        lambda: loop.prefill(decode, *inputs, **static, cache_len=cache_len, max_new=min(longest, cache_len))
+        lambda: loop.prefill(decode, *inputs, **static, cache_len=slots, max_new=slots)
     )  # fmt: skip
     started = time.perf_counter()
     state = jax.block_until_ready(on_mesh(target, guide, state))
     seconds = {"prefill": run + time.perf_counter() - started, "compile": compiling}
-    return Job(target, guide, chosen, stages, decode, state, stops, traces, seconds)
+    prompt = Prompt(inputs[1], inputs[2], slots)
+    return Job(target, guide, chosen, stages, decode, prompt, state, stops, traces, seconds)
 
 
 @functools.partial(programs.jit, static=())
@@ -356,7 +371,7 @@ def on_mesh(target: Model, guide: LoadedDrafter, state: loop.GenerationState) ->
 
 
 def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-    """Left-aligned prompts [B,P] int32, padded to a bucket, and their lengths [B].
+    """Left-aligned prompts [B,P] int32, as wide as the longest, and their lengths [B].
 
     Raises:
       ValueError: no prompt, an empty one, neither text nor token ids, text without a tokenizer, or a token outside the
@@ -379,30 +394,43 @@ def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= worst < target.vocab_size:
             raise ValueError(f"prompt {row} holds token {worst}, outside {target.name}'s {target.vocab_size} tokens")
     length = np.array([len(p) for p in ids], np.int32)
-    width = -(-int(length.max()) // PROMPT_BUCKET) * PROMPT_BUCKET
-    padded = np.zeros((len(ids), width), np.int32)
+    padded = np.zeros((len(ids), length.max()), np.int32)
     for row, prompt in enumerate(ids):
         padded[row, : len(prompt)] = prompt
     return padded, length
 
 
-def cache_room(
-    target: Model, guide: LoadedDrafter, tokens: np.ndarray, length: np.ndarray, longest: int, wanted: int | None
-) -> int:
-    """Tokens that the caches hold: as asked, else prompt and new tokens, within the positions of both models."""
-    prompt = 1 if target.encoder_decoder else int(length.max())
-    need = (1 if target.encoder_decoder else tokens.shape[1]) + longest
-    limit = min((m for m in (target.positions, guide.positions) if m is not None), default=None)
-    room = need if wanted is None else wanted
-    room = room if limit is None else min(room, limit)
-    if prompt > room:
-        what = f"cache_len={wanted}" if wanted is not None and wanted == room else f"the model's {room} positions"
-        which = "the prompt" if len(length) == 1 else f"prompt {int(length.argmax())} (counted from 0)"
-        raise ValueError(
-            f"{which} has {prompt} tokens and does not fit into {what}: shorten it"
-            + ("" if limit is not None and room == limit else ", or raise cache_len")
-        )
-    return room
+def cache_size(
+    target: Model, guide: LoadedDrafter, length: np.ndarray, budget: np.ndarray, wanted: int | None
+) -> tuple[int, int]:
+    """Sizes of the caches, and the tokens that a row may hold.
+
+    Args:
+      length, budget: [B] tokens of each prompt, and new tokens of each row.
+      wanted: the `cache_len` of the request.
+
+    Returns:
+      Cache slots for committed tokens, a bucket; and the largest number of tokens of a row, prompt included, which is
+      not larger.
+
+    Raises:
+      ValueError: a prompt that does not fit.
+    """
+    positions = min((m for m in (target.positions, guide.positions) if m is not None), default=None)
+    limit = min((m for m in (wanted, positions) if m is not None), default=None)
+    used = np.ones_like(length) if target.encoder_decoder else length
+    need = int((used + budget).max()) - 1  # the last token never enters the cache
+    if limit is not None:
+        if used.max() > limit:
+            what = f"cache_len={wanted}" if limit == wanted else f"the model's {limit} positions"
+            which = "the prompt" if len(length) == 1 else f"prompt {int(length.argmax())} (counted from 0)"
+            raise ValueError(
+                f"{which} has {used.max()} tokens and does not fit into {what}: shorten it"
+                + ("" if limit == positions else ", or raise cache_len")
+            )
+        need = min(need, limit)
+    slots = programs.cache_bucket(need, positions)
+    return slots, slots if limit is None else min(limit, slots)
 
 
 def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:

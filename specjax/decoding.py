@@ -76,11 +76,14 @@ def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
 
 
 def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_len: int, max_new: int) -> Callable:
-    """`init(params, key [B], prompt [B,P], length [B], budget [B]) -> GenerationState`: reads the prompt.
+    """`init(params, key [B], prompt [B,P], length [B], budget [B], limit=None) -> GenerationState`: reads the prompt.
+
+    `budget` is the largest number of new tokens of each row, 1..max_new. `limit` is the largest number of tokens of a
+    row, prompt and new, at most cache_len, which is the default. Both are dynamic, so sizes can be buckets.
 
     Args:
-      cache_len: tokens (prompt and new) that a row may hold; the slots of a draft block come on top.
-      max_new: size of the output buffer; `budget` is each row's own limit, 1..max_new.
+      cache_len: slots of the cache for committed tokens; those of a draft block are added.
+      max_new: size of the output buffer.
     """
     if drafter.vocab_size is not None and drafter.vocab_size != model.vocab_size:
         raise ValueError(
@@ -90,14 +93,14 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
     width = drafter.tree.width
     slots = cache_len + drafter.tree.size
 
-    def init(params: DecodeParams, key, prompt, length, budget) -> GenerationState:
+    def init(params: DecodeParams, key, prompt, length, budget, limit=None) -> GenerationState:
         rows = prompt.shape[0]
         read = model.prefill(params.target, prompt, length, slots)
         check_capture(drafter, read.hiddens)
         state = drafter.init(params.draft, prompt, length, slots, read)
         # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
         used = jnp.ones_like(length) if model.encoder_decoder else length  # the start token, or the prompt
-        room = jnp.minimum(budget, cache_len - used + 1)
+        room = jnp.minimum(budget, (cache_len if limit is None else limit) - used + 1)
         room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL)).astype(jnp.int32)
         seen = None
         if stages.repetition_penalty:
@@ -380,12 +383,12 @@ def one_round(params, state, *, model, drafter, verify, stages) -> tuple[Generat
 
 @functools.partial(programs.jit, static=("model", "drafter", "stages", "cache_len", "max_new"))
 def prefill(
-    params, key, prompt, length, budget, *, model, drafter, stages, cache_len: int, max_new: int
+    params, key, prompt, length, budget, limit=None, *, model, drafter, stages, cache_len: int, max_new: int
 ) -> GenerationState:
     """`make_init(...)` jitted: reads the prompts and returns the state before the first round."""
     _count_trace()
     init = make_init(model, drafter, stages, cache_len=cache_len, max_new=max_new)
-    return init(params, key, prompt, length, budget)
+    return init(params, key, prompt, length, budget, limit)
 
 
 def stream(

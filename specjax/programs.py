@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from specjax import checks
+
+SMALLEST_PROMPT, SMALLEST_CACHE = 32, 128  # buckets of prompt widths and of cache lengths; see `limit_programs`
+
 memoize = functools.lru_cache(maxsize=512)  # for functions that build closures: equal arguments, one static argument
 
 
@@ -26,6 +30,7 @@ class CompiledPrograms(NamedTuple):
       maps: memory maps of this process, 0 where the system does not report them. Programs are dropped, oldest use
         first, until at most `max_maps` are left before another one is compiled.
       evicted: programs dropped since the process started.
+      smallest_prompt, smallest_cache: smallest buckets of prompt widths and of cache lengths.
     """
 
     count: int
@@ -33,6 +38,8 @@ class CompiledPrograms(NamedTuple):
     maps: int
     max_maps: int
     evicted: int
+    smallest_prompt: int
+    smallest_cache: int
 
 
 def memory_maps() -> int:
@@ -49,6 +56,7 @@ class _Table:
 
     def __init__(self, capacity: int, max_maps: int):
         self.capacity, self.max_maps, self.evicted = capacity, max_maps, 0
+        self.smallest_prompt, self.smallest_cache = SMALLEST_PROMPT, SMALLEST_CACHE
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self._lock = threading.RLock()
 
@@ -75,25 +83,56 @@ _table = _Table(capacity=256, max_maps=20_000)
 def compiled_programs() -> CompiledPrograms:
     """Counts the compiled programs of this process, and reports the limits set by `limit_programs`."""
     count = sum(jitted._cache_size() for jitted in tuple(_table.entries.values()))
-    return CompiledPrograms(count, _table.capacity, memory_maps(), _table.max_maps, _table.evicted)
+    return CompiledPrograms(
+        count, _table.capacity, memory_maps(), _table.max_maps, _table.evicted, _table.smallest_prompt,
+        _table.smallest_cache,
+    )  # fmt: skip
 
 
-def limit_programs(capacity: int | None = None, max_maps: int | None = None) -> None:
-    """Sets how many compiled programs are kept. Programs that do not fit are compiled again when they are next used.
+def prompt_bucket(width: int) -> int:
+    """Width that prompts of at most `width` tokens are padded to: a power of two times the smallest bucket."""
+    return _bucket(width, _table.smallest_prompt)
+
+
+def cache_bucket(tokens: int, largest: int | None = None) -> int:
+    """Cache slots for this many tokens: a power of two times the smallest bucket, at most `largest`."""
+    size = _bucket(tokens, _table.smallest_cache)
+    return size if largest is None else min(size, largest)
+
+
+def _bucket(size: int, smallest: int) -> int:
+    return smallest << max(-(-size // smallest) - 1, 0).bit_length()
+
+
+def limit_programs(
+    *,
+    capacity: int | None = None,
+    max_maps: int | None = None,
+    smallest_prompt: int | None = None,
+    smallest_cache: int | None = None,
+) -> None:
+    """Sets how many compiled programs are kept, and for which sizes they are compiled; None leaves a limit as it is.
+
+    Programs that do not fit are compiled again when they are next used. Requests share programs if their prompts and
+    caches have the same size; both come from buckets, each twice as large as the one before.
 
     Args:
       capacity: largest number of programs, at least 1; 256 by default.
       max_maps: memory maps of the process above which programs are dropped before another one is compiled; 20,000 by
         default. Linux allows a process 65,530.
+      smallest_prompt, smallest_cache: smallest buckets, 32 and 128 tokens by default. Larger ones compile fewer
+        programs and spend more time and memory on short requests.
 
     Raises:
       ValueError: a number below 1.
     """
-    for name, value in (("capacity", capacity), ("max_maps", max_maps)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    _table.capacity = _table.capacity if capacity is None else capacity
-    _table.max_maps = _table.max_maps if max_maps is None else max_maps
+    given = {
+        "capacity": capacity, "max_maps": max_maps, "smallest_prompt": smallest_prompt,
+        "smallest_cache": smallest_cache,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value is not None:
+            setattr(_table, name, checks.whole(name, value, least=1))
     _table.shrink(_table.capacity)
 
 

@@ -1,5 +1,6 @@
 """Compiled programs: bounded in number and in memory maps, compiled again when they were dropped."""
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -7,10 +8,13 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import programs
+from specjax import decoding, programs
+from specjax.model import Model
+from specjax.models import opt
 from tests import battery
 
 
@@ -19,7 +23,8 @@ def limits():
     """Restores the limits of the process after the test."""
     before = programs.compiled_programs()
     yield
-    programs.limit_programs(before.capacity, before.max_maps)
+    names = ("capacity", "max_maps", "smallest_prompt", "smallest_cache")
+    programs.limit_programs(**{name: getattr(before, name) for name in names})
 
 
 def power(x, *, base):
@@ -60,7 +65,7 @@ def test_donated_buffers_are_reused_and_lowering_keeps_nothing():
     assert x.is_deleted()
 
 
-@pytest.mark.parametrize("name", ["capacity", "max_maps"])
+@pytest.mark.parametrize("name", ["capacity", "max_maps", "smallest_prompt", "smallest_cache"])
 def test_limits_are_positive(name, limits):
     with pytest.raises(ValueError, match=name):
         programs.limit_programs(**{name: 0})
@@ -109,3 +114,53 @@ def test_dozens_of_combinations_stay_within_the_memory_maps(limits):
 @pytest.mark.slow
 def test_a_process_survives_400_combinations(limits):
     assert check_combinations(400, 20_000) > 100
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 100, 4097])
+def test_buckets_double_and_end_at_the_positions(size, limits):
+    assert programs.prompt_bucket(size) == max(32, 1 << (size - 1).bit_length())
+    assert programs.cache_bucket(size) == max(128, 1 << (size - 1).bit_length())
+    assert programs.cache_bucket(size, 50) == 50
+    programs.limit_programs(smallest_cache=48)
+    assert programs.cache_bucket(size) >= size and programs.cache_bucket(48) == 48 and programs.cache_bucket(49) == 96
+
+
+@pytest.mark.parametrize("family", ["opt", "t5"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_do_not_depend_on_the_buckets(family, temperature, limits):
+    drafter, prompts = sj.drafters.model(battery.draft(family), gamma=3), [[5, 6, 7], [3] * 9]
+    options = {"max_new_tokens": [20, 7], "temperature": temperature, "drafter": drafter, "ignore_eos": True}
+    outputs = []
+    for smallest in ({"smallest_cache": 1, "smallest_prompt": 1}, {"smallest_cache": 48, "smallest_prompt": 16}, {}):
+        programs.limit_programs(**{"smallest_cache": 128, "smallest_prompt": 32} | smallest)
+        outputs.append(sj.generate(battery.target(family), prompts, **options))
+    assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
+    assert [len(row) for row in outputs[0].tokens] == [20, 7]
+
+
+def long_model():
+    """A model of one layer with 2,048 positions."""
+    config = dataclasses.replace(battery.FAMILIES["opt"][1], layers=1, max_positions=2048)
+    params = opt.init(jax.random.key(3), config, battery.FMT)
+    return Model("long", opt, config, battery.FMT, params)
+
+
+def check_requests(count: int, most: int) -> None:
+    """Random requests: their programs are few, counted as traces, as the table's entries, and by the backend."""
+    compiled, model, rng = [], long_model(), np.random.default_rng(0)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
+    )
+    traces, before = decoding.trace_count(), programs.compiled_programs().count
+    for _ in range(count):
+        prompt, new = rng.integers(0, battery.VOCAB, rng.integers(1, 1501)), int(rng.integers(1, 501))
+        out = sj.generate(model, [prompt.tolist()], max_new_tokens=new, ignore_eos=True, temperature=0.0)
+        assert [len(row) for row in out.tokens] == [new]
+    assert decoding.trace_count() - traces <= most
+    assert programs.compiled_programs().count - before <= most + 1  # and the keys of the rows
+    assert len(compiled) <= most + 1
+
+
+@pytest.mark.slow
+def test_100_random_requests_compile_at_most_12_programs():
+    check_requests(100, 12)

@@ -118,12 +118,9 @@ def decode(work: Work, way: Way, number: int) -> Run:
       RuntimeError: the logits hold NaN.
     """
     guide, batch = work.guide(way), work.batches[number]
-    everything = [prompt for one in work.batches for prompt in one]
-    tokens, length = api.tokenize(work.target, everything)
-    room = api.cache_room(work.target, guide, tokens, length, work.options["max_new_tokens"], None)
     rows = range(number * len(batch), (number + 1) * len(batch))
     job = api.prepare(
-        work.target, list(batch), drafter=guide, verifier=way.verifier, rows=rows, cache_len=room, **work.options
+        work.target, list(batch), drafter=guide, verifier=way.verifier, rows=rows, **work.options
     )  # fmt: skip
     state, run, _ = timed(lambda: loop.generate(job.params, job.state, **job.static))
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))

@@ -55,15 +55,13 @@ def committed(
         names = [name for name, found in verify.TABLE.items() if found.lossless and serving(name)]
     chosen = [verify.get(name) for name in names]
     counts: dict[int, np.ndarray] = {}  # of each prompt: [rounds, sums of tokens by verifier]
-    tokens, length = api.tokenize(target, prompts)
-    room = api.cache_room(target, guide, tokens, length, new, None)  # one shape, and so one program, for all turns
     judged, turn = 0, 0
     while judged < rounds:
         start = turn * batch % len(prompts)
         group = [(start + i) % len(prompts) for i in range(batch)]
         given = [prompts[i] for i in group]
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": temperature, "seed": seed + turn}
-        job = api.prepare(target, given, drafter=guide, verifier=chosen[0], cache_len=room, **settings)
+        job = api.prepare(target, given, drafter=guide, verifier=chosen[0], **settings)
         for active, committed_here in _judged(job, chosen, jax.random.key(seed + turn)):
             for row in np.flatnonzero(active):
                 known = counts.setdefault(group[row], np.zeros(1 + len(chosen)))

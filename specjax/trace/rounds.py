@@ -127,10 +127,9 @@ def record(
       repeats: runs, which are all alike but for their times; of these the median counts, round by round.
       stop: asked after each round; True ends everything there, and rows that still ran are "interrupted".
     """
-    tokens, length = api.tokenize(target, prompts)
     _warm(api.prepare(target, prompts, drafter=guide, **options))
     job = api.prepare(target, prompts, drafter=guide, **options)
-    reading = _reading(job, tokens, length, options)
+    reading = _reading(job)
     rounds, ended = _run(job, stop)
     times = [[one.times for one in rounds]]
     while len(times) < repeats and not np.any(ended.stop == Stop.RUNNING):
@@ -141,7 +140,7 @@ def record(
     middle = [Times(*map(statistics.median, zip(*each, strict=True))) for each in zip(*times, strict=True)]
     rounds = [one._replace(times=found) for one, found in zip(rounds, middle, strict=True)]
     seconds = job.seconds | {"decode": sum(found.whole for found in middle)}
-    given = [tokens[row, :count].tolist() for row, count in enumerate(length)]
+    given = [row[:count].tolist() for row, count in zip(*jax.device_get(job.prompt[:2]), strict=True)]
     out = api.finish(job, ended, seconds)
     return Trace(guide, draft_calls(guide), given, target.encoder_decoder, reading, tuple(rounds), out)
 
@@ -247,12 +246,11 @@ def _warm(job: api.Job) -> None:
         state = jax.block_until_ready(loop.one_round(job.params, state, **job.static))[0]
 
 
-def _reading(job: api.Job, tokens: np.ndarray, length: np.ndarray, options: dict[str, Any]) -> Reading:
+def _reading(job: api.Job) -> Reading:
     """Seconds of the target's prefill and of the drafter's, each compiled apart, median of warm runs."""
-    target, guide = job.target, job.guide
-    new = int(np.max(options["max_new_tokens"]))
-    slots = api.cache_room(target, guide, tokens, length, new, options.get("cache_len")) + guide.drafter.tree.size
-    given = (jnp.asarray(tokens), jnp.asarray(length))
+    guide = job.guide
+    slots = job.prompt.cache_len + guide.drafter.tree.size
+    given = job.prompt[:2]
     read = jax.jit(job.static["model"].prefill, static_argnums=3)
     begin = jax.jit(guide.drafter.init, static_argnums=3)
     prefilled = read(job.params.target, *given, slots)
