@@ -13,9 +13,9 @@ import numpy as np
 
 from specjax import checks, defaults, drafters, programs, sampling, sharding, stopping, verify
 from specjax import decoding as loop
-from specjax.clock import timed
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.bounded import BoundedModel
+from specjax.measuring import timed
 from specjax.metrics import Stats, stats
 from specjax.model import Model
 from specjax.sampling import LogitBias, Stages

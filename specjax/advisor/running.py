@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import api
+from specjax import api, measuring
 from specjax import decoding as loop
 from specjax.advisor import ways
 from specjax.advisor.ways import KINDS, Way
-from specjax.bench import machine
-from specjax.clock import timed
+from specjax.measuring import timed
 from specjax.model import Model
 from specjax.stopping import Stop
 
@@ -141,17 +140,17 @@ def take_turns(
     that is stopped is left out whole, so that all ways have as many.
     """
     every = list(every)
-    before = machine.ticks()
+    before = measuring.ticks()
     for turn in range(turns):
         found: dict[Way, list[Run]] = {way: [] for way in every}
         for number, way in itertools.product(batches, every):
             if work.stop():
-                return machine.others(before, machine.ticks())
+                return measuring.load_between(before, measuring.ticks())
             work.tell(f"turn {turn + 1} of {turns}: {ways.label(way, work.names)}")
             found[way].append(decode(work, way, number))
         for way, runs in found.items():
             into.setdefault(way, []).append(joined(runs))
-    return machine.others(before, machine.ticks())
+    return measuring.load_between(before, measuring.ticks())
 
 
 def joined(runs: Sequence[Run]) -> Run:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, clock
+from specjax import api, measuring
 from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
@@ -153,7 +153,7 @@ def _run(job: api.Job, stop: Callable[[], bool]) -> tuple[list[Round], api.Progr
     written: list[list[int]] = [[] for _ in code]
     while np.any(code == Stop.RUNNING) and not (rounds and stop()):
         draft, verify = _halves(job, state, *halves)
-        (state, info), run, _ = clock.timed(lambda state=state: loop.one_round(job.params, state, **job.static))
+        (state, info), run, _ = measuring.timed(lambda state=state: loop.one_round(job.params, state, **job.static))
         info, after, totals = jax.device_get((info, state.stop, state.totals))
         number = len(rounds) + 1
         rounds.append(Round(number, blocks(info, number, before=code, after=after), Times(run, draft, verify)))
