@@ -65,7 +65,7 @@ class Shown(NamedTuple):
 
     tree: Tree
     values: list[float] | None  # probability that each node is accepted
-    choice: trees.Choice | None  # where the size was chosen too
+    choice: trees.TreeChoice | None  # where the size was chosen too
 
 
 def main(args: Sequence[str]) -> int:
@@ -160,7 +160,7 @@ def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:
 
 # --- the kinds -------------------------------------------------------------------------------------------------------
 
-Made = tuple[Tree, trees.Choice | None]
+Made = tuple[Tree, trees.TreeChoice | None]
 
 
 def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[Show, list | None], Made]:

@@ -1,10 +1,10 @@
-"""Trees of draft nodes: static ones, the best ones for measured acceptance, and (`trees.dynamic`) one a row.
+"""Trees of draft nodes: static trees, optimal trees for measured acceptance, and (`trees.dynamic`) one tree per row.
 
-static.py is what a tree is; search.py finds the best of a size; dynamic.py chooses nodes while drafting, and alone
-imports jax.
+static.py defines trees, search.py finds the best tree of a size, dynamic.py selects nodes while drafting. Only
+dynamic.py imports jax.
 """
 
-from specjax.trees.search import Choice as Choice
+from specjax.trees.search import TreeChoice as TreeChoice
 from specjax.trees.search import best_tree as best_tree
 from specjax.trees.search import expected_length as expected_length
 from specjax.trees.search import fastest as fastest

@@ -1,22 +1,22 @@
 """Dynamic trees with static shapes: each row grows its own tree by path probability (EAGLE-2, arXiv 2406.16858).
 
     expand  level by level: the `width` best nodes of a level are fed to the draft model, each proposes its `width`
-            most probable tokens, and the best `width` of these are the next level's
-    rerank  of all that was proposed, the N - 1 nodes whose paths are most probable, whatever their level
+            most probable tokens, and the best `width` of these form the next level
+    rerank  among all proposed nodes, selects the N - 1 nodes with the most probable paths, at any level
 
-A path's score is the sum of its log-probabilities under the drafter. It falls, or stays, with every step, and equal
-scores prefer the earlier node: whatever is chosen, its parent is chosen too.
+A path's score is the sum of its log-probabilities under the drafter. It never increases along a path, and ties prefer
+the earlier node, so the parent of a selected node is always selected.
 
-How it fits. The nodes are chosen, not drawn: point masses (`Draft.log_q` None), for a verifier that needs no table of
-children, since a node's children differ by token. Static stay N and W, so `Drafter.tree` is `envelope(N, depth)`, a
-tree of the right size and depth that nobody feeds; what differs by row is one array, `Draft.parents` [B, N], of
-which `layout` makes all that the loop needs: mask [B, N, N] and depth [B, N] for `LanguageModel.extend`, paths
-[B, N, W] for the warp. Parents precede children and node 0 is the root, as in a static tree.
+Contract. Nodes are selected, not sampled: they are point masses (`Draft.log_q` is None), and the verifier must not
+need a table of children. N and W stay static: `Drafter.tree` is `envelope(N, depth)`, a tree of the right size and
+depth that is never fed. The only array that differs by row is `Draft.parents` [B, N], from which `layout` computes the
+inputs of the loop: mask [B, N, N] and depth [B, N] for `LanguageModel.extend`, paths [B, N, W] for the warp. Parents
+precede children and node 0 is the root, as in a static tree.
 
-How a drafter feeds its own model. Level d >= 1 feeds `growth.frontier_tokens` [B, K] at offset K * (d - 1) past the
-root, with `growth.sees[:, :, : K * d]`; the root is committed to the draft's cache before (`keep`), or it is slot 0 and
-one True column goes in front of the mask. `Nodes.slot` says where an accepted node lies in that block. At most the last
-node of an accepted path was never fed: who was not fed has no children.
+Feeding the draft model. Level d >= 1 feeds `growth.frontier_tokens` [B, K] at offset K * (d - 1) past the root, with
+`growth.sees[:, :, : K * d]`. The root is committed to the draft's cache before (`keep`), or it has slot 0 and one True
+column is prepended to the mask. `Nodes.slot` is the position of an accepted node in that block. Only the last node of
+an accepted path can be one that was not fed: nodes that were not fed have no children.
 """
 
 import functools
@@ -30,46 +30,46 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.categorical import largest
 from specjax.trees.static import ROOT, Tree, check_size
 
-NOT_FED = -1  # in `slot`: the draft model has not read this node
+NOT_FED = -1  # in `slot`: the draft model has not seen this node
 
 
 class Growth(NamedTuple):
-    """Everything proposed so far. M = 1 + K + (levels - 1) * K * K candidates, the root first, level after level."""
+    """All candidates so far: M = 1 + K + (levels - 1) * K * K, the root first, level by level."""
 
     tokens: Int[Array, "B M"]
     parent: Int[Array, "B M"]  # a candidate; ROOT for the root
-    score: Float[Array, "B M"]  # log-probability of the path below the root; -inf: cannot be
-    slot: Int[Array, "B M"]  # place in the order of feeding, below the root; NOT_FED: was never in a frontier
-    frontier: Int[Array, "B F"]  # candidates to be fed next, best first: the root, then K a level
-    sees: Bool[Array, "B F S"]  # which of the S nodes fed before and with it each frontier node continues, or is
+    score: Float[Array, "B M"]  # log-probability of the path below the root; -inf: impossible
+    slot: Int[Array, "B M"]  # index in feeding order, below the root; NOT_FED: never in a frontier
+    frontier: Int[Array, "B F"]  # candidates to feed next, best first: the root, then K per level
+    sees: Bool[Array, "B F S"]  # fed nodes (S so far, itself included) on the path of each frontier node
 
     @property
     def frontier_tokens(self) -> Int[Array, "B F"]:
-        """The tokens to be fed next."""
+        """The tokens to feed next."""
         return jnp.take_along_axis(self.tokens, self.frontier, axis=1)
 
 
 class Nodes(NamedTuple):
-    """A tree of N nodes a row: what goes into a `Draft`, and what the drafter remembers to follow the verdict."""
+    """A tree of N nodes per row: the content of a `Draft`, and what the drafter stores to follow the verdict."""
 
     tokens: Int[Array, "B N"]
     parents: Int[Array, "B N"]  # parents[:, 0] == ROOT; parents precede their children
-    valid: Bool[Array, "B N"]  # False: the drafter gives the node no probability, it only fills the shape
+    valid: Bool[Array, "B N"]  # False: a node of zero probability that only fills the shape
     score: Float[Array, "B N"]
-    slot: Int[Array, "B N"]  # place among the nodes fed below the root, or NOT_FED: the last frontier is not fed
+    slot: Int[Array, "B N"]  # index among the nodes fed below the root, or NOT_FED (the last frontier)
 
 
 class Layout(NamedTuple):
-    """The tables of `Tree`, one a row."""
+    """The tables of `Tree`, one per row."""
 
     parents: Int[Array, "B N"]
-    mask: Bool[Array, "B N N"]  # [b, i, j]: node i sees node j, itself and its ancestors
+    mask: Bool[Array, "B N N"]  # [b, i, j]: node i attends to node j, itself and its ancestors
     depth: Int[Array, "B N"]
-    paths: Int[Array, "B N W"]  # from the root to node i, the rest repeating node i
+    paths: Int[Array, "B N W"]  # from the root to node i, padded with node i
 
 
 def start(pending: Int[Array, "B"]) -> Growth:
-    """The bare root: `pending` is known, so its score is 0."""
+    """The bare root: `pending` is committed, so its score is 0."""
     column = pending[:, None]
     zero = jnp.zeros_like(column)
     return Growth(
@@ -83,23 +83,24 @@ def start(pending: Int[Array, "B"]) -> Growth:
 
 
 def expand(growth: Growth, log_q: Float[Array, "B F V"], *, width: int) -> Growth:
-    """One level more: every frontier node proposes its `width` most probable tokens, the best `width` go on.
+    """Adds one level: every frontier node proposes its `width` best tokens; the best `width` form the new frontier.
 
-    Deterministic. Equal probabilities prefer the smaller token id, equal paths the earlier parent. NaN counts as no
-    probability: the verifier's law does not depend on what is proposed.
+    Deterministic. Ties between tokens prefer the smaller id, ties between paths the earlier parent. NaN counts as zero
+    probability: the output distribution does not depend on the proposed nodes. EAGLE-2, section 4.1.
 
     Args:
-      growth: of `start`, or of the level before with the same width.
-      log_q: [B, F, V], the warped law after each frontier node, in their order.
+      growth: from `start`, or from the previous level with the same width.
+      log_q: [B, F, V] float32, the warped log-probabilities after each frontier node, in order.
       width: K, at least 1 and at most V.
 
     Raises:
-      ValueError: a width outside 1..V, or another than the level before had.
+      ValueError: a width outside 1..V, or different from the previous level.
     """
     rows, fed, vocab = log_q.shape
     _check_width(growth, fed, width, vocab)
-    law = jnp.where(jnp.isnan(log_q), -jnp.inf, jnp.minimum(log_q, 0.0)).astype(jnp.float32)  # no step gains
-    step, tokens = largest(law, width)  # [B, F, K]
+    # at most 0: rounding must not let a path gain probability
+    log_q = jnp.where(jnp.isnan(log_q), -jnp.inf, jnp.minimum(log_q, 0.0)).astype(jnp.float32)
+    step, tokens = largest(log_q, width)  # [B, F, K]
     above = jnp.take_along_axis(growth.score, growth.frontier, axis=1)
     score = (above[..., None] + step).reshape(rows, fed * width)
     parent = jnp.repeat(growth.frontier, width, axis=1)
@@ -123,26 +124,26 @@ def expand(growth: Growth, log_q: Float[Array, "B F V"], *, width: int) -> Growt
 
 
 def rerank(growth: Growth, *, size: int) -> Nodes:
-    """The `size` - 1 nodes with the most probable paths, and the root, level after level.
+    """The root and the `size` - 1 nodes with the most probable paths, level by level.
 
-    A tree: parents are chosen before their children and precede them. A node without probability is not valid, nor is
-    anything below it.
+    The result is a tree: the parent of a selected node is selected and precedes it. A node of zero probability is not
+    valid, nor are its descendants. EAGLE-2, section 4.2.
 
     Args:
       growth: after one `expand` or more.
-      size: N, the root included, at most the number of candidates.
+      size: N, including the root, at most the number of candidates.
 
     Raises:
       ValueError: a size outside 1..M.
     """
     candidates = growth.score.shape[1]
     if not 1 <= size <= candidates:
-        raise ValueError(f"size must lie in 1..{candidates}, the nodes proposed, the root included; got {size}")
-    # The root has the best score there is, 0, and of equal scores the first is taken.
+        raise ValueError(f"size must be in 1..{candidates} (the candidates, including the root), got {size}")
+    # The root has the highest possible score, 0, and ties take the first.
     _, chosen = largest(growth.score, size)
     chosen = jnp.sort(chosen, axis=1)
     pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)
-    # A parent's place among the chosen: how many of them come before it.
+    # A parent's new index: the number of chosen nodes before it.
     parents = jax.vmap(lambda line, at: jnp.searchsorted(line, at).astype(jnp.int32))(chosen, pick(growth.parent))
     root = jnp.arange(size, dtype=jnp.int32)[None] == 0
     score, slot = pick(growth.score), pick(growth.slot)
@@ -157,11 +158,11 @@ def rerank(growth: Growth, *, size: int) -> Nodes:
 
 
 def layout(parents: Int[Array, "B N"], *, width: int) -> Layout:
-    """Mask, depth and paths of every row's tree, in `width` - 1 gathers.
+    """Mask, depth and paths of every row's tree, by `width` - 1 gathers.
 
     Args:
-      parents: [B, N]; parents[:, 0] == ROOT, others below their own index.
-      width: W, one more than the deepest level that may occur.
+      parents: [B, N] int32; parents[:, 0] == ROOT, all others precede their node.
+      width: W, one more than the deepest possible level.
     """
     rows, size = parents.shape
     node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], (rows, size))
@@ -178,7 +179,7 @@ def layout(parents: Int[Array, "B N"], *, width: int) -> Layout:
 
 
 def layout_of(tree: Tree, parents: Int[Array, "B N"] | None, rows: int) -> Layout:
-    """The layout of a draft: of each row's own `parents`, or where there are none, of `tree` in every row."""
+    """The layout of a draft: from each row's `parents`, or if None, from `tree` for all rows."""
     if parents is not None:
         return layout(parents, width=tree.width)
     tables = (np.array(tree.parents, np.int32), tree.mask, tree.depth, tree.paths)
@@ -186,29 +187,29 @@ def layout_of(tree: Tree, parents: Int[Array, "B N"] | None, rows: int) -> Layou
 
 
 def envelope(size: int, depth: int) -> Tree:
-    """A static tree of N = `size` nodes and W = `depth` + 1: what `Drafter.tree` of a dynamic drafter says.
+    """A static tree of N = `size` nodes and W = `depth` + 1: the `Drafter.tree` of a dynamic drafter.
 
-    Its own parents mean nothing where a draft carries `parents`: a chain, and the rest at the root.
+    Its parents (a chain, then children of the root) are not used where a draft carries `parents`.
 
     Raises:
       ValueError: a depth below 1, more levels than nodes, or more than LARGEST_TREE nodes.
     """
-    check_size(size, "nodes")
+    check_size(size, "size")
     if not 1 <= depth < size:
-        raise ValueError(f"depth must lie in 1..size - 1 = {size - 1}, got {depth}")
+        raise ValueError(f"depth must be in 1..{size - 1} (size - 1), got {depth}")
     return Tree((*range(-1, depth), *[0] * (size - depth - 1)))
 
 
 def candidates(width: int, depth: int) -> int:
-    """M, the nodes proposed by `depth` levels of `expand`, the root included: the largest size for `rerank`."""
+    """M, the candidates after `depth` levels of `expand`, including the root: the largest size for `rerank`."""
     return 1 + width + (depth - 1) * width * width if depth else 1
 
 
 def _check_width(growth: Growth, fed: int, width: int, vocab: int) -> None:
     if not 1 <= width <= vocab:
-        raise ValueError(f"width must lie in 1..{vocab}, the size of the vocabulary, got {width}")
+        raise ValueError(f"width must be in 1..{vocab} (the vocabulary size), got {width}")
     frontier = growth.frontier.shape[1]
     if fed != frontier:
-        raise ValueError(f"log_q holds laws after {fed} nodes, but the frontier has {frontier}: one law a node")
+        raise ValueError(f"log_q must cover the {frontier} frontier nodes, got {fed}")
     if growth.sees.shape[2] and frontier != width:
-        raise ValueError(f"width is {width}, but the level before had {frontier}: keep it the same at all levels")
+        raise ValueError(f"width must be the same at all levels: got {width}, previously {frontier}")

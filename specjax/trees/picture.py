@@ -1,4 +1,4 @@
-"""A tree and its mask as a picture, SVG or PNG (matplotlib, which is imported when a picture is made)."""
+"""Pictures of a tree and its mask, SVG or PNG. Requires matplotlib, which is imported on use."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,22 +11,22 @@ INK, PAPER, ACCENT = "#222222", "#e6e6e6", "#31688e"
 
 
 def save(tree: Tree, path: Path, *, values: Sequence[float] | None = None) -> None:
-    """Draws the tree beside its mask into `path`, which appears whole or not at all.
+    """Draws the tree beside its mask into `path`, written atomically.
 
-    The same tree gives the same file: no date, no random names.
+    Deterministic: equal trees give equal files (no date, no random ids).
 
     Args:
-      path: its ending, .svg or .png, says the format.
-      values: [N], the probability that each node is accepted, shown by the nodes' color.
+      path: ends in .svg or .png, which selects the format.
+      values: [N], the probability that each node is accepted, shown as color.
 
     Raises:
-      ValueError: matplotlib is not installed, or the ending is another.
+      ValueError: matplotlib is not installed, or the suffix is not supported.
     """
     plotting.save(path, lambda figure: draw(tree, figure, values), font_size=9.0)
 
 
 def places(tree: Tree) -> list[float]:
-    """The column of every node: leaves side by side in depth-first order, a parent above the middle of its children."""
+    """The horizontal position of every node: leaves in depth-first order, parents centered above their children."""
     kids: list[list[int]] = [[] for _ in tree.parents]
     for node, parent in enumerate(tree.parents[1:], start=1):
         kids[parent].append(node)
@@ -44,7 +44,7 @@ def places(tree: Tree) -> list[float]:
 
 
 def draw(tree: Tree, new_figure: Any, values: Sequence[float] | None) -> Any:
-    """The figure: the tree on the left, the mask on the right."""
+    """The figure: tree on the left, mask on the right."""
     column = places(tree)
     leaves, levels, n = max(column) + 1, tree.width, tree.size
     left = min(max(2.6, 0.42 * leaves), 16.0)
@@ -59,12 +59,12 @@ def draw(tree: Tree, new_figure: Any, values: Sequence[float] | None) -> Any:
 
 
 def _draw_tree(figure: Any, axes: Any, tree: Tree, column: list[float], values, *, cell: float) -> None:
-    from matplotlib.colors import PowerNorm  # deep nodes are improbable: the root of the scale shows them apart
+    from matplotlib.colors import PowerNorm  # a square-root scale separates improbable deep nodes
 
     depth = [-int(d) for d in tree.depth]
     for node, parent in enumerate(tree.parents[1:], start=1):
         axes.plot([column[parent], column[node]], [depth[parent], depth[node]], color="#999999", lw=1, zorder=1)
-    side = min(240.0, (0.75 * 72 * cell) ** 2)  # neighboring circles do not touch
+    side = min(240.0, (0.75 * 72 * cell) ** 2)  # keeps neighboring circles apart
     colors: dict[str, Any] = (
         {"c": values, "cmap": "viridis", "norm": PowerNorm(0.5, 0, 1)} if values else {"color": ACCENT}
     )

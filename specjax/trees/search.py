@@ -1,10 +1,11 @@
-"""The best static tree for measured acceptance: Medusa's greedy search, Sequoia's dynamic program, and the size.
+"""Optimal static trees for measured acceptance: Medusa's greedy search, Sequoia's dynamic program, and the tree size.
 
-All of it rests on one model. The child of rank r of an accepted node at depth d is the accepted one with probability
-a[d, r], whatever happened before: at most one child of a node is. A node is then accepted with the product of the
-a along its path, and a round commits the sum of these products over all nodes, the root's 1 (the correction or the
-bonus) included. Every search here maximizes that sum; sizes count the root. Where the a of siblings sum to more than 1,
-as counts of "among the first k" do, the sum is no expectation: `specjax tree show` refuses such a table.
+All searches use one model: the child of rank r of an accepted node at depth d is accepted with probability a[d, r],
+independently of earlier levels, and at most one child per node is accepted. A node is then accepted with the product
+of a along its path, and the expected number of tokens per round is the sum of these products over all nodes, including
+1 for the root (the correction or bonus token). Every search maximizes this sum; sizes include the root. If the a of
+siblings sum to more than 1, as counts of "among the first k" do, the sum is not an expectation: `specjax tree show`
+rejects such tables.
 """
 
 import dataclasses
@@ -19,35 +20,42 @@ from specjax.defaults import LARGEST_TREE
 from specjax.theory.arguments import integers
 from specjax.trees.static import Tree, chain, from_paths
 
-Numbers = Any  # whatever numpy makes an array of (its own ArrayLike is refused a tuple where types are checked)
-IMPOSSIBLE = -np.inf  # value of a subtree that depth and ranks do not allow
+Numbers = Any  # array-like (numpy's ArrayLike does not pass the run-time type checks of the tests)
+IMPOSSIBLE = -np.inf  # value of a subtree that exceeds depth or ranks
 
 
-class Choice(NamedTuple):
-    """The tree that commits most tokens a second, and what the model expects of it."""
+class TreeChoice(NamedTuple):
+    """The tree with the most tokens per second, and its predicted speed."""
 
     tree: Tree
-    expected: float  # tokens that a round commits
-    seconds: float  # of a round: drafting level by level, then one call of the target
-    speedup: float  # against plain decoding; 1.0 with the bare root, where no tree pays
+    expected: float  # expected tokens per round
+    seconds: float  # per round: drafting level by level, then one target forward pass
+    speedup: float  # over plain decoding; 1.0 with the bare root, if no tree is faster
 
 
 def node_values(tree: Tree, acceptance: Numbers) -> NDArray[np.float64]:
-    """The probability [N] that each node is accepted: the product of its path's acceptances, 1 at the root.
+    """The probability that each node is accepted: the product of acceptance along its path, 1 at the root.
 
     Args:
-      tree: children count their ranks in the order of `tree.children`.
-      acceptance: [ranks], the same at every depth (Sequoia), or [heads, ranks], one row a depth (Medusa).
+      tree: the rank of a child is its index in `tree.children`.
+      acceptance: [ranks], the same at every depth (Sequoia), or [heads, ranks], one row per depth (Medusa).
+
+    Returns:
+      [N] float64.
 
     Raises:
       ValueError: entries outside 0..1, a wrong shape, or a tree deeper or wider than the table.
+
+    >>> from specjax import trees
+    >>> trees.node_values(trees.chain(2), [0.5]).tolist()
+    [1.0, 0.5, 0.25]
     """
     table = _table(_checked(acceptance), tree.width - 1)
     most = int(np.bincount(np.asarray(tree.parents[1:], int), minlength=1).max()) if tree.size > 1 else 0
     if tree.width - 1 > len(table) or most > table.shape[1]:
         raise ValueError(
-            f"the tree has {tree.width - 1} levels and up to {most} children a node, the acceptance table "
-            f"{len(table)} levels and {table.shape[1]} ranks: measure more of them, or cut the tree"
+            f"acceptance has {len(table)} levels and {table.shape[1]} ranks, but the tree has {tree.width - 1} levels "
+            f"and up to {most} children per node"
         )
     value, born = np.ones(tree.size), [0] * tree.size
     for node, parent in enumerate(tree.parents[1:], start=1):
@@ -57,24 +65,33 @@ def node_values(tree: Tree, acceptance: Numbers) -> NDArray[np.float64]:
 
 
 def expected_length(tree: Tree, acceptance: Numbers) -> float:
-    """Tokens that a round is expected to commit with this tree: accepted ones and one more. See `node_values`."""
+    """Expected tokens per round with this tree: the accepted tokens and one more. See `node_values`.
+
+    >>> from specjax import trees
+    >>> trees.expected_length(trees.chain(2), [0.5])
+    1.75
+    """
     return float(node_values(tree, acceptance).sum())
 
 
 def best_tree(accuracies: Numbers, size: int) -> Tree:
-    """Medusa's best tree of `size` nodes: greedily the node whose path is right most probably.
+    """Medusa's best tree of `size` nodes: greedily adds the node with the most probable path.
 
-    No tree of that size has a greater `expected_length`. Greedy choice guarantees it where no rank is more accurate
-    than the rank before it; measured tables may break that by noise, and then the dynamic program of `sequoia` is
-    used instead. Cai et al. 2024, arXiv 2401.10774, section 2.3.3 (whose sizes leave the root out).
+    No tree of this size has a larger `expected_length`. The greedy search guarantees this if no rank is more accurate
+    than the previous one; for noisy tables that violate this, the dynamic program of `sequoia` is used instead.
+    Cai et al. 2024, arXiv 2401.10774, section 2.3.3 (whose sizes exclude the root).
 
     Args:
-      accuracies: [heads, ranks]; [k, i] is the probability that the guess of rank i of head k is right.
-      size: N, the root included.
+      accuracies: [heads, ranks]; [k, i] is the probability that the prediction of rank i of head k is correct.
+      size: N, including the root.
 
     Raises:
       ValueError: a table of another shape or with entries outside 0..1, or a size below 1, above LARGEST_TREE or above
-        the full tree's.
+        that of the full tree.
+
+    >>> from specjax import trees
+    >>> trees.best_tree([[0.6, 0.25, 0.1], [0.5, 0.3, 0.1]], 5).parents
+    (-1, 0, 0, 1, 1)
     """
     table = _checked(accuracies)
     if table.ndim != 2:
@@ -82,7 +99,7 @@ def best_tree(accuracies: Numbers, size: int) -> Tree:
     _check_size(size, table)
     if (np.diff(table, axis=1) > 0).any():
         return sequoia(table, size)
-    # A node's rivals enter when it is taken: its first child, and its next sibling. Equal values: the shallower first.
+    # Taking a node adds two candidates: its first child and its next sibling. Ties prefer the shallower node.
     taken: list[tuple[int, ...]] = []
     border: list[tuple[float, int, tuple[int, ...]]] = [(-table[0, 0], 1, (0,))] if size > 1 else []
     while len(taken) < size - 1:
@@ -97,19 +114,23 @@ def best_tree(accuracies: Numbers, size: int) -> Tree:
 
 
 def sequoia(acceptance: Numbers, size: int, *, depth: int | None = None) -> Tree:
-    """Sequoia's best tree: of all trees of `size` nodes within `depth`, none has a greater `expected_length`.
+    """Sequoia's best tree: no tree of `size` nodes within `depth` has a larger `expected_length`.
 
-    A dynamic program, exact whatever the order of the entries. Chen et al. 2024, arXiv 2402.12374, section 4.1.
+    A dynamic program, exact for entries in any order. Chen et al. 2024, arXiv 2402.12374, section 4.1.
 
     Args:
-      acceptance: [ranks], the probability that the child of rank r is the accepted one, at every depth; or a table
-        [heads, ranks] with a row a depth.
-      size: N, the root included.
-      depth: the most levels below the root; None: as many as the table has, or as the size allows.
+      acceptance: [ranks], the probability that the child of rank r is accepted, at every depth; or [heads, ranks], one
+        row per depth.
+      size: N, including the root.
+      depth: maximum number of levels below the root; None: the levels of the table, or as many as the size allows.
 
     Raises:
-      ValueError: entries outside 0..1, a wrong shape, or a size below 1, above LARGEST_TREE or above the full tree's of
-        that depth.
+      ValueError: entries outside 0..1, a wrong shape, or a size below 1, above LARGEST_TREE or above that of the full
+        tree of this depth.
+
+    >>> from specjax import trees
+    >>> trees.sequoia([0.6, 0.2], 5).parents
+    (-1, 0, 0, 1, 3)
     """
     table = _table(_checked(acceptance), _levels(size, depth))
     _check_size(size, table)
@@ -123,93 +144,99 @@ def fastest(
     *,
     draft_seconds: float = 0.0,
     depth: int | None = None,
-) -> Choice:
-    """The tree that commits most tokens a second on hardware whose cost curve was measured.
+) -> TreeChoice:
+    """The tree with the most tokens per second, given the measured cost curve of the hardware.
 
-    Every size from 1 to the largest measured one and every depth up to `depth` is weighed; between two measured sizes
-    the curve is taken as straight. The bare root is among them: where no tree pays, it is the answer, with speedup 1.
-    Chen et al. 2024, arXiv 2402.12374, section 4.3.
+    Tries every size from 1 to the largest measured one and every depth up to `depth`; the curve is interpolated
+    linearly. The bare root is a candidate: if no tree is faster, it is returned with speedup 1. Chen et al. 2024,
+    arXiv 2402.12374, section 4.3.
 
     Args:
       acceptance: as in `sequoia`.
-      sizes: [M], numbers of nodes fed to the target in one call, increasing from 1.
-      seconds: [M], what each of those calls takes.
-      draft_seconds: what drafting one level of a tree takes.
-      depth: the most levels below the root; None: as many as the table has, or as the largest size allows.
+      sizes: [M], numbers of nodes per target forward pass, increasing from 1.
+      seconds: [M], time of each forward pass.
+      draft_seconds: time to draft one level of a tree.
+      depth: maximum number of levels below the root; None: the levels of the table, or as many as the largest size
+        allows.
 
     Raises:
-      ValueError: as `sequoia`; a curve that does not increase from size 1 to LARGEST_TREE at the most in `sizes`, or is
-        not positive in `seconds`.
+      ValueError: as `sequoia`; `sizes` that do not increase from 1 to at most LARGEST_TREE; `seconds` that are not
+        positive.
+
+    >>> from specjax import trees
+    >>> choice = trees.fastest([0.6, 0.2], sizes=[1, 4, 8], seconds=[1.0, 1.0, 1.1])
+    >>> choice.tree.size, round(choice.speedup, 2)
+    (8, 2.5)
     """
     at, cost = _curve(sizes, seconds)
     if not (np.isfinite(draft_seconds) and draft_seconds >= 0):
-        raise ValueError(f"draft_seconds must be at least 0 and finite, got {draft_seconds}")
+        raise ValueError(f"draft_seconds must be finite and at least 0, got {draft_seconds}")
     largest = int(at[-1])
     measured = _checked(acceptance)
     table = _table(measured, _levels(largest, depth))
     nodes = np.arange(1, largest + 1)
     verify = np.interp(nodes, at, cost)
-    best = Choice(chain(0), 1.0, float(cost[0]), 1.0)
-    chosen: tuple[list[_Level], int] | None = None
+    best = TreeChoice(chain(0), 1.0, float(cost[0]), 1.0)
+    chosen: tuple[list[_BestSubtrees], int] | None = None
     for deep, levels in enumerate(_by_depth(table, largest, same=measured.ndim == 1), start=1):
         value, took = levels[-1].value[1:], verify + deep * draft_seconds
         rate = value / took * cost[0]
         n = int(np.argmax(rate))
         if rate[n] > best.speedup:
-            best = Choice(best.tree, float(value[n]), float(took[n]), float(rate[n]))
+            best = TreeChoice(best.tree, float(value[n]), float(took[n]), float(rate[n]))
             chosen = levels, int(nodes[n])
     if chosen is None:
         return best
     return best._replace(tree=from_paths(_paths(*chosen)))
 
 
-# --- the dynamic program -------------------------------------------------------------------------------------------
+# --- the dynamic program ---------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class _Level:
-    """The best subtrees whose root stands at one depth.
+class _BestSubtrees:
+    """The best subtrees whose root is at one depth.
 
-    value[n]: of the best subtree of n nodes, its root included and counted 1. IMPOSSIBLE where there is none.
-    given[r, m]: of m nodes left for the children of rank r and above, how many child r and what is below it get.
+    value[n]: value of the best subtree of n nodes, whose root counts 1; IMPOSSIBLE if there is none.
+    given[r, m]: with m nodes left for the children of rank r and above, the size of the subtree of child r.
     """
 
     value: NDArray[np.float64]  # [size + 1]
     given: NDArray[np.int32]  # [ranks, size]
 
 
-def _program(table: NDArray[np.float64], size: int) -> list[_Level]:
-    """Levels from the deepest (leaves alone) to the root's: levels[j] has j levels below it."""
+def _program(table: NDArray[np.float64], size: int) -> list[_BestSubtrees]:
+    """From the deepest level (only leaves) to the root: levels[j] has j levels below it."""
     levels = [_leaves(table.shape[1], size)]
     for depth in range(len(table) - 1, -1, -1):
         again = depth + 1 < len(table) and np.array_equal(table[depth], table[depth + 1])
-        settled = again and np.array_equal(levels[-1].value, levels[-2].value)  # more depth changes nothing any more
+        settled = again and np.array_equal(levels[-1].value, levels[-2].value)  # more depth changes nothing
         levels.append(levels[-1] if settled else _above(table[depth], levels[-1], size))
     return levels
 
 
-def _by_depth(table: NDArray[np.float64], size: int, *, same: bool) -> Iterator[list[_Level]]:
+def _by_depth(table: NDArray[np.float64], size: int, *, same: bool) -> Iterator[list[_BestSubtrees]]:
     """The program for depth 1, 2, ...: where every depth accepts alike, each is one level more than the last."""
     whole = _program(table, size)
     for deep in range(1, len(table) + 1):
         yield whole[: deep + 1] if same else _program(table[:deep], size)
 
 
-def _leaves(ranks: int, size: int) -> _Level:
+def _leaves(ranks: int, size: int) -> _BestSubtrees:
     value = np.full(size + 1, IMPOSSIBLE)
     value[1] = 1.0
-    return _Level(value, np.zeros((ranks, size), np.int32))
+    return _BestSubtrees(value, np.zeros((ranks, size), np.int32))
 
 
-def _above(row: NDArray[np.float64], below: _Level, size: int) -> _Level:
-    """One level up: the nodes below a root are shared out among its children, the last rank first."""
-    shared = np.full(size, IMPOSSIBLE)  # [m]: best value of m nodes below the root, for ranks r and above
+def _above(row: NDArray[np.float64], below: _BestSubtrees, size: int) -> _BestSubtrees:
+    """One level up: distributes the nodes below a root among its children, last rank first."""
+    shared = np.full(size, IMPOSSIBLE)  # [m]: best value of m nodes for ranks r and above
     shared[0] = 0.0
     given = np.zeros((len(row), size), np.int32)
-    # left[m, k] = m - k: what is left of m nodes when child r gets k of them
+    # left[m, k] = m - k: nodes left of m when child r gets k
     left = np.arange(size)[:, None] - np.arange(size)[None]
     for rank in range(len(row) - 1, -1, -1):
-        # A child of value 0 still counts as a node; one that cannot be stays impossible.
+        # A child of value 0 still counts as a node; an impossible one stays impossible.
         child = np.where(np.isfinite(below.value[:size]), row[rank] * np.maximum(below.value[:size], 0), IMPOSSIBLE)
         child[0] = IMPOSSIBLE
         total = np.where(left >= 0, child[None] + shared[np.maximum(left, 0)], IMPOSSIBLE)
@@ -218,11 +245,11 @@ def _above(row: NDArray[np.float64], below: _Level, size: int) -> _Level:
         shared[0] = 0.0  # no nodes: no child of this rank, nor of any later one
     value = np.full(size + 1, IMPOSSIBLE)
     value[1:] = 1.0 + shared
-    return _Level(value, given)
+    return _BestSubtrees(value, given)
 
 
-def _paths(levels: list[_Level], size: int) -> list[tuple[int, ...]]:
-    """The paths of the best tree, read back from what each child was given."""
+def _paths(levels: list[_BestSubtrees], size: int) -> list[tuple[int, ...]]:
+    """The paths of the best tree, read back from `given`."""
     paths: list[tuple[int, ...]] = []
     open_nodes: list[tuple[tuple[int, ...], int, int]] = [((), len(levels) - 1, size)]
     while open_nodes:
@@ -236,34 +263,34 @@ def _paths(levels: list[_Level], size: int) -> list[tuple[int, ...]]:
     return paths
 
 
-# --- what is asked for, checked --------------------------------------------------------------------------------------
+# --- argument checks -------------------------------------------------------------------------------------------------
 
 
 def _checked(acceptance: Numbers) -> NDArray[np.float64]:
-    """What was measured in float64, [ranks] or [heads, ranks]."""
+    """Acceptance as float64, [ranks] or [heads, ranks]."""
     try:
         given = np.asarray(acceptance)
-        if given.dtype.kind in "bOSU":  # truth values, text, numbers beyond any float
+        if given.dtype.kind in "bOSU":  # booleans, text, integers beyond float64
             raise TypeError
         measured = given.astype(np.float64)
     except (ValueError, TypeError):
-        raise ValueError("acceptance must be [ranks] or [heads, ranks] numbers, every row of the same length") from None
+        raise ValueError("acceptance must be numbers of shape [ranks] or [heads, ranks]") from None
     if measured.ndim not in (1, 2) or measured.size == 0:
-        raise ValueError(f"acceptance must be [ranks] or [heads, ranks] and not empty, got shape {measured.shape}")
+        raise ValueError(f"acceptance must have shape [ranks] or [heads, ranks], not empty, got {measured.shape}")
     bad = ~((measured >= 0) & (measured <= 1))  # NaN is neither
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(f"acceptance must lie in 0..1, got {measured[where]} at {list(where)}")
+        raise ValueError(f"acceptance must be in 0..1, got {measured[where]} at {list(where)}")
     return measured
 
 
 def _table(measured: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
-    """The table [levels or fewer, ranks]: a single row holds at every depth, a table as deep as it goes."""
+    """The table [at most levels, ranks]; a single row is used at every depth."""
     return np.tile(measured, (levels, 1)) if measured.ndim == 1 else measured[:levels]
 
 
 def _levels(size: int, depth: int | None) -> int:
-    """How many levels below the root a tree of that size may use."""
+    """Number of levels below the root that a tree of this size may use."""
     _check_whole(size)
     if depth is not None:
         integers("depth", depth, least=0)
@@ -274,7 +301,7 @@ def _levels(size: int, depth: int | None) -> int:
 def _check_whole(size: int) -> None:
     integers("size", size, least=1)
     if size > LARGEST_TREE:
-        raise ValueError(f"size must be at most {LARGEST_TREE}, the nodes that a round may check, got {size}")
+        raise ValueError(f"size must be at most {LARGEST_TREE}, got {size}")
 
 
 def _check_size(size: int, table: NDArray[np.float64]) -> None:
@@ -286,20 +313,17 @@ def _check_size(size: int, table: NDArray[np.float64]) -> None:
         if full >= size:
             break
     if size > full:
-        raise ValueError(f"size {size} is more than the {full} nodes of the full tree of depth {depth}, {ranks} ranks")
+        raise ValueError(f"size must be at most {full}, the full tree of depth {depth} and {ranks} ranks, got {size}")
 
 
 def _curve(sizes: Numbers, seconds: Numbers) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    try:
-        at, cost = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
-    except OverflowError:
-        raise ValueError("a cost curve holds a number that is too large for any float") from None
+    at, cost = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     if at.ndim != 1 or at.shape != cost.shape or at.size == 0:
-        raise ValueError(f"a cost curve is sizes [M] and seconds [M], got shapes {at.shape} and {cost.shape}")
+        raise ValueError(f"sizes and seconds must have the same shape [M], got {at.shape} and {cost.shape}")
     if at[0] != 1 or (np.diff(at) <= 0).any() or (at % 1 != 0).any():
-        raise ValueError(f"sizes of a cost curve must be whole numbers that increase from 1, got {at.tolist()}")
+        raise ValueError(f"sizes must be integers that increase from 1, got {at.tolist()}")
     if at[-1] > LARGEST_TREE:
-        raise ValueError(f"sizes of a cost curve must be at most {LARGEST_TREE}, got {at[-1]:g}: leave larger ones out")
+        raise ValueError(f"sizes must be at most {LARGEST_TREE}, got {at[-1]:g}")
     if not (np.isfinite(cost) & (cost > 0)).all():
-        raise ValueError(f"seconds of a cost curve must be positive and finite, got {cost.tolist()}")
+        raise ValueError(f"seconds must be positive and finite, got {cost.tolist()}")
     return at, cost

@@ -1,4 +1,4 @@
-"""Dynamic trees over real caches: what `dynamic` says of feeding, holds for a model's own laws, in ragged rows."""
+"""Dynamic trees over real caches: the feeding contract of `dynamic` holds for models with ragged rows."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def scores_after(built: small.Small, sequences: list[list[int]]) -> np.ndarray:
 
 
 def routes(parents: np.ndarray, tokens: np.ndarray) -> list[list[int]]:
-    """The tokens from the root to every node of one row, both included."""
+    """The tokens from the root to every node of one row, inclusive."""
     found: list[list[int]] = [[int(tokens[0])]]
     for parent, token in zip(parents[1:], tokens[1:], strict=True):
         found.append([*found[parent], int(token)])
@@ -28,9 +28,8 @@ def routes(parents: np.ndarray, tokens: np.ndarray) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["opt", "llama"])
 def test_a_model_grows_and_checks_dynamic_trees(name):
-    """Level by level with `sees` as mask, every law is that of the plain sequence; so are the logits of the reranked
-    tree under its per-row mask; and the accepted path, kept by `slot`, leaves the draft's cache as if nothing else had
-    ever been fed."""
+    """Level by level with `sees` as mask, logits equal those of the plain sequence, as do the logits of the reranked
+    tree under its per-row mask; keeping the accepted path by `slot` leaves the cache as if nothing else was fed."""
     built = small.build(name)
     prompt = small.tokens(11, ROWS, max(LENGTHS))
     read = built.prefill(built.params, jnp.asarray(prompt), jnp.asarray(LENGTHS, jnp.int32), cache_len=SLOTS)
@@ -41,7 +40,7 @@ def test_a_model_grows_and_checks_dynamic_trees(name):
     out, cache = built.extend(
         built.params, read.pending[:, None], read.cache, jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32)
     )
-    cache = built.keep(cache, None, one)  # the root is committed in any case
+    cache = built.keep(cache, None, one)  # the root is always committed
     for level in range(1, DEPTH + 1):
         log_q = jax.nn.log_softmax(out.logits)
         growth = dynamic.expand(growth, log_q, width=WIDTH)
@@ -62,7 +61,7 @@ def test_a_model_grows_and_checks_dynamic_trees(name):
     for row in range(ROWS):
         small.assert_close(checked.logits[row], scores_after(built, [held[row] + path for path in paths[row]]))
 
-    # Say that the deepest node that was fed is accepted: its path alone stays in the draft's cache.
+    # Accept the deepest fed node: only its path stays in the draft's cache.
     slot, depth = np.asarray(nodes.slot), np.asarray(tables.depth)
     best = np.argmax(np.where(slot != dynamic.NOT_FED, depth, -1), axis=1)
     assert (depth[np.arange(ROWS), best] >= 1).all()

@@ -1,4 +1,4 @@
-"""Static trees by hand: what each node continues, sees and leads to, and what is refused."""
+"""Static trees: tables by hand, invariants, and invalid arguments."""
 
 import numpy as np
 import pytest
@@ -39,13 +39,13 @@ def test_a_regular_tree_level_by_level():
     np.testing.assert_array_equal(tree.paths[2], [0, 2, 2])
 
 
-def test_paths_of_ranks_get_the_siblings_that_they_lack():
+def test_from_paths_adds_missing_siblings():
     tree = trees.from_paths([(0, 2), (1,)])
     #            0
     #          1   2        (0,) (1,)
-    #        3 4 5          (0, 0) (0, 1) (0, 2): the first two were not asked for
+    #        3 4 5          (0, 0) (0, 1) (0, 2): the first two are added
     assert tree.parents == (ROOT, 0, 0, 1, 1, 1)
-    assert trees.from_paths([(1,), (0, 2), (0, 0)]) == tree  # whatever their order
+    assert trees.from_paths([(1,), (0, 2), (0, 0)]) == tree  # in any order
     assert trees.from_paths([(0, 0, 0)]) == trees.chain(3)
     assert trees.from_paths([(i, j) for i in range(2) for j in range(3)]) == trees.regular((2, 3))
 
@@ -63,33 +63,40 @@ def test_the_tables_of_a_tree_agree(tree):
     assert tree.width == tree.depth.max() + 1
 
 
-def test_equal_trees_are_one_static_argument():
+def test_equal_trees_are_equal_static_arguments():
     assert hash(trees.chain(2)) == hash(trees.regular((1, 1)))
     assert trees.chain(2) == trees.regular((1, 1)) != trees.chain(3)
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "match"),
     [
-        (lambda: Tree(()), "starts with its root"),
-        (lambda: Tree((0, 0)), r"parents\[0\] must be -1"),
-        (lambda: Tree((ROOT, 1)), "node 1 has parent 1.*precede"),
-        (lambda: Tree((ROOT, 1)), "a cycle .1 -> 1.*"),
-        (lambda: Tree((ROOT, 2, 3, 1)), "node 1 has parent 2, a cycle .1 -> 2 -> 3 -> 1.*"),
-        (lambda: Tree((ROOT, 2, 0)), "node 1 has parent 2: parents must precede"),
-        (lambda: Tree((ROOT, 9)), "node 1 has parent 9: parents must precede"),
-        (lambda: Tree((ROOT, 0, ROOT)), "node 2 has parent -1"),
-        (lambda: trees.chain(-1), "gamma must be at least 0, got -1"),
-        (lambda: trees.regular((2, 0)), r"at least 1, got \(2, 0\)"),
-        (lambda: trees.from_paths([(0, -1)]), r"at least 0, got \(0, -1\)"),
-        (lambda: trees.from_paths([()]), r"one rank or more.*got \(\)"),
-        (lambda: trees.from_paths([(0,), (1,), (0,)]), r"\(0,\) is given twice"),
+        (lambda: Tree(()), "parents"),
+        (lambda: Tree((0, 0)), "parents"),
+        (lambda: Tree((ROOT, 1)), "parent 1"),
+        (lambda: Tree((ROOT, 1)), "1 -> 1"),
+        (lambda: Tree((ROOT, 2, 3, 1)), "1 -> 2 -> 3 -> 1"),
+        (lambda: Tree((ROOT, 2, 0)), "parent 2"),
+        (lambda: Tree((ROOT, 9)), "parent 9"),
+        (lambda: Tree((ROOT, 0, ROOT)), "parent -1"),
+        (lambda: trees.chain(-1), "gamma"),
+        (lambda: trees.regular((2, 0)), "branching"),
+        (lambda: trees.from_paths([(0, -1)]), "paths"),
+        (lambda: trees.from_paths([()]), "paths"),
+        (lambda: trees.from_paths([(0,), (1,), (0,)]), "paths"),
     ],
 )
-def test_what_is_no_tree_is_refused(build, told):
-    with pytest.raises(ValueError, match=told) as raised:
+def test_invalid_trees_raise(build, match):
+    with pytest.raises(ValueError, match=match):
         build()
-    assert "\n" not in str(raised.value)
+
+
+def test_cached_tables_are_read_only():
+    """Equal trees share their tables through compiled programs: a write would corrupt every later trace."""
+    tree = Tree((ROOT, 0, 0, 1))
+    for name in ("depth", "scratch", "mask", "children", "paths"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(tree, name)[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -107,8 +114,8 @@ def test_what_is_no_tree_is_refused(build, told):
         lambda: trees.from_paths((a, b) for a in range(10**6) for b in range(100)),
     ],
 )
-def test_more_nodes_than_a_round_may_check_are_refused_at_once(build):
-    with pytest.raises(ValueError, match="at most 1024 nodes, the root included"):
+def test_more_nodes_than_the_limit_raise_at_once(build):
+    with pytest.raises(ValueError, match="1024"):
         build()
 
 
@@ -118,31 +125,31 @@ def test_the_largest_trees():
 
 
 @pytest.mark.parametrize("parents", [[-1, 0, 0], np.array([-1, 0, 0]), (-1, 0, 0)])
-def test_parents_of_any_integer_kind_make_a_hashable_tree(parents):
+def test_parents_of_any_integer_type_give_a_hashable_tree(parents):
     assert hash(unchecked(parents)) == hash(trees.regular((2,))) and unchecked(parents) == trees.regular((2,))
 
 
 @pytest.mark.parametrize("parents", [(-1, 0.5), 3, (-1, "0")])
-def test_parents_that_are_no_integers_are_refused(parents):
-    with pytest.raises(ValueError, match="parents of a tree are integers, got"):
+def test_parents_that_are_not_integers_raise(parents):
+    with pytest.raises(ValueError, match="parents"):
         unchecked(parents)
 
 
 def unchecked(parents) -> Tree:
-    """As outside tests, where nobody checks the annotations."""
+    """Without the run-time type checks of the tests."""
     tree = object.__new__(Tree)
     object.__setattr__(tree, "parents", parents)
     tree.__post_init__()
     return tree
 
 
-# The parents of node 1, 2, ...; the tree itself is made in the test.
+# The parents of nodes 1, 2, ...; each test builds the tree.
 any_parents = st.integers(0, 12).flatmap(lambda n: st.tuples(*(st.integers(0, i) for i in range(n))))
 
 
 @given(any_parents)
 def test_invariants_of_any_tree(below):
-    """Mask, depth, children and paths against the definition: ancestors found by walking up."""
+    """Mask, depth, children and paths against the definition: the ancestors of a node."""
     tree = Tree((ROOT, *below))
     for node in range(tree.size):
         ancestors = [node]
@@ -160,7 +167,7 @@ def test_invariants_of_any_tree(below):
 
 
 @given(any_parents)
-def test_paths_of_ranks_give_the_tree_back(below):
+def test_from_paths_restores_the_tree(below):
     tree = Tree((ROOT, *below))
     ranks = [()]
     for node, parent in enumerate(tree.parents[1:], start=1):
@@ -170,8 +177,8 @@ def test_paths_of_ranks_give_the_tree_back(below):
     assert trees.from_paths(ranks[:0:-1]) == back
 
 
-def test_scratch_nodes_are_fed_at_their_positions_and_never_accepted():
-    """A chain of two, and a window of two rows of two: the second row sees the first, as in lookahead decoding."""
+def test_scratch_nodes_have_positions_and_no_paths():
+    """A chain of two and a window of two rows of two; the second row attends to the first, as in lookahead decoding."""
     S = trees.SCRATCH
     tree = trees.Tree((trees.ROOT, 0, 1, S, S, S, S), ((3, (0,)), (4, (0, 3)), (5, (0, 3)), (6, (0, 3, 4, 5))))
     assert tree.width == 3 and tree.depth.tolist() == [0, 1, 2, 1, 2, 2, 3]
@@ -184,15 +191,15 @@ def test_scratch_nodes_are_fed_at_their_positions_and_never_accepted():
 
 
 @pytest.mark.parametrize(
-    ("parents", "attends", "said"),
+    ("parents", "attends", "match"),
     [
-        ((-1, 0, -2), (), r"attends is of the nodes \[\], and the scratch nodes are \[2\]"),
-        ((-1, 0), ((1, (0,)),), r"attends is of the nodes \[1\], and the scratch nodes are \[\]"),
-        ((-1, -2), ((1, ()),), "scratch node 1 attends to"),
-        ((-1, -2), ((1, (1,)),), r"each in 0\.\.0"),
-        ((-1, -2, 1), ((1, (0,)),), "node 2 continues node 1, which is scratch"),
+        ((-1, 0, -2), (), "attends"),
+        ((-1, 0), ((1, (0,)),), "attends"),
+        ((-1, -2), ((1, ()),), "attends"),
+        ((-1, -2), ((1, (1,)),), "attends"),
+        ((-1, -2, 1), ((1, (0,)),), "parent 1"),
     ],
 )
-def test_wrong_scratch_nodes_are_refused(parents, attends, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_scratch_nodes_raise(parents, attends, match):
+    with pytest.raises(ValueError, match=match):
         trees.Tree(parents, attends)
