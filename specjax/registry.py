@@ -510,7 +510,7 @@ class Strategy:
     >>> strategy.text
     'cascade:gamma=6,inner=(model:gamma=3)'
     >>> strategy.replace_settings(gamma=4).python(["middle", "small"])
-    'sj.drafters.cascade(sj.load("middle"), sj.drafters.model(sj.load("small"), gamma=3), gamma=4)'
+    'sj.drafters.cascade(sj.load("middle"), drafter=sj.drafters.model(sj.load("small"), gamma=3), gamma=4)'
 
     Attributes:
       name: drafter, a key of `DRAFTERS`.
