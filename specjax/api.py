@@ -248,9 +248,9 @@ def prepare(
         chosen.require_lossless()
     tokens, length = tokenize(target, prompts)
     batch = len(length)
-    budget = checks.whole_rows("max_new_tokens", max_new_tokens, batch, least=1, most=defaults.LARGEST_NEW)
+    budget = checks.integer_rows("max_new_tokens", max_new_tokens, batch, least=1, most=defaults.LARGEST_NEW)
     if cache_len is not None:
-        checks.whole("cache_len", cache_len, least=1)
+        checks.integer("cache_len", cache_len, least=1)
     slots, limit = cache_size(target, guide, length, budget, cache_len)
     width = programs.prompt_bucket(tokens.shape[1])
     width = width if target.encoder_decoder else min(width, slots)
@@ -271,7 +271,7 @@ def prepare(
         stop_strings=stops,
         pieces=target.text.pieces() if target.text and stops else None,
     )
-    seed = checks.whole("seed", seed, least=0, most=defaults.LARGEST_SEED)
+    seed = checks.integer("seed", seed, least=0, most=defaults.LARGEST_SEED)
     numbers = row_numbers(rows, batch)
     decode = loop.DecodeParams(target.params, guide.params, params, rules)
     given = jax.device_put(
@@ -348,7 +348,7 @@ def row_numbers(rows: Sequence[int] | None, batch: int) -> np.ndarray:
     if given is None or len(given) != batch:
         got = reprlib.repr(rows) if given is None else len(given)
         raise ValueError(f"rows numbers the random streams: {batch} prompts need {batch} numbers, got {got}")
-    return checks.whole_rows("rows", given, batch, least=0, most=defaults.LARGEST_SEED)
+    return checks.integer_rows("rows", given, batch, least=0, most=defaults.LARGEST_SEED)
 
 
 def check_mesh(target: Model, guide: LoadedDrafter) -> None:

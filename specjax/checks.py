@@ -1,88 +1,138 @@
-"""Checks of what a caller asks for. Every error is one line: the name, what it may be, what was given."""
+"""Checks of arguments, made once where a request enters the library. Errors are one line: name, valid values, value."""
 
+import difflib
 import inspect
+import math
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
-import jax
-import numpy as np
-
-from specjax.names import hint
-
-LARGEST = 2**31 - 1  # of an int32
+T = TypeVar("T")
+LARGEST = 2**31 - 1  # int32
 LONGEST_STOPS = 1024  # bytes of stop strings: each has a row of the vocabulary's width in the automaton
 
 
-def is_whole(value: Any) -> bool:
-    """Whether it is an integer of Python or numpy; True and False are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def lookup(name: str, table: Mapping[str, T], what: str) -> T:
+    """Table lookup whose error lists the valid names and suggests the closest one.
+
+    Args:
+      what: what the table holds, for the message: "drafter".
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    check_name(name, table, what)
+    return table[name]
+
+
+def check_name(name: str, known: Collection[str], what: str) -> None:
+    """Raises the ValueError of `lookup` for an unknown name."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}{hint(name, known)} (known: {', '.join(known)})")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The closest of the known names as a question that ends a message; empty if none is close."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def option_names(function: Callable, names: Iterable[str], *, caller: str) -> None:
+    """Raises TypeError for a name that is not a keyword of the function, with the closest that is."""
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in names:
+        if name not in known:
+            raise TypeError(f"{caller} has no option {name!r}{hint(name, known)}")
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def is_integer(value: Any) -> bool:
+    """Whether it is an integer of Python or numpy; bools are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number of Python or numpy; True and False are not."""
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    """Whether it is a real number of Python or numpy; bools are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def items(value: Any) -> list[Any] | None:
-    """The elements of a sequence or an array; None for anything else, text among it."""
-    if isinstance(value, np.ndarray | jax.Array):
-        value = np.asarray(value)
-        return None if value.ndim == 0 else list(value)
-    return (
-        list(value) if isinstance(value, Sequence | range) and not isinstance(value, str | bytes | bytearray) else None
-    )
-
-
-def whole(name: str, value: Any, *, least: int, most: int = LARGEST) -> int:
-    """The integer.
+def integer(name: str, value: Any, *, least: int, most: int = LARGEST) -> int:
+    """The integer, checked to be in [least, most].
 
     Raises:
-      ValueError: it is none, or lies outside least..most.
+      ValueError: not an integer, or out of range.
     """
-    if not is_whole(value):
-        raise ValueError(f"{name} must be a whole number, got {reprlib.repr(value)}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
+    if not is_integer(value):
+        raise ValueError(f"{name} must be an integer, got {reprlib.repr(value)}")
+    if not least <= value <= most:
+        limit = f"at least {least}" if value < least else f"at most {most}"
+        raise ValueError(f"{name} must be {limit}, got {value}")
     return int(value)
 
 
-def whole_rows(name: str, value: Any, rows: int, *, least: int, most: int = LARGEST) -> np.ndarray:
-    """[rows] int64, from one integer for all rows or one for each.
+def number(name: str, value: Any, *, least: float | int = -math.inf, most: float | int = math.inf) -> float:
+    """The number, checked to be finite and in [least, most].
 
     Raises:
-      ValueError: something else, or outside least..most.
+      ValueError: not a number, not finite, or out of range.
     """
-    given = [value] * rows if is_whole(value) else items(value)
-    if given is None or not all(map(is_whole, given)):
-        raise ValueError(f"{name} must be a whole number, or one for each row; got {reprlib.repr(value)}")
-    if len(given) != rows:
-        raise ValueError(f"{name} has {len(given)} numbers for {rows} prompts: give one number, or one for each prompt")
-    return np.array([whole(name, one, least=least, most=most) for one in given], np.int64)
+    if not is_number(value):
+        raise ValueError(f"{name} must be a number, got {reprlib.repr(value)}")
+    if not least <= value <= most or not math.isfinite(value):
+        limit = f"at least {least:g}" if most == math.inf else f"in [{least:g}, {most:g}]"
+        raise ValueError(f"{name} must be finite{'' if least == -math.inf else f' and {limit}'}, got {value}")
+    return float(value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False.
-
-    Raises:
-      ValueError: it is neither.
-    """
-    if not isinstance(value, bool | np.bool_):
+    """True or False; raises ValueError for anything else."""
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
         raise ValueError(f"{name} must be True or False, got {reprlib.repr(value)}")
     return bool(value)
 
 
+# --- sequences and requests ------------------------------------------------------------------------------------------
+
+
+def items(value: Any) -> list[Any] | None:
+    """The elements of a sequence or an array of numpy or JAX; None for anything else, strings included."""
+    if isinstance(value, Sequence | range):
+        return None if isinstance(value, str | bytes | bytearray) else list(value)
+    if not hasattr(value, "__array__"):
+        return None
+    import numpy as np
+
+    value = np.asarray(value)
+    return None if value.ndim == 0 else list(value)
+
+
+def integer_rows(name: str, value: Any, rows: int, *, least: int, most: int = LARGEST) -> Any:
+    """[rows] int64, from one integer for all rows or one for each.
+
+    Raises:
+      ValueError: something else, or out of range.
+    """
+    import numpy as np
+
+    given = [value] * rows if is_integer(value) else items(value)
+    if given is None or not all(map(is_integer, given)):
+        raise ValueError(f"{name} must be an integer, or one for each row; got {reprlib.repr(value)}")
+    if len(given) != rows:
+        raise ValueError(f"{name} has {len(given)} entries for {rows} prompts: pass one number, or one for each prompt")
+    return np.array([integer(name, one, least=least, most=most) for one in given], np.int64)
+
+
 def numbers(**named: Any) -> None:
-    """Raises ValueError unless each is a number, or a sequence of numbers. Their ranges are `sampling`'s to check."""
+    """Raises ValueError unless each is a number, or a sequence of numbers. `sampling` checks their ranges."""
     for name, value in named.items():
         if not is_number(value) and not all(map(is_number, items(value) or [None])):
             raise ValueError(f"{name} must be a number, or one for each row; got {reprlib.repr(value)}")
-        try:
-            np.asarray(value, np.float64)
-        except OverflowError:
-            raise ValueError(f"{name} holds more than a float does: got {reprlib.repr(value)}") from None
 
 
 def biases(logit_bias: Any) -> None:
@@ -90,49 +140,36 @@ def biases(logit_bias: Any) -> None:
     if logit_bias is None:
         return
     given = [logit_bias] if isinstance(logit_bias, Mapping) else items(logit_bias)
-    if given is None or not np.issubdtype(getattr(logit_bias, "dtype", np.number), np.number):
+    if given is None or getattr(getattr(logit_bias, "dtype", None), "kind", "f") not in "fiuV":
         raise ValueError(f"logit_bias maps token ids to numbers, such as {{5: -1.0}}, got {reprlib.repr(logit_bias)}")
     for one in given:
-        if isinstance(one, Mapping):
-            bad = [pair for pair in one.items() if not (is_whole(pair[0]) and is_number(pair[1]))]
-            if bad:
-                raise ValueError(f"logit_bias maps token ids to numbers, got {bad[0][0]!r}: {bad[0][1]!r}")
-            numbers(logit_bias=list(one.values()) or 0)
+        for token, bias in one.items() if isinstance(one, Mapping) else ():
+            if not (is_integer(token) and is_number(bias)):
+                raise ValueError(f"logit_bias maps token ids to numbers, got {token!r}: {bias!r}")
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
     """The strings that end a row.
 
     Raises:
-      ValueError: something else than strings, an empty one, one that is not Unicode, or more than LONGEST_STOPS bytes.
+      ValueError: not strings, an empty one, or more than LONGEST_STOPS bytes.
     """
     stops = [stop] if isinstance(stop, str) else items(stop)
     if stops is None or not all(isinstance(one, str) for one in stops):
         raise ValueError(f"stop must be a string or a list of strings, got {reprlib.repr(stop)}")
     if not all(stops):
-        raise ValueError("a stop string must not be empty: it would stop every row at once")
-    try:
-        size = sum(len(one.encode()) for one in stops)
-    except UnicodeEncodeError:
-        raise ValueError("a stop string holds half of a surrogate pair: it is not valid Unicode") from None
-    if any("\ufffd" in one for one in stops):
-        raise ValueError(
-            "a stop string holds U+FFFD, which stands for bytes that are no text: nothing is stopped by it"
-        )
+        raise ValueError("stop must not contain an empty string: it would stop every row at once")
+    size = sum(len(one.encode(errors="replace")) for one in stops)
     if size > LONGEST_STOPS:
-        raise ValueError(f"the stop strings have {size} bytes together, and may have {LONGEST_STOPS}: shorten them")
+        raise ValueError(f"stop has {size} bytes in total, at most {LONGEST_STOPS} are supported")
     return tuple(stops)
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """The integers of a sequence.
-
-    Raises:
-      ValueError: something else. Whether they are tokens is the vocabulary's to say.
-    """
+    """The integers of a sequence; raises ValueError for anything else."""
     given = items(value)
-    if given is None or not all(map(is_whole, given)):
-        raise ValueError(f"{name} must be a list of token ids, which are whole numbers; got {reprlib.repr(value)}")
+    if given is None or not all(map(is_integer, given)):
+        raise ValueError(f"{name} must be a list of token ids (integers), got {reprlib.repr(value)}")
     return tuple(int(one) for one in given)
 
 
@@ -140,38 +177,30 @@ def prompt_rows(prompts: Any) -> list[str | list[int]]:
     """Each prompt as text or as token ids.
 
     Raises:
-      ValueError: no prompt, or one that is neither; it is named.
+      ValueError: no prompt, or one that is neither; its number is in the message.
     """
     rows = [prompts] if isinstance(prompts, str) else items(prompts)
     if rows is None:
-        raise ValueError(f"{_kind('prompts are', prompts)}: give a string, or a list of strings or of token ids")
+        raise ValueError(f"prompts must be a string, or a list of strings or of token ids, got {_kind(prompts)}")
     if not rows:
-        raise ValueError("there is no prompt: give a string, or a list of strings or of token ids")
+        raise ValueError("prompts is empty: pass a string, or a list of strings or of token ids")
     return [_prompt(number, row) for number, row in enumerate(rows)]
 
 
 def _prompt(number: int, prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
-    if is_whole(prompt):
-        raise ValueError(f"prompt {number} is the single token {prompt}: give a list of prompts, [[1, 2, 3]] for one")
+    if is_integer(prompt):
+        raise ValueError(f"prompt {number} is the single token {prompt}: pass a list of prompts, [[1, 2, 3]] for one")
     ids = items(prompt)
     if ids is None:
-        raise ValueError(f"{_kind(f'prompt {number} is', prompt)}: give text, or a list of token ids")
+        raise ValueError(f"prompt {number} must be text or a list of token ids, got {_kind(prompt)}")
     for token in ids:
-        if not is_whole(token):
-            raise ValueError(f"prompt {number} holds {reprlib.repr(token)}, no token id: those are whole numbers")
+        if not is_integer(token):
+            raise ValueError(f"prompt {number} contains {reprlib.repr(token)}, which is not a token id (an integer)")
     return [int(token) for token in ids]
 
 
-def _kind(what: str, value: Any) -> str:
-    hint = ", which must be decoded to text first" if isinstance(value, bytes | bytearray) else ""
-    return f"{what} {'None' if value is None else f'of type {type(value).__name__}'}{hint}"
-
-
-def option_names(function: Callable, names: Iterable[str], *, caller: str) -> None:
-    """Raises TypeError for a name that is no keyword of the function, with the nearest that is."""
-    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in names:
-        if name not in known:
-            raise TypeError(f"{caller} has no option {name!r}{hint(name, known)}")
+def _kind(value: Any) -> str:
+    more = ", which must be decoded to text first" if isinstance(value, bytes | bytearray) else ""
+    return ("None" if value is None else type(value).__name__) + more

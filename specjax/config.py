@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import api, checks, defaults, presets, sampling, verify
+from specjax.checks import check_name
 from specjax.drafters import LoadedDrafter
 from specjax.loading import load
 from specjax.model import Model
-from specjax.names import check_name
 from specjax.naming import drafting
 from specjax.naming.grammar import Spec
 
@@ -53,8 +53,8 @@ class RunConfig:
             if not all(isinstance(one, str) for one in value):
                 raise ValueError(f"{name} of a preset must be texts, got {value!r}")
         check_name(self.dtype, DTYPES, "dtype")
-        checks.whole("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
-        checks.whole("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
+        checks.integer("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
+        checks.integer("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
         checks.stop_strings(self.stop)
         laws = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in laws})  # their ranges

@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specjax import names
+from specjax import checks
 
 T = TypeVar("T")
 
@@ -43,4 +43,4 @@ def told(error: BaseException, kind: Any) -> str:
         text = " ".join(str(error).split())
         return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
     known = [field.name for field in dataclasses.fields(kind)]
-    return f"no option is named {unknown[1]!r}{names.hint(unknown[1], known)} (known: {', '.join(known)})"
+    return f"no option is named {unknown[1]!r}{checks.hint(unknown[1], known)} (known: {', '.join(known)})"

@@ -132,7 +132,7 @@ def limit_programs(
     }  # fmt: skip
     for name, value in given.items():
         if value is not None:
-            setattr(_table, name, checks.whole(name, value, least=1))
+            setattr(_table, name, checks.integer(name, value, least=1))
     _table.shrink(_table.capacity)
 
 

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specjax.checks import hint, lookup
 from specjax.defaults import LARGEST_TREE
-from specjax.names import hint, lookup
 
 if TYPE_CHECKING:
     from specjax.drafters import LoadedDrafter

@@ -155,7 +155,7 @@ def advise(
     work = make_work(target, drafts, prompts, batch=batch, kinds=kinds, turns=turns, tell=tell, stop=stop, options={
         "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
     })  # fmt: skip
-    checks.whole("verify", verify, least=0)
+    checks.integer("verify", verify, least=0)
     notes = measure.fresh()
     measure.survey(work, notes)
     measured = measure.gather(notes)
@@ -200,7 +200,7 @@ def make_work(
     if len(given) > DRAFTS:
         raise ValueError(f"at most {DRAFTS} drafts are weighed, got {len(given)}: leave the least likely ones out")
     for name, value in (("batch", batch), ("turns", turns), ("max_new_tokens", options["max_new_tokens"])):
-        checks.whole(name, value, least=1)
+        checks.integer(name, value, least=1)
     if not (np.isfinite(options["temperature"]) and options["temperature"] >= 0):
         raise ValueError(f"temperature must be at least 0 and finite, got {options['temperature']}")
     kinds = [kind for kind in KINDS if not (given and kind in ways.SELF)] if kinds is None else kinds

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import files
-from specjax.names import check_name
+from specjax.checks import check_name
 
 AUTO = "auto"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.record import Record, Row, name
-from specjax.names import check_name
+from specjax.checks import check_name
 
 
 class Missing(Exception):

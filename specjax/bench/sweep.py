@@ -14,7 +14,7 @@ from specjax import defaults, presets
 from specjax.bench import formats, tasks
 from specjax.bench.record import Row
 from specjax.bench.runner import SMALLEST, Case, Missing, Shelf, check_sizes
-from specjax.names import check_name
+from specjax.checks import check_name
 
 NUMBERS = ("gamma", "temperature", "nodes")  # axes along which a line is drawn
 NAMES = ("draft", "drafter", "verifier")  # axes of names, in the preset's order

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specjax.bench.formats import Item
-from specjax.names import check_name
+from specjax.checks import check_name
 
 PLAIN, PREFIX, OWN, AUTO = "plain", "prefix", "own", "auto"
 

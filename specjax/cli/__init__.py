@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from specjax.checks import check_name, lookup
 from specjax.cli import platform
 from specjax.cli.arguments import one_line
-from specjax.names import check_name, lookup
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2

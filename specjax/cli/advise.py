@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from specjax import files
+from specjax.checks import check_name
 from specjax.cli import INTERRUPTED, checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
-from specjax.names import check_name
 
 PROG = "specjax advise"
 DONE = 0

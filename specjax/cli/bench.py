@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from specjax.checks import check_name
 from specjax.cli import checks
 from specjax.cli.arguments import parse
-from specjax.names import check_name
 from specjax.naming import drafting
 
 Row = dict[str, Any]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from specjax.checks import check_name
 from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
-from specjax.names import check_name
 from specjax.naming.grammar import Spec
 
 PROG = "specjax bench tasks"

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from specjax import plotting
+from specjax.checks import lookup
 from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
-from specjax.names import lookup
 from specjax.reproduce.setup import Experiment, Report, Setup
 
 PROG = "specjax reproduce"

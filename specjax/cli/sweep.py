@@ -9,10 +9,10 @@ import tyro
 
 from specjax import plotting
 from specjax.bench.sweep import Sweep
+from specjax.checks import lookup
 from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
-from specjax.names import lookup
 
 PROG = "specjax sweep"
 HOMES = (Path("configs/sweeps"), Path(__file__).resolve().parents[2] / "configs" / "sweeps")

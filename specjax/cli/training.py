@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specjax import files
+from specjax.checks import check_name
 from specjax.cli import checks
 from specjax.cli.progress import open_console
 from specjax.defaults import LARGEST_SEED
-from specjax.names import check_name
 
 if TYPE_CHECKING:
     from specjax.model import Model

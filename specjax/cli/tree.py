@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from specjax import files, trees
+from specjax.checks import lookup
 from specjax.cli import checks
 from specjax.cli.arguments import parse
-from specjax.names import lookup
 from specjax.theory import tokens
 from specjax.trees import ROOT, Tree
 

@@ -82,7 +82,7 @@ class GGUF(NamedTuple):
         return ValueError(f"{self.path} has metadata {name} {reprlib.repr(value)}: expected {wanted}")
 
     def _number(self, name: str, value: Any, *, whole: bool, least: int | None = None) -> Any:
-        if not (checks.is_whole(value) if whole else checks.is_number(value)):
+        if not (checks.is_integer(value) if whole else checks.is_number(value)):
             raise self.wrong(name, "a whole number" if whole else "a number", value)
         if least is not None and value < least:
             raise self.wrong(name, f"at least {least}", value)

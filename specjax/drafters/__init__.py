@@ -69,7 +69,7 @@ def model(
     if policy is None:
         if buckets is not None:
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
-        gamma = checks.whole("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
+        gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
         check_slack(draft, gamma, f"a draft of {gamma}")
         return LoadedDrafter(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
     if not isinstance(policy, Rule):
@@ -191,7 +191,7 @@ def suffix_tree(
 def _check_whole(**named: int) -> None:
     """Raises ValueError for what is no whole number, and for matches that are too long to be compared."""
     for name, value in named.items():
-        checks.whole(name, value, least=-checks.LARGEST, most=LONGEST_MATCH if name == "longest" else checks.LARGEST)
+        checks.integer(name, value, least=-checks.LARGEST, most=LONGEST_MATCH if name == "longest" else checks.LARGEST)
 
 
 def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> LoadedDrafter:
@@ -215,7 +215,7 @@ def table(fitted: Any, *, gamma: int = 5) -> LoadedDrafter:
     Raises:
       ValueError: no table, or laws that do not sum to 1.
     """
-    checks.whole("gamma", gamma, least=1)
+    checks.integer("gamma", gamma, least=1)
     if isinstance(fitted, str | os.PathLike):
         fitted = fitting.load(fitted)
     elif not isinstance(fitted, _table.Table):
@@ -247,7 +247,7 @@ def cascade(
     Raises:
       ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
     """
-    checks.whole("gamma", gamma, least=1)
+    checks.integer("gamma", gamma, least=1)
     longest = _positions(draft)
     if not isinstance(drafter, LoadedDrafter):
         raise ValueError(

@@ -62,7 +62,7 @@ def bound(model: Model, *, budget: int, selection: Selection, slack: int = 32, b
       ValueError: numbers below 1, or a selection that leaves no window.
     """
     for name, value in (("budget", budget), ("slack", slack), ("block", block)):
-        checks.whole(name, value, least=1)
+        checks.integer(name, value, least=1)
     kept = selection.kept(budget)
     choice = selection.choice(model, kept)
     if not (0 if choice is None else 1) <= kept < budget:

@@ -50,7 +50,7 @@ def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch
 def _compared(draft: Any, target: Any, **numbers: int):
     """Both vocabularies, their pairs, and the target's tokens in the draft's, after checks of what was asked."""
     for name, value in numbers.items():
-        checks.whole(name, value, least=1)
+        checks.integer(name, value, least=1)
     for role, given in (("draft", draft), ("target", target)):
         if not isinstance(getattr(given, "lm", None), LanguageModel):
             raise ValueError(f"the {role} of a bridge must be a model from specjax.load, got {type(given).__name__}")

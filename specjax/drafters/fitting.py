@@ -47,7 +47,7 @@ def fit(
     """
     sizes = {"vocab_size": vocab_size, "order": order, "successors": successors, "buckets": buckets}
     for name, value in sizes.items():
-        checks.whole(name, value, least=1)
+        checks.integer(name, value, least=1)
     if not checks.is_number(smoothing) or not 0 < smoothing < np.inf:
         raise ValueError(f"smoothing must be a number above 0, so that every token has some mass; got {smoothing!r}")
     parts = [np.asarray(part, np.int64).reshape(-1) for part in sequences]
@@ -138,7 +138,7 @@ def fit_samples(
     """
     import specjax  # generation is built on drafters, so it cannot be imported above them
 
-    checks.whole("batch", batch, least=1)
+    checks.integer("batch", batch, least=1)
     given = checks.prompt_rows(prompts)
     sequences = []
     for start in range(0, len(given), batch):

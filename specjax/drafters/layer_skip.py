@@ -31,7 +31,7 @@ def check_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
             raise ValueError(f"a model of {count} layer has none to skip: draft with another model or with ngram")
         return spread(count, max(count // 2, 1))
     given = checks.items(layers)
-    if not given or not all(map(checks.is_whole, given)) or given != sorted(set(given)) or given[0] < 0:
+    if not given or not all(map(checks.is_integer, given)) or given != sorted(set(given)) or given[0] < 0:
         given = []
     chosen = tuple(int(layer) for layer in given)
     if not chosen or chosen[-1] >= count:

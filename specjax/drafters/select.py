@@ -42,7 +42,7 @@ class SnapKV:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            checks.whole(field.name, getattr(self, field.name), least=1)
+            checks.integer(field.name, getattr(self, field.name), least=1)
 
     def kept(self, budget: int) -> int:
         return budget - self.window
@@ -82,7 +82,7 @@ class Retrieval:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            checks.whole(field.name, getattr(self, field.name), least=1)
+            checks.integer(field.name, getattr(self, field.name), least=1)
 
     def kept(self, budget: int) -> int:
         return (budget - self.window) // self.chunk * self.chunk

@@ -28,8 +28,8 @@ def small_kv(
       selection: what is kept beside the latest tokens.
     """
     needs_model("small_kv", target)
-    checks.whole("gamma", gamma, least=1)
-    checks.whole("budget", budget, least=1)
+    checks.integer("gamma", gamma, least=1)
+    checks.integer("budget", budget, least=1)
     kept = selection.kept(budget)
     drafter = _sparse.small_kv(target.lm, selection.choice(target, kept), gamma, budget, kept)
     return LoadedDrafter(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
@@ -62,7 +62,7 @@ def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = No
       layers: which layers draft (of the decoder, in T5), ascending; by default half, evenly spread.
     """
     needs_model("layer_skip", target)
-    checks.whole("gamma", gamma, least=1)
+    checks.integer("gamma", gamma, least=1)
     count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
     chosen = _layer_skip.check_layers(layers, count)
     drafter = _borrowed.chain_on_loan(target.variant(chosen=chosen), gamma)
@@ -77,7 +77,7 @@ def quantized(target: Any, *, gamma: int = 4) -> LoadedDrafter:
       gamma: draft tokens a round, at least 1.
     """
     needs_model("quantized", target)
-    checks.whole("gamma", gamma, least=1)
+    checks.integer("gamma", gamma, least=1)
     lm, weights = _quantized.int8(target)
     return LoadedDrafter(f"{target.name} in int8 x{gamma}", _borrowed.chain_on_loan(lm, gamma), weights, target)
 

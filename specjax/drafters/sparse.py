@@ -68,7 +68,7 @@ class Sinks:
     count: int = 4
 
     def __post_init__(self) -> None:
-        checks.whole("count", self.count, least=0)
+        checks.integer("count", self.count, least=0)
 
     def kept(self, budget: int) -> int:
         del budget

@@ -34,7 +34,7 @@ class Published:
     def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of at least `least`; without a default it must be there."""
         value = self._value(name, default)
-        return checks.whole(f"{name} in {self.kind}", value, least=least)
+        return checks.integer(f"{name} in {self.kind}", value, least=least)
 
     def real(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
         """A finite number above a bound; without a default it must be there."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax.names import hint, lookup
+from specjax.checks import hint, lookup
 
 LARGEST = 2**31 - 1
 

@@ -4,7 +4,7 @@ import enum
 from typing import NamedTuple
 
 from specjax.base import VerifyFn
-from specjax.names import lookup
+from specjax.checks import lookup
 from specjax.trees import ROOT, Tree
 from specjax.types import Siblings
 from specjax.verify.block import block as block_verification

@@ -70,7 +70,7 @@ def test_spec_bench_is_read_by_its_name(tmp_path):
         ("q.tsv", ["a\tb", "a b"], "auto", "line 2 is no pair: expected a sentence, a tab, its translation"),
         ("q.txt", [""], "auto", "q.txt holds no prompt"),
         ("q.parquet", ["x"], "auto", "its ending does not say what it holds"),
-        ("q.txt", ["x"], "xml", "no format of prompts is named 'xml' (known: auto, mt-bench"),
+        ("q.txt", ["x"], "xml", "unknown format of prompts 'xml' (known: auto, mt-bench"),
     ],
 )  # fmt: skip
 def test_a_file_of_another_format_is_told_by_its_line(name, entries, kind, said, tmp_path):

@@ -46,7 +46,7 @@ def test_tables_have_a_column_for_every_key(tmp_path):
         (["pair"], "needs --prompts"),
         (["pair", "--prompts", "absent.txt"], "absent.txt: no such prompts file"),
         (["plain", "--size", "7b"], "no OPT shape is named '7b'"),
-        (["plain", "--dtype", "int4"], "no dtype is named 'int4'"),
+        (["plain", "--dtype", "int4"], "unknown dtype 'int4'"),
         (["speculative", "--gamma", "0"], "--gamma must be at least 1, got 0"),
         (["plain", "--repeats", "0"], "--repeats must be at least 1, got 0"),
     ],

@@ -94,8 +94,8 @@ def test_pictures_of_every_axis(axis, tmp_path):
         ({"axis": "gama"}, "axis 'gama' is none of gamma,"),
         ({"ways": ()}, "ways of a sweep must be a tuple"),
         ({"count": 0}, "count must be a whole number of at least 1, got 0"),
-        ({"tasks": ("storey",)}, "no task is named 'storey'"),
-        ({"dtype": "float8"}, "no dtype is named 'float8'"),
+        ({"tasks": ("storey",)}, "unknown task 'storey'"),
+        ({"dtype": "float8"}, "unknown dtype 'float8'"),
         ({"temperatures": (-1.0,)}, "temperatures must be at least 0, got -1"),
         ({"file": "x.txt", "tasks": ("story", "chat")}, "are for one task"),
     ],
@@ -143,7 +143,7 @@ def test_there_is_a_preset_for_every_table_and_figure():
 def test_a_preset_with_a_misspelt_option(tmp_path):
     file = tmp_path / "p.py"
     file.write_text("from specjax.bench.sweep import Sweep\nSWEEP = Sweep('gamma', ('ngram',), cuont=3)\n")
-    with pytest.raises(ValueError, match=r"no option is named 'cuont', did you mean 'count'\?"):
+    with pytest.raises(ValueError, match=r"unknown option 'cuont', did you mean 'count'\?"):
         sweeps.read(file)
     file.write_text("SWEEP = 3\n")
     with pytest.raises(ValueError, match=r"defines no SWEEP = Sweep\(\.\.\.\)"):

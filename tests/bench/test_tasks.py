@@ -34,7 +34,7 @@ def test_chat_models_are_asked_between_their_marks():
     asked = f"Translate into German: {ITEM.text}"
     assert prompt("translation", "chatml") == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
     assert prompt("translation", "own", own=lambda said: f"<{said}>") == f"<{asked}>"
-    with pytest.raises(ValueError, match="no style of prompts is named 'alpaca'"):
+    with pytest.raises(ValueError, match="unknown style of prompts 'alpaca'"):
         prompt("story", "alpaca")
 
 

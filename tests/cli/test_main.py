@@ -29,8 +29,8 @@ def test_unknown_command_suggests(specjax_program):
     [
         (["tree"], "'tree' needs a second word: tree show"),
         (["tree", "--help"], "'tree' needs a second word: tree show"),
-        (["tree", "shwo", "chain", "3"], "no command is named 'tree shwo', did you mean 'tree show'?"),
-        (["train", "ml"], "no command is named 'train ml', did you mean 'train lm'?"),
+        (["tree", "shwo", "chain", "3"], "unknown command 'tree shwo', did you mean 'tree show'?"),
+        (["train", "ml"], "unknown command 'train ml', did you mean 'train lm'?"),
     ],
 )
 def test_a_second_word_that_is_missing_or_unknown(args, told, specjax_program):

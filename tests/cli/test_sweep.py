@@ -78,7 +78,7 @@ BAD = {
     "name": (["gama"], "did you mean 'gamma'"),
     "no file": (["absent.py"], "absent.py: no such preset"),
     "count": (["mine.py", "--count", "0"], "count must be a whole number of at least 1, got 0"),
-    "task": (["mine.py", "--tasks", "storey"], "no task is named 'storey'"),
+    "task": (["mine.py", "--tasks", "storey"], "unknown task 'storey'"),
     "no drafts": (["mine.py", "--file", "absent.txt"], "absent.txt"),
     "seed": (["mine.py", "--seed", "-1"], "seed must be a whole number in 0..4294967295, got -1"),
     "hot": (["mine.py", "--temperatures", "0", "1e300"], "at most 3.4028234663852886e+38, got 1e+300"),

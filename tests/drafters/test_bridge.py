@@ -410,7 +410,7 @@ def test_without_a_bridge_another_vocabulary_is_refused(tiny, letters):
 def test_what_cannot_be_bridged_is_refused(constructor, tiny, letters):
     with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
         constructor(tiny, letters, gamma=0)
-    with pytest.raises(ValueError, match="width must be a whole number, got True"):
+    with pytest.raises(ValueError, match="width must be an integer, got True"):
         constructor(tiny, letters, width=True)
     with pytest.raises(ValueError, match="stretch must be at least 1, got 0"):
         constructor(tiny, letters, stretch=0)

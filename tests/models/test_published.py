@@ -78,7 +78,7 @@ def test_a_folder_whose_configuration_is_wrong_is_named(tmp_path):
 
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     for changes, said in (
-        ({"vocab_size": "61"}, "vocab_size in the configuration of a llama model must be a whole number, got '61'"),
+        ({"vocab_size": "61"}, "vocab_size in the configuration of a llama model must be an integer, got '61'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))

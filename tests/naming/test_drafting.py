@@ -103,7 +103,7 @@ def test_gamma_and_policy_from_outside():
 
 
 BAD = {
-    "": "no drafter is named ''",
+    "": "unknown drafter ''",
     "modle": "did you mean 'model'",
     "small_kv": "did you mean 'small-kv'",
     "model:gama=3": "no setting 'gama', did you mean 'gamma'",

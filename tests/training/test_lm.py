@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
         (["--positions", "1099511627776"], "--positions must be at most 65536"),
         (["--vocab-size", "1180591620717411303424"], "--vocab-size must lie in"),
         (["--run", ""], "--run must name a folder of its own"),
-        (["--dtype", "int8"], "no dtype is named 'int8'"),
+        (["--dtype", "int8"], "unknown dtype 'int8'"),
         (["--distill", "2"], "must lie in 0..1"),
         (["--vocab-size", "259"], r"--vocab-size must lie in 260\.\.65536"),
         (["--vocab-size", "70000"], r"--vocab-size must lie in 260\.\.65536"),
