@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specjax import theory, trees
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "theory.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "concepts" / "theory.md"
 SIGMAS = 5  # of a Monte Carlo mean: a right formula fails once in two million; seeds are fixed
 chances = st.floats(0, 1)
 gammas = st.integers(0, 40)

@@ -1,7 +1,7 @@
 """A drafter to copy: it bets on what followed a token the last time that the row met it.
 
-docs/writing-a-drafter.md writes this file step by step. Real drafters differ in what they remember and in the law that
-they make of it; the rest stays as it is here.
+docs/guides/writing-a-drafter.md writes this file step by step. Real drafters differ in what they store and in the
+distribution that they derive from it; the rest stays as it is here.
 """
 
 from typing import NamedTuple

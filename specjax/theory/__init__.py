@@ -1,7 +1,8 @@
 """Closed forms of speculative decoding: expected tokens and cost of a round, speed-up, best draft length.
 
 All functions compute in float64 numpy and broadcast over their arguments; nothing here imports jax. Probabilities are
-in 0..1; costs are relative to one step of the target with one token per row. Formulas and examples: `docs/theory.md`.
+in 0..1; costs are relative to one step of the target with one token per row. Formulas and
+examples: `docs/concepts/theory.md`.
 """
 
 from specjax.theory.acceptance import alpha as alpha

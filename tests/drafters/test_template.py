@@ -17,7 +17,7 @@ from tests import battery, distributions
 from tests.battery import run, texts
 from tests.test_decoding import SAMPLED, draws_warped_and_tells_raw, exact_joint, sampled_counts
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-drafter.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "writing-a-drafter.md"
 V, GAMMA = battery.VOCAB, 3
 
 

@@ -35,6 +35,6 @@ def test_the_two_tables_of_the_report_agree_where_both_speak():
 
 
 def test_speeds_of_table_2_have_the_costs_that_they_imply():
-    """Negative for four rows, as docs/theory.md says: they lie above the formula with a free draft."""
+    """Negative for four rows, as docs/concepts/theory.md says: they lie above the formula with a free draft."""
     costs = [float(theory.implied_cost(one.alpha, one.gamma, one.speed)) for one in p.TABLE_2]
     assert sum(cost < 0 for cost in costs) == 4 and max(costs) == pytest.approx(0.279, abs=1e-3)
