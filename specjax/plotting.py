@@ -1,4 +1,4 @@
-"""Pictures as SVG or PNG files. matplotlib is imported when one is made."""
+"""Figures as SVG or PNG files, and the colors and axes that they share. matplotlib is imported when one is drawn."""
 
 import warnings
 from collections.abc import Callable
@@ -10,18 +10,24 @@ from specjax import files
 FORMATS = ("svg", "png")
 DPI = 150
 
+# Colors of Okabe and Ito, which color-blind readers can distinguish.
+INK, GREY, PALE = "#222222", "#8a8a8a", "#f2f2f2"
+GREEN, VERMILLION, BLUE, SKY, YELLOW, ORANGE, PURPLE = (
+    "#009e73", "#d55e00", "#0072b2", "#56b4e9", "#f0e442", "#e69f00", "#54278f",
+)  # fmt: skip
+COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)  # of lines, in this order
+
 
 def save(path: Path, draw: Callable[[Any], Any], *, font_size: float = 10.0) -> None:
-    """Draws into `path`, whose ending says the format; the file appears whole or not at all.
-
-    The same figure gives the same file: no date, no random names.
+    """Draws a figure into a file, atomically and reproducibly: the same figure gives the same bytes.
 
     Args:
-      draw: takes matplotlib's Figure class and returns a figure.
-      font_size: points, of text that asks for no other.
+      path: file with the suffix .svg or .png.
+      draw: receives matplotlib's Figure class and returns a figure.
+      font_size: default text size in points.
 
     Raises:
-      ValueError: matplotlib is not installed, or the ending is another.
+      ValueError: matplotlib is not installed, or another suffix.
     """
     kind = path.suffix[1:]
     if kind not in FORMATS:
@@ -35,14 +41,24 @@ def save(path: Path, draw: Callable[[Any], Any], *, font_size: float = 10.0) -> 
         matplotlib.rc_context({"svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": font_size}),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # shown as a box, and so be it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box
         metadata = {"Date": None} if kind == "svg" else None
         draw(Figure).savefig(aside, format=kind, dpi=DPI, metadata=metadata)
 
 
 def require() -> None:
-    """Raises ValueError where matplotlib is not installed."""
+    """Raises ValueError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ValueError("drawing pictures needs matplotlib (pip install 'specjax[plot]')") from error
+
+
+def finish(axes: Any, x: str, y: str, title: str) -> None:
+    """Labels the axes, removes the frame and adds horizontal grid lines."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=11, loc="left", parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", lw=0.7)
+    axes.set_axisbelow(True)

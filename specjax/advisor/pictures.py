@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from specjax import plotting
 from specjax.advisor import say, ways
-from specjax.trace.pictures import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
+from specjax.plotting import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILLION
 
 if TYPE_CHECKING:
     from specjax.advisor.desk import Advice

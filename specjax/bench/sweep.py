@@ -268,7 +268,7 @@ def best(found: Sequence[tuple[Point, Row]]) -> list[str]:
 
 def picture(new_figure: Any, sweep: Sweep, lines: Sequence[Curve], *, title: str) -> Any:
     """Two panels over the axis: tokens a call, and speed over plain decoding. Takes matplotlib's Figure class."""
-    from specjax.bench.axes import COLOURS, finish
+    from specjax.plotting import COLORS, finish
 
     figure = new_figure(figsize=(9.6, 4.4), layout="constrained")
     panels = figure.subplots(1, 2)
@@ -278,7 +278,7 @@ def picture(new_figure: Any, sweep: Sweep, lines: Sequence[Curve], *, title: str
         for number, line in enumerate(lines):
             x = line.x if numbers else [places.index(one) for one in line.x]
             axes.plot(
-                x, [row[name] for row in line.rows], color=COLOURS[number % len(COLOURS)], lw=1.8 if numbers else 0,
+                x, [row[name] for row in line.rows], color=COLORS[number % len(COLORS)], lw=1.8 if numbers else 0,
                 marker="os^Dv"[number % 5], ms=6, label=line.name,
             )  # fmt: skip
         axes.axhline(1, color="#8a8a8a", lw=0.9, ls="--")

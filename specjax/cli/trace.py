@@ -1,4 +1,4 @@
-"""`specjax trace`: every round of a request on record, in the terminal and as pictures."""
+"""`specjax trace`: every round of a request, in the terminal, as figures and as JSON."""
 
 import dataclasses
 import json
@@ -17,44 +17,44 @@ from specjax.cli.generate import told_help
 from specjax.cli.options import Drafting, Flag, Models, Options, Sampling, Stopping, arg
 from specjax.cli.prompts import read_prompts
 from specjax.defaults import LARGEST_TREE
-from specjax.naming.grammar import Spec
+from specjax.registry import Strategy
 from specjax.streaming import interrupts_wait
 
 PROG = "specjax trace"
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
-FILE, USUAL, OTHER = "rounds.jsonl", 3, 7
+FILE = "rounds.jsonl"
+LANES = (3, 7)  # draft lengths of the walltime diagram next to that of the request: the first that differs
 
 
 @dataclasses.dataclass(frozen=True)
 class Tracing:
-    """What is written where. Without --output and --json the pictures are drawn in the terminal alone."""
+    """Output. Without --output and --json the figures are drawn in the terminal only."""
 
     output: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
-    """Write rounds.jsonl and the pictures strip, walltime and depth into this folder (pictures need matplotlib)."""
+    """Write rounds.jsonl and the figures strip, walltime and depth into this folder (figures require matplotlib)."""
     format: tuple[Literal["svg", "png"], ...] = ("svg", "png")
-    """Of the pictures; one or both."""
+    """Formats of the figures."""
     gammas: Annotated[
-        tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: that of the run, and 3)")
+        tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: that of the request, and 3)")
     ] = ()
-    """Draft lengths of the walltime diagram: a lane each, above plain decoding."""
+    """Draft lengths of the walltime diagram, one lane each above plain decoding."""
     repeats: Annotated[int, arg(metavar="N")] = 3
-    """Runs that are timed; the median counts, round by round."""
+    """Timed runs; the median of each round counts."""
     rounds: Annotated[int, arg(metavar="N")] = 40
-    """Most rounds of a text that a strip shows."""
+    """Most rounds per text in a strip."""
     json: Flag = False
-    """Print the records on stdout and nothing else: one JSON object a line."""
+    """Print only the records on stdout: one JSON object per line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceOptions:
-    """Show what happens in every round: which tokens were drafted, accepted, refused and corrected, and where the
-    time goes.
+    """Show every round of a request: tokens that were drafted, accepted, rejected and corrected, and the time spent.
 
     specjax trace "Once upon a time"
 
     specjax trace "Once upon a time" --gamma 7 --gammas 7 3 --temperature 0 --output pictures
 
-    specjax trace --target bundled/t5-target --draft bundled/t5-draft "translate English to German: Good morning."
+    specjax trace --target bundled/t5-target --draft bundled/t5-draft "Good morning."
 
     specjax trace --prompts questions.jsonl --drafter ngram --json > rounds.jsonl
     """
@@ -62,9 +62,9 @@ class TraceOptions:
     prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
     """Text to continue; several make a batch."""
     prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """More prompts: a text file, one a line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    """More prompts: a text file, one per line, or .jsonl with a "prompt" in each line; - reads stdin."""
     config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
-    """A preset, as in configs/: what it says holds where the command line says nothing. It is Python, and is run."""
+    """A preset, as in configs/; command-line options override it. The file is executed as Python."""
     models: Models = dataclasses.field(default_factory=Models)
     drafting: Drafting = dataclasses.field(default_factory=Drafting)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
@@ -72,7 +72,7 @@ class TraceOptions:
     tracing: Tracing = Tracing()
 
     def request(self) -> Options:
-        """The same as options of `specjax generate`."""
+        """These options as options of `specjax generate`."""
         own = {"tracing"}
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in own}
         return Options(**shared)
@@ -82,7 +82,7 @@ def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
-      ValueError, OSError: bad input; nothing has been decoded then.
+      ValueError, OSError: invalid input, before anything is decoded.
     """
     options = parse(TraceOptions, args, prog=PROG)
     if told_help(options.drafting):
@@ -105,50 +105,49 @@ def main(args: Sequence[str]) -> int:
 
 
 def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
-    """Checks, loads, traces and tells; jax is imported here, after the arguments have been read."""
-    with interrupts_wait(lambda: True):  # an import of jax that Ctrl-C cuts short takes the process down with it
+    """Checks, loads, traces and prints. Imports jax only after the arguments have been parsed."""
+    with interrupts_wait(lambda: True):  # Ctrl-C during an import of jax would abort the process
         from specjax import api
         from specjax.cli import record, report, setup
         from specjax.cli.progress import Progress, deferred_interrupt, open_console
         from specjax.naming import drafting
         from specjax.trace import rounds, strip
     chosen = setup.plan(request)
-    check(tracing, chosen.drafter)
-    drawn = tracing.output is not None or not tracing.json
+    strategy = Strategy.parse(drafting.label(chosen.drafter))
+    check(tracing, strategy)
     console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=True) as progress:
         with interrupts_wait(lambda: False):
             target, drafts = setup.load_parts(request, chosen, progress.tell)
-            guide = drafting.make(chosen.drafter, target, drafts)
-        verifier = api.named_verifier(guide, chosen.verifier)
-        work = Work(target, prompts, setup.decode_options(request, chosen), tracing.repeats, progress.tell)
+            drafter = strategy.build(target, drafts)
+        verifier = api.named_verifier(drafter, chosen.verifier)
+        options = setup.decode_options(request, chosen)
+        trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.tell("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
         with deferred_interrupt(once=lambda: bool(begun)) as asked:
-            halt = lambda: begun.append(True) or asked()
-            trace = rounds.record(target, prompts, guide, work.options, repeats=work.repeats, stop=halt)
+            trace = trace_with(drafter, options, stop=lambda: begun.append(True) or asked())
             interrupted = asked()
         lanes = []
-        if drawn and not interrupted:
-            make = lambda gamma: drafting.make(drafting.with_gamma(chosen.drafter, gamma), target, drafts)
-            own = trace.guide.drafter.tree.width - 1
-            gammas = lane_gammas(own, tracing.gammas) if drafting.takes_gamma(chosen.drafter) else []
-            lanes = measure_lanes(work, trace, make, gammas)
-    about = header(request, target, guide, prompts, trace, verifier)
-    content = [about, *rounds.records(trace, strip.speller(target.text)), closing(trace)]
+        if (tracing.output is not None or not tracing.json) and not interrupted:
+            make = lambda gamma: strategy.replace_settings(gamma=gamma).build(target, drafts)
+            gammas = lane_gammas(strategy.gamma, tracing.gammas) if strategy.takes_gamma else []
+            lanes = measure_lanes(trace, gammas, make, trace_with, options, progress.tell)
+    content = [header(request, target, trace, prompts, verifier)]
+    content += [*rounds.records(trace, strip.speller(target.text)), closing(trace)]
     written = "\n".join(map(json_line, content))
+    view = TraceView(trace, target, lanes, tracing.rounds, "" if verifier.lossless else ", LOSSY")
     if tracing.json:
         record.tell(written)
-    shown = Shown(trace, target, lanes, tracing.rounds, "" if verifier.lossless else ", LOSSY")
-    if not tracing.json:
-        in_terminal(console, shown)
-        report.show(console, report.closing_table(trace.out, target, guide, verifier.name))
+    else:
+        in_terminal(console, view)
+        report.show(console, report.closing_table(trace.out, target, drafter, verifier.name))
     for line in report.warnings(trace.out):
         errors.print(f"{PROG}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
         files.write_text(tracing.output / FILE, written + "\n")
-        names = as_pictures(tracing.output, shown, tracing.format)
+        names = as_pictures(tracing.output, view, tracing.format)
         if not tracing.json:
             console.print(f"\nwrote {', '.join([FILE, *names])} in {tracing.output}", soft_wrap=True, markup=False)
     if interrupted:
@@ -156,19 +155,14 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     return BROKEN_MODEL if "nan" in trace.out.stop_reasons else DONE
 
 
-def check(tracing: Tracing, drafter: Spec) -> None:
-    """Raises ValueError for what cannot work, before any work."""
-    from specjax.naming import drafting
-
-    if any(gamma < 1 for gamma in tracing.gammas):
-        raise ValueError(
-            f"--gammas must be at least 1, got {min(tracing.gammas)}; a lane of plain decoding is always there"
-        )
-    if any(gamma >= LARGEST_TREE for gamma in tracing.gammas):
-        raise ValueError(f"--gammas must be at most {LARGEST_TREE - 1}, got {max(tracing.gammas)}")
+def check(tracing: Tracing, strategy: Strategy) -> None:
+    """Raises ValueError for invalid options, before any work."""
+    for gamma in tracing.gammas:
+        if not 1 <= gamma < LARGEST_TREE:
+            raise ValueError(f"--gammas must be in 1..{LARGEST_TREE - 1}, got {gamma}")
     checks.once(gammas=tracing.gammas)
-    if tracing.gammas and not drafting.takes_gamma(drafter):
-        raise ValueError(f"--gammas has no meaning for the drafter {drafting.label(drafter)!r}: leave it out")
+    if tracing.gammas and not strategy.takes_gamma:
+        raise ValueError(f"--gammas does not apply to drafter {strategy.text!r}, which has no draft length")
     checks.at_least(1, rounds=tracing.rounds, repeats=tracing.repeats)
     checks.formats(tracing.format)
     if tracing.output is None:
@@ -177,72 +171,70 @@ def check(tracing: Tracing, drafter: Spec) -> None:
     plotting.require()
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
+# --- lanes of the walltime diagram -----------------------------------------------------------------------------------
 
 
-class Work(NamedTuple):
-    """The request, as `rounds.record` takes it."""
-
-    target: Any
-    prompts: Sequence[str]
-    options: dict[str, Any]
-    repeats: int
-    tell: Callable[[str], None]
-
-
-def lane_gammas(run: int, asked: Sequence[int]) -> list[int]:
-    """Draft lengths of the walltime diagram: those asked for, else that of the run (0: plain) and another."""
-    if asked or run == 0:
+def lane_gammas(own: int | None, asked: Sequence[int]) -> list[int]:
+    """Draft lengths of the walltime diagram: as given, else that of the request and one other."""
+    if asked or not own:
         return list(asked)
-    return [run, OTHER if run == USUAL else USUAL]
+    return [own, next(gamma for gamma in LANES if gamma != own)]
 
 
-def measure_lanes(work: Work, trace: Any, make: Callable[[int], Any], gammas: Sequence[int]) -> list[Any]:
-    """The walltime of each draft length and of plain decoding, one lane each; the run's own is there already.
+def measure_lanes(
+    trace: Any,
+    gammas: Sequence[int],
+    make: Callable[[int], Any],
+    trace_with: Callable[..., Any],
+    options: dict[str, Any],
+    tell: Callable[[str], None],
+) -> list[Any]:
+    """One lane per draft length and one of plain decoding; that of the request itself is already measured.
 
     Args:
-      make: the drafter of a draft length.
-      gammas: none where the drafter has no such choice; then its lane is called "drafted".
+      gammas: empty for drafters without a draft length, whose lane is named "drafted".
+      make: the drafter with a given draft length.
+      trace_with: (drafter, options) -> Trace.
     """
     from specjax import drafters
-    from specjax.trace import lanes, rounds
+    from specjax.trace import lanes
 
-    def record(name: str, guide: Any, options: dict[str, Any]) -> Any:
-        work.tell(f"decoding with {name} for the walltime diagram")
-        return lanes.lane(name, rounds.record(work.target, work.prompts, guide, options, repeats=work.repeats))
+    own = trace.drafter.drafter.tree.width - 1
 
-    own = trace.guide.drafter.tree.width - 1
+    def lane(name: str, drafter: Any, options: dict[str, Any]) -> Any:
+        tell(f"decoding with {name} for the walltime diagram")
+        return lanes.lane(name, trace_with(drafter, options))
+
     found = [] if gammas or own == 0 else [lanes.lane("drafted", trace)]
     for gamma in gammas:
         name = f"\u03b3 = {gamma}"
-        found.append(lanes.lane(name, trace) if gamma == own else record(name, make(gamma), work.options))
+        found.append(lanes.lane(name, trace) if gamma == own else lane(name, make(gamma), options))
     if own == 0:
         return [*found, lanes.lane("plain", trace)]
-    return [*found, record("plain", drafters.plain(), work.options | {"verifier": None})]
+    return [*found, lane("plain", drafters.plain(), options | {"verifier": None})]
 
 
-# --- telling ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
-def header(
-    request: Options, target: Any, guide: Any, prompts: Sequence[str], trace: Any, verifier: Any
-) -> dict[str, Any]:
-    """The first record: what ran, on what, and what came before the first round."""
+def header(request: Options, target: Any, trace: Any, prompts: Sequence[str], verifier: Any) -> dict[str, Any]:
+    """The first record: models, settings, prompts and their prefill time."""
     from specjax import __version__
     from specjax.bench import machine
     from specjax.cli import record
 
+    drafter = trace.drafter
     return {
-        "kind": "run", "target": target.name, "drafter": guide.name,
-        "draft": guide.source.name if guide.source is not None else None, "verifier": verifier.name,
-        "lossless": verifier.lossless, "draft_calls": trace.calls, "prompts": list(prompts),
-        "prompt_tokens": trace.prompts, "seconds": {"target": trace.reading.target, "draft": trace.reading.draft},
+        "kind": "run", "target": target.name, "drafter": drafter.name,
+        "draft": drafter.source.name if drafter.source is not None else None, "verifier": verifier.name,
+        "lossless": verifier.lossless, "draft_steps": trace.draft_steps, "prompts": list(prompts),
+        "prompt_tokens": trace.prompts, "seconds": trace.prefill._asdict(),
         "settings": record.settings(request), "versions": {"specjax": __version__, **machine.versions()},
     }  # fmt: skip
 
 
 def closing(trace: Any) -> dict[str, Any]:
-    """The last record: what came of it."""
+    """The last record: texts and statistics."""
     from specjax.trace import rounds
 
     return {
@@ -253,15 +245,15 @@ def closing(trace: Any) -> dict[str, Any]:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """A record as strict JSON on a line of its own, for readers too that take more characters for line breaks."""
+    """A record as strict JSON on one line, also for readers that treat U+0085, U+2028 and U+2029 as line breaks."""
     line = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
     for char in ("\x85", "\u2028", "\u2029"):
         line = line.replace(char, f"\\u{ord(char):04x}")
     return line
 
 
-class Shown(NamedTuple):
-    """What terminal and pictures show."""
+class TraceView(NamedTuple):
+    """Content of the terminal and the figures."""
 
     trace: Any
     target: Any
@@ -271,60 +263,57 @@ class Shown(NamedTuple):
 
     @property
     def pair(self) -> str:
-        return f"target {self.target.name}, drafter {self.trace.guide.name}{self.warning}"
+        return f"target {self.target.name}, drafter {self.trace.drafter.name}{self.warning}"
 
     @property
     def models(self) -> str:
-        """The pair without its draft length, which is each lane's own."""
-        source = self.trace.guide.source
-        return f"target {self.target.name}, " + (f"draft {source.name}" if source else f"drafter {self._drafter}")
-
-    @property
-    def _drafter(self) -> str:
-        return self.trace.guide.name.rsplit(" x", 1)[0]
+        """The pair without a draft length, which each lane has of its own."""
+        drafter = self.trace.drafter
+        draft = f"draft {drafter.source.name}" if drafter.source else f"drafter {drafter.name.rsplit(' x', 1)[0]}"
+        return f"target {self.target.name}, {draft}"
 
     def strip(self, row: int) -> tuple[list[Any], str, str]:
-        """Lines, title, and a note of what is left out."""
+        """Lines, title, and a note on the number of rounds shown."""
         from specjax.trace import strip
 
         lines = strip.lines(self.trace, row, self.target.text, most=self.most)
-        number = f"Text {row + 1}, round by round" if self.trace.rows > 1 else "Round by round"
-        every = len(self.trace.blocks(row))
+        number = f"Text {row + 1}, round by round" if len(self.trace.prompts) > 1 else "Round by round"
+        every = len(self.trace.row(row))
         note = f"the first {len(lines)} of {every} rounds" if len(lines) < every else ""
         return lines, f"{number}: {self.pair}", note
 
 
-def in_terminal(console: Any, shown: Shown) -> None:
-    """All pictures as text."""
+def in_terminal(console: Any, view: TraceView) -> None:
+    """All figures as text."""
     from specjax.cli import trace_drawing
     from specjax.trace import rounds
 
-    for row in range(shown.trace.rows):
-        lines, title, note = shown.strip(row)
+    for row in range(len(view.trace.prompts)):
+        lines, title, note = view.strip(row)
         trace_drawing.strip(console, lines, title=title + (f" ({note})" if note else ""))
-    if shown.lanes:
-        trace_drawing.walltime(console, shown.lanes, title=f"Walltime: {shown.models}")
-    found = rounds.by_depth(shown.trace)
+    if view.lanes:
+        trace_drawing.walltime(console, view.lanes, title=f"Walltime: {view.models}")
+    found = rounds.by_depth(view.trace)
     if found:
         trace_drawing.depths(console, found, title="Acceptance by depth")
 
 
-def as_pictures(folder: Path, shown: Shown, formats: Sequence[str]) -> list[str]:
-    """Writes the pictures, and returns their names."""
+def as_pictures(folder: Path, view: TraceView, formats: Sequence[str]) -> list[str]:
+    """Writes the figures and returns their file names."""
     from specjax.trace import pictures, rounds
 
     drawn: dict[str, Callable[[Any], Any]] = {}
-    for row in range(shown.trace.rows):
-        lines, title, note = shown.strip(row)
-        name = "strip" if shown.trace.rows == 1 else f"strip_{row + 1}"
+    for row in range(len(view.trace.prompts)):
+        lines, title, note = view.strip(row)
+        name = "strip" if len(view.trace.prompts) == 1 else f"strip_{row + 1}"
         if lines:
             drawn[name] = partial(pictures.strip, lines=lines, title=title, note=note)
-    if shown.lanes:
-        title = f"Walltime of one request, compiling apart: {shown.models}"
-        drawn["walltime"] = partial(pictures.walltime, lanes=shown.lanes, title=title)
-    found = rounds.by_depth(shown.trace)
+    if view.lanes:
+        title = f"Walltime of one request without compilation: {view.models}"
+        drawn["walltime"] = partial(pictures.walltime, lanes=view.lanes, title=title)
+    found = rounds.by_depth(view.trace)
     if found:
-        drawn["depth"] = partial(pictures.depths, found=found, title=f"Acceptance by depth: {shown.pair}")
+        drawn["depth"] = partial(pictures.depths, found=found, title=f"Acceptance by depth: {view.pair}")
     for name, draw in drawn.items():
         for kind in formats:
             plotting.save(folder / f"{name}.{kind}", draw)

@@ -1,4 +1,4 @@
-"""A trace in the terminal: the strip of tokens, the walltime lanes, acceptance by depth; marks where no color is."""
+"""A trace in the terminal: strip of tokens, walltime lanes, acceptance by depth. Brackets replace missing colors."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from rich.text import Text as Words
 
 from specjax.cli.live import colored
 from specjax.trace import lanes as timing
-from specjax.trace.lanes import Kind, Lane
-from specjax.trace.rounds import Depth
-from specjax.trace.strip import Line, Mark, tail, used
+from specjax.trace.lanes import Activity, Lane
+from specjax.trace.rounds import DepthCount
+from specjax.trace.strip import Mark, StripLine, tail, used
 
 STYLES = {
     Mark.CONTEXT: "dim", Mark.ACCEPTED: "green", Mark.REJECTED: "red strike", Mark.UNTESTED: "dim italic",
@@ -22,15 +22,15 @@ MARKS = {
     Mark.CORRECTION: ("{+", "+}"), Mark.BONUS: ("{*", "*}"),
 }  # fmt: skip
 BARS = {
-    Kind.TARGET_PROMPT: ("▓", "yellow"), Kind.DRAFT_PROMPT: ("▒", "dark_orange"), Kind.DRAFT: ("░", "cyan"),
-    Kind.TARGET: ("█", "magenta"),
+    Activity.TARGET_PROMPT: ("▓", "yellow"), Activity.DRAFT_PROMPT: ("▒", "dark_orange"), Activity.DRAFT: ("░", "cyan"),
+    Activity.TARGET: ("█", "magenta"),
 }  # fmt: skip
-CONTEXT = 24  # columns of what stood before
+CONTEXT = 24  # columns
 BAR = 24
 
 
-def strip(console: Console, lines: Sequence[Line], *, title: str) -> None:
-    """One line a round: the end of what stood before, then the round's tokens, marked by color or by brackets."""
+def strip(console: Console, lines: Sequence[StripLine], *, title: str) -> None:
+    """One line per round: the end of the context, then the tokens of the round, marked by color or brackets."""
     colors = colored(console)
     console.print(Words(title, style="bold"))
     for line in lines:
@@ -52,7 +52,7 @@ def strip(console: Console, lines: Sequence[Line], *, title: str) -> None:
 
 
 def walltime(console: Console, lanes: Sequence[Lane], *, title: str) -> None:
-    """One bar a run on a common time axis."""
+    """One bar per request on a common time axis."""
     width = max(min(console.width, 160) - 16, 20)
     whole = timing.longest(lanes)
     console.print()
@@ -62,19 +62,19 @@ def walltime(console: Console, lanes: Sequence[Lane], *, title: str) -> None:
         for kind in timing.columns(one, seconds=whole, width=width):
             words.append(BARS[kind][0] if kind else " ", style=BARS[kind][1] if kind else "")
         console.print(words, soft_wrap=True, highlight=False)
-        console.print(Words(" " * 14 + timing.told(one), style="dim"), soft_wrap=True, highlight=False)
+        console.print(Words(" " * 14 + timing.summary(one), style="dim"), soft_wrap=True, highlight=False)
     end = f"{1e3 * whole:.4g} ms"
     console.print(Words(" " * 14 + "0" + end.rjust(width - 1), style="dim"), soft_wrap=True)
     legend = Words(" " * 14)
-    for kind in Kind:
-        if any(call.kind is kind for one in lanes for call in one.calls):
+    for kind in Activity:
+        if any(span.kind is kind for one in lanes for span in one.spans):
             legend.append(BARS[kind][0] * 2, style=BARS[kind][1])
             legend.append(f" {kind.value}   ")
     console.print(legend, soft_wrap=True, highlight=False)
 
 
-def depths(console: Console, found: Sequence[Depth], *, title: str) -> None:
-    """One line a depth: the rate, the counts, a bar, and the share of all rounds that accepted so many."""
+def depths(console: Console, found: Sequence[DepthCount], *, title: str) -> None:
+    """One line per depth: rate, counts, a bar, and the share of all rounds that accepted as many."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     for name in ("depth", "accepted / tested", "", "of all rounds"):
         table.add_column(name, justify="left" if not name else "right")

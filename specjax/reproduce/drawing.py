@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.bench.axes import COLOURS, INK, finish
 from specjax.bench.record import Row
+from specjax.plotting import COLORS, INK, finish
 
 
 def best_gamma(new_figure: Any, rows: Sequence[Row]) -> Any:
     """Steps: the best gamma by alpha, a line for each c."""
     figure = new_figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for row, color in zip(rows, COLOURS, strict=False):
+    for row, color in zip(rows, COLORS, strict=False):
         axes.step(row["alpha"], row["gamma"], where="mid", color=color, lw=1.8)
         axes.annotate(
             f"c = {row['c']}", (row["alpha"][-1], row["gamma"][-1]), xytext=(5, 0), textcoords="offset points",
@@ -28,7 +28,7 @@ def factors(new_figure: Any, rows: Sequence[Row], points: Sequence[Any]) -> Any:
     figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, name, title in zip(panels, ("speed", "operations"), ("Speed", "Operations"), strict=True):
-        for row, color in zip(rows, COLOURS, strict=False):
+        for row, color in zip(rows, COLORS, strict=False):
             axes.plot(row["alpha"], row[name], color=color, lw=1.8, label=f"γ = {row['gamma']}")
         printed = [(one.alpha, getattr(one, name)) for one in points]
         axes.scatter(*zip(*printed, strict=True), marker="x", color=INK, zorder=4, label="table 1, printed")
@@ -44,7 +44,7 @@ def lanes(new_figure: Any, rows: Sequence[Row]) -> Any:
 
     made = [
         timing.Lane(
-            row["lane"], tuple(timing.Call(timing.Kind[kind], start, spent) for kind, start, spent in row["calls"]),
+            row["lane"], tuple(timing.Span(timing.Activity[kind], start, spent) for kind, start, spent in row["calls"]),
             row["tokens"],
         )
         for row in rows

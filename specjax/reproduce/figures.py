@@ -137,8 +137,8 @@ def trace_cases(setup: Setup, items: Items) -> list[Case]:
         trace = rounds.record(job.target, job.prompts, guide, options, repeats=setup.repeats)
         lane = lanes.lane(f"γ = {gamma}" if gamma else "standard", trace)
         return [{
-            "gamma": gamma, "lane": lane.name, "tokens": lane.tokens, "target_calls": lane.target_calls,
-            "seconds": lane.seconds, "calls": [[call.kind.name, call.start, call.seconds] for call in lane.calls],
+            "gamma": gamma, "lane": lane.name, "tokens": lane.tokens, "target_calls": lane.target_passes,
+            "seconds": lane.seconds, "calls": [[call.kind.name, call.start, call.seconds] for call in lane.spans],
         }]  # fmt: skip
 
     stand = target.drafts[SMALL].name

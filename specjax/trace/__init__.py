@@ -1,5 +1,5 @@
-"""What happened in every round of a run: records, and their layout for pictures.
+"""Traces: what happened in every round of a request, and its layout for figures.
 
-rounds.py measures; lanes.py and strip.py lay out what was measured, without a picture library; pictures.py draws
-(matplotlib) and cli/trace_drawing.py prints.
+rounds.py records a request; strip.py and lanes.py lay it out without a plotting library; pictures.py draws with
+matplotlib, cli/trace_drawing.py in the terminal.
 """

@@ -1,6 +1,6 @@
-"""A trace as pictures, SVG or PNG: the strip of tokens, the walltime diagram, acceptance by depth (matplotlib).
+"""Figures of a trace with matplotlib: strip of tokens, walltime diagram, acceptance by depth.
 
-Colors are those of Okabe and Ito, which color-blind readers tell apart; what they say is said by shape as well.
+Every color has a second cue, such as a line style or a height.
 """
 
 import math
@@ -8,24 +8,20 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from specjax.trace.lanes import Kind, Lane, longest, told
-from specjax.trace.rounds import Depth
-from specjax.trace.strip import Cell, Line, Mark, used, wrap
-
-INK, GREY, PALE = "#222222", "#8a8a8a", "#f2f2f2"
-GREEN, VERMILLION, BLUE, SKY, YELLOW, ORANGE, PURPLE = (
-    "#009e73", "#d55e00", "#0072b2", "#56b4e9", "#f0e442", "#e69f00", "#54278f",
-)  # fmt: skip
+from specjax.plotting import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE, SKY, VERMILLION, YELLOW
+from specjax.trace.lanes import Activity, Lane, longest, summary
+from specjax.trace.rounds import DepthCount
+from specjax.trace.strip import Mark, StripCell, StripLine, used, wrap
 
 # --- the strip of tokens ---------------------------------------------------------------------------------------------
 
-FONT, MONO, LETTER = 9.0, "DejaVu Sans Mono", 0.602  # points; its letters are this many points wide a point
-WIDTH, CONTEXT = 110, 12  # columns of a line; of them, at least this many may show what stood before
+FONT, MONO, LETTER = 9.0, "DejaVu Sans Mono", 0.602  # size in points, family, width of a letter relative to the size
+WIDTH, CONTEXT = 110, 12  # columns of a line, and the least number of them for the context
 ROW = 16.0  # points from one row to the next
 
 
-class Style(NamedTuple):
-    """How a mark is drawn."""
+class MarkStyle(NamedTuple):
+    """Appearance of a mark."""
 
     text: str
     fill: str
@@ -36,21 +32,21 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    Mark.CONTEXT: Style(GREY, "none", "none"),
-    Mark.ACCEPTED: Style(INK, "#b5e3d3", GREEN),
-    Mark.REJECTED: Style(INK, "#f7cfae", VERMILLION, struck=True),
-    Mark.UNTESTED: Style(GREY, PALE, GREY, line="dashed"),
-    Mark.CORRECTION: Style("white", BLUE, BLUE, bold=True),
-    Mark.BONUS: Style(BLUE, "white", BLUE, bold=True),
+    Mark.CONTEXT: MarkStyle(GREY, "none", "none"),
+    Mark.ACCEPTED: MarkStyle(INK, "#b5e3d3", GREEN),
+    Mark.REJECTED: MarkStyle(INK, "#f7cfae", VERMILLION, struck=True),
+    Mark.UNTESTED: MarkStyle(GREY, PALE, GREY, line="dashed"),
+    Mark.CORRECTION: MarkStyle("white", BLUE, BLUE, bold=True),
+    Mark.BONUS: MarkStyle(BLUE, "white", BLUE, bold=True),
 }
 
 
-def strip(new_figure: Any, lines: Sequence[Line], *, title: str, note: str = "") -> Any:
-    """One row of tokens a round: what stood before, accepted, rejected, and the target's own, as boxes.
+def strip(new_figure: Any, lines: Sequence[StripLine], *, title: str, note: str = "") -> Any:
+    """Strip of tokens: one line per round with the context, accepted and rejected tokens, and the target's token.
 
     Args:
-      lines: of one row of the batch, from `strip.lines`.
-      note: stands below, such as how many rounds are left out.
+      lines: lines of one row of the batch, from `strip.lines`.
+      note: text below the figure, such as the number of rounds shown.
     """
     wrapped = [wrap(line, WIDTH, context=CONTEXT) for line in lines]
     rows = sum(map(len, wrapped))
@@ -78,7 +74,7 @@ def strip(new_figure: Any, lines: Sequence[Line], *, title: str, note: str = "")
     return figure
 
 
-def _draw_cells(axes: Any, cells: Sequence[Cell], row: int) -> None:
+def _draw_cells(axes: Any, cells: Sequence[StripCell], row: int) -> None:
     from matplotlib.patches import Rectangle
 
     column = 0.0
@@ -118,16 +114,16 @@ def _strip_legend(figure: Any, marks: Sequence[Mark], note: str, *, below: float
 
 # --- walltime --------------------------------------------------------------------------------------------------------
 
-BARS = {  # color and height: the target's calls stand above the drafter's in height too
-    Kind.TARGET_PROMPT: (YELLOW, 0.62),
-    Kind.DRAFT_PROMPT: (ORANGE, 0.62),
-    Kind.DRAFT: (SKY, 0.40),
-    Kind.TARGET: (PURPLE, 0.62),
+BARS = {  # color and height
+    Activity.TARGET_PROMPT: (YELLOW, 0.62),
+    Activity.DRAFT_PROMPT: (ORANGE, 0.62),
+    Activity.DRAFT: (SKY, 0.40),
+    Activity.TARGET: (PURPLE, 0.62),
 }
 
 
 def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = "") -> Any:
-    """Calls on a time axis, one lane a run, one above the other."""
+    """Walltime diagram: forward passes on a time axis, one lane per request."""
     from matplotlib.patches import Patch
 
     figure = new_figure(figsize=(10.0, 1.7 + 0.95 * len(lanes)), layout="constrained")
@@ -135,12 +131,12 @@ def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = 
     whole = longest(lanes)
     for place, one in enumerate(lanes):
         for kind, (color, height) in BARS.items():
-            spans = [(1e3 * call.start, 1e3 * call.seconds) for call in one.calls if call.kind is kind]
+            spans = [(1e3 * span.start, 1e3 * span.seconds) for span in one.spans if span.kind is kind]
             axes.broken_barh(
                 spans, (place - height / 2, height), facecolor=color, edgecolor="white",
-                linewidth=_gap([call.seconds / whole for call in one.calls if call.kind is kind]),
+                linewidth=_gap([span.seconds / whole for span in one.spans if span.kind is kind]),
             )  # fmt: skip
-        axes.text(0, place - 0.36, told(one), fontsize=9, color=INK, va="bottom")
+        axes.text(0, place - 0.36, summary(one), fontsize=9, color=INK, va="bottom")
     axes.set_yticks(range(len(lanes)), [one.name for one in lanes], fontsize=10)
     axes.set_ylim(len(lanes) - 0.5, -0.75)
     axes.set_xlim(0, 1e3 * whole * 1.01)
@@ -148,7 +144,7 @@ def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = 
     axes.set_title(title, fontsize=11, loc="left", parse_math=False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    seen = [kind for kind in Kind if any(call.kind is kind for one in lanes for call in one.calls)]
+    seen = [kind for kind in Activity if any(span.kind is kind for one in lanes for span in one.spans)]
     handles = [Patch(facecolor=BARS[kind][0], edgecolor="white", label=f"{kind.value}") for kind in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9.5)
     if note:
@@ -157,7 +153,7 @@ def walltime(new_figure: Any, lanes: Sequence[Lane], *, title: str, note: str = 
 
 
 def _gap(shares: Sequence[float]) -> float:
-    """Points of white between blocks of these shares of the picture's width: none where it would hide them."""
+    """Gap in points between spans of these shares of the width; 0 if it would hide them."""
     return 0.0 if not shares else min(0.7, max(0.0, 150 * statistics.median(shares) - 0.1))
 
 
@@ -165,7 +161,7 @@ def _gap(shares: Sequence[float]) -> float:
 
 
 def wilson(accepted: int, tested: int) -> tuple[float, float]:
-    """The interval that holds a rate with 95 % confidence (Wilson's score)."""
+    """95 % confidence interval of a rate (Wilson score interval)."""
     if tested == 0:
         return 0.0, 1.0
     z, rate = 1.96, accepted / tested
@@ -174,8 +170,8 @@ def wilson(accepted: int, tested: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def depths(new_figure: Any, found: Sequence[Depth], *, title: str) -> Any:
-    """Bars: accepted / tested at each depth, with 95 % intervals; a line: rounds that accepted at least as many."""
+def depths(new_figure: Any, found: Sequence[DepthCount], *, title: str) -> Any:
+    """Acceptance by depth: accepted / tested as bars with 95 % intervals, share of rounds as a line."""
     figure = new_figure(figsize=(max(6.4, 2.5 + 0.72 * len(found)), 4.2), layout="constrained")
     axes = figure.subplots()
     places = [one.depth for one in found]
@@ -187,7 +183,7 @@ def depths(new_figure: Any, found: Sequence[Depth], *, title: str) -> Any:
     if tested:
         axes.bar(
             [one.depth for one in tested], rates, width=0.7, color=SKY, edgecolor=BLUE, yerr=[below, above],
-            ecolor=INK, capsize=3, label="accepted / tested, with its 95 % interval",
+            ecolor=INK, capsize=3, label="accepted / tested, with 95 % interval",
         )  # fmt: skip
     axes.plot(
         places, [one.reached for one in found], color=VERMILLION, marker="D", ms=6, lw=1.8,
@@ -199,7 +195,7 @@ def depths(new_figure: Any, found: Sequence[Depth], *, title: str) -> Any:
     axes.set_xticks(places)
     axes.set_ylim(0, 1.12)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    axes.set_xlabel("depth: place of the token in the draft")
+    axes.set_xlabel("depth: position of the token in the draft")
     axes.set_ylabel("share")
     axes.set_title(title, fontsize=11, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)

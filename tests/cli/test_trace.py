@@ -1,4 +1,4 @@
-"""`specjax trace` from end to end on toy checkpoints."""
+"""`specjax trace` end to end on toy checkpoints."""
 
 import json
 import sys
@@ -17,13 +17,13 @@ def base(models):
     return ["trace", "--target", models["target"], "--draft", models["draft"], *NEW]
 
 
-def told(text: str) -> list[dict]:
+def loaded(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_json_holds_the_run_and_nothing_else(specjax_program, base, models):
+def test_json_output(specjax_program, base, models):
     ran = specjax_program(*base, "Once", "--gamma", "3", "--temperature", "0.7", "--seed", "5", "--json")
-    head, *rounds, end = told(ran.out)
+    head, *rounds, end = loaded(ran.out)
     assert (ran.code, head["kind"], end["kind"]) == (0, "run", "end") and {r["kind"] for r in rounds} == {"round"}
     target, draft = sj.load(models["target"]), sj.load(models["draft"])
     expected = sj.generate(
@@ -32,25 +32,25 @@ def test_json_holds_the_run_and_nothing_else(specjax_program, base, models):
     assert end["tokens"] == expected.tokens == [[t for r in rounds for t in r["committed"]]]
     assert sum(r["accepted"] for r in rounds) == end["stats"]["accepted"] == expected.stats.accepted
     assert rounds[-1]["ended"] == "max_tokens" and [r["round"] for r in rounds] == list(range(1, len(rounds) + 1))
-    assert head["target"] == models["target"] and head["draft"] == models["draft"] and head["draft_calls"] == 3
+    assert head["target"] == models["target"] and head["draft"] == models["draft"] and head["draft_steps"] == 3
     assert head["lossless"] is True and head["versions"]["specjax"] == sj.__version__
     assert [d["depth"] for d in end["by_depth"]] == [1, 2, 3]
 
 
-def test_the_terminal_shows_strip_lanes_and_depths(specjax_program, base):
+def test_terminal_output(specjax_program, base):
     ran = specjax_program(*base, "Once", "--gamma", "2", "--temperature", "0")
     lines = ran.out.splitlines()
     assert ran.code == 0 and lines[0].startswith("Round by round: target ")
     first = lines[1]
     assert first.split()[0] == "1" and "Once" in first and ("{+" in first or "{*" in first)
     assert any(line.strip().startswith("\u03b3 = 2  ") for line in lines)
-    assert any(line.strip().startswith("\u03b3 = 3  ") for line in lines)  # another draft length beside
+    assert any(line.strip().startswith("\u03b3 = 3  ") for line in lines)  # a second draft length
     assert any(line.strip().startswith("plain  ") for line in lines)
     assert "Acceptance by depth" in ran.out and "accepted / tested" in ran.out and "what it took" in ran.out
 
 
 @pytest.mark.slow
-def test_pictures_are_written_whole(specjax_program, base, tmp_path):
+def test_figures(specjax_program, base, tmp_path):
     folder = tmp_path / "pictures"
     ran = specjax_program(*base, "Once", "upon", "--gamma", "3", "--gammas", "2", "--output", str(folder))
     names = {"rounds.jsonl", *(f"{n}.{k}" for n in ("strip_1", "strip_2", "walltime", "depth") for k in ("svg", "png"))}
@@ -59,41 +59,41 @@ def test_pictures_are_written_whole(specjax_program, base, tmp_path):
         "\u03b3 = 2" in (folder / "walltime.svg").read_text()
         and "\u03b3 = 3" not in (folder / "walltime.svg").read_text()
     )
-    assert {r["row"] for r in told((folder / "rounds.jsonl").read_text())[1:-1]} == {0, 1}
+    assert {r["row"] for r in loaded((folder / "rounds.jsonl").read_text())[1:-1]} == {0, 1}
     again = specjax_program(*base, "Once", "--drafter", "ngram", "--format", "svg", "--json", "--output", str(folder))
     assert again.code == 2 and "--draft" in again.err  # an unused draft is refused, as by generate
 
 
 @pytest.mark.slow
-def test_drafters_without_a_model_and_without_a_draft(specjax_program, models, tmp_path):
+def test_drafter_without_a_model_and_plain_decoding(specjax_program, models, tmp_path):
     plain = ["trace", "--target", models["target"], *NEW, "Once"]
     ngram = specjax_program(*plain, "--drafter", "ngram", "--json", "--output", str(tmp_path), "--format", "svg")
-    assert ngram.code == 0 and told(ngram.out)[0]["draft_calls"] == 1
+    assert ngram.code == 0 and loaded(ngram.out)[0]["draft_steps"] == 1
     assert {path.name for path in tmp_path.iterdir()} == {"rounds.jsonl", *(f"{name}.svg" for name in PICTURES)}
     alone = specjax_program(*plain, "--drafter", "plain")
     assert alone.code == 0 and "Acceptance by depth" not in alone.out and "\u03b3" not in alone.out
 
 
 @pytest.mark.slow
-def test_a_tree_has_one_lane_and_its_own_verifier(specjax_program, base):
+def test_tree(specjax_program, base):
     ran = specjax_program(*base, "Once", "--drafter", "tree:shape=2x1", "--temperature", "0")
     lines = [line.strip() for line in ran.out.splitlines()]
     assert ran.code == 0 and "verifier multiround-without" in ran.out and "\u03b3" not in ran.out
     assert any(line.startswith("drafted  ") for line in lines) and any(line.startswith("plain  ") for line in lines)
 
 
-def test_a_preset_stands_below_the_command_line(specjax_program, models, tmp_path):
+def test_options_override_a_preset(specjax_program, models, tmp_path):
     preset = tmp_path / "preset.py"
     preset.write_text(
         "from specjax.config import RunConfig\n"
         f"CONFIG = RunConfig(target={models['target']!r}, draft={models['draft']!r}, gamma=2, temperature=0.0,"
         " max_new_tokens=5, stop=('zzz',))\n"
     )
-    head, *_, end = told(specjax_program("trace", "--config", str(preset), "--repeats", "1", "--json", "Once").out)
-    assert head["draft_calls"] == 2 and len(end["tokens"][0]) == 5 and head["settings"]["stop"] == ["zzz"]
+    head, *_, end = loaded(specjax_program("trace", "--config", str(preset), "--repeats", "1", "--json", "Once").out)
+    assert head["draft_steps"] == 2 and len(end["tokens"][0]) == 5 and head["settings"]["stop"] == ["zzz"]
 
 
-def test_a_record_is_one_line_for_every_reader():
+def test_a_record_is_one_line():
     record = {"text": "a\x85b\u2028c\u2029d\ne\x0bf", "ü": 1}
     line = command.json_line(record)
     assert len(line.splitlines()) == 1 and json.loads(line) == record and "ü" in line
@@ -101,44 +101,44 @@ def test_a_record_is_one_line_for_every_reader():
 
 def test_draft_lengths_of_the_lanes():
     assert command.lane_gammas(5, ()) == [5, 3] and command.lane_gammas(3, ()) == [3, 7]
-    assert command.lane_gammas(0, ()) == [] and command.lane_gammas(5, (7, 1)) == [7, 1]
+    assert command.lane_gammas(None, ()) == [] and command.lane_gammas(5, (7, 1)) == [7, 1]
 
 
-def test_broken_weights_are_a_warning_and_an_exit_code(specjax_program, models, tmp_path):
+def test_nan_is_a_warning_and_an_exit_code(specjax_program, models, tmp_path):
     ran = specjax_program(
         "trace", "--target", models["broken"], "--drafter", "plain", *NEW, "Once", "--json", "--output", str(tmp_path)
     )
     assert ran.code == 1 and "rounds.jsonl" in {path.name for path in tmp_path.iterdir()}
-    assert "NaN" in ran.err and told(ran.out)[-1]["stop_reasons"] == ["nan"]
+    assert "NaN" in ran.err and loaded(ran.out)[-1]["stop_reasons"] == ["nan"]
 
 
 BAD = {
-    "empty prompt": ([""], "prompt 1 is empty"),
-    "gammas 0": (["x", "--gammas", "0"], "--gammas must be at least 1, got 0"),
-    "gammas too long": (["x", "--gammas", "100000"], "--gammas must be at most 1023, got 100000"),
-    "gammas twice": (["x", "--gammas", "3", "3"], "--gammas names 3 twice"),
-    "gammas for a tree": (["x", "--drafter", "tree", "--draft", "d", "--gammas", "3"], "--gammas has no meaning"),
-    "gammas for plain": (["x", "--drafter", "plain", "--gammas", "3"], "--gammas has no meaning"),
-    "repeats": (["x", "--repeats", "0"], "--repeats must be at least 1, got 0"),
-    "rounds": (["x", "--rounds", "0"], "--rounds must be at least 1, got 0"),
-    "format twice": (["x", "--format", "svg", "svg"], "--format takes svg, png or both"),
+    "empty prompt": ([""], "prompt 1"),
+    "gammas 0": (["x", "--gammas", "0"], "--gammas"),
+    "gammas too long": (["x", "--gammas", "100000"], "--gammas"),
+    "gammas twice": (["x", "--gammas", "3", "3"], "--gammas"),
+    "gammas for a tree": (["x", "--drafter", "tree", "--draft", "d", "--gammas", "3"], "--gammas"),
+    "gammas for plain": (["x", "--drafter", "plain", "--gammas", "3"], "--gammas"),
+    "repeats": (["x", "--repeats", "0"], "--repeats"),
+    "rounds": (["x", "--rounds", "0"], "--rounds"),
+    "format twice": (["x", "--format", "svg", "svg"], "--format"),
     "format": (["x", "--format", "gif"], "--format"),
-    "a file": (["x", "--output", "{file}"], "is a file: name a folder"),
-    "no parent": (["x", "--output", "{file}/a/b"], "cannot write into the folder"),
+    "a file": (["x", "--output", "{file}"], "--output"),
+    "no parent": (["x", "--output", "{file}/a/b"], "--output"),
     "verifier": (["x", "--verifier", "tokn"], "did you mean 'token'"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.usefixtures("nothing_is_computed")
-def test_bad_input_is_one_line_and_nothing_is_computed(case, refused, models, tmp_path):
+def test_invalid_options_are_refused_before_any_work(case, refused, models, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     args, said = BAD[case]
     refused("trace", "--target", models["target"], *[a.format(file=file) for a in args], said=said)
 
 
-def test_no_matplotlib_is_said_before_any_work(specjax_program, models, tmp_path, monkeypatch):
+def test_missing_matplotlib_is_reported_before_any_work(specjax_program, models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     args = ["trace", "--target", models["target"], "Once", *NEW]
     ran = specjax_program(*args, "--output", str(tmp_path / "pictures"))

@@ -1,4 +1,4 @@
-"""Rounds taken apart: flags of drafted nodes by hand, and a traced run against the same run of `generate`."""
+"""Traces: verdicts of draft nodes by hand, and a traced request against `generate`."""
 
 import json
 
@@ -17,51 +17,51 @@ RUN, EOS = np.array([int(Stop.RUNNING)]), np.array([int(Stop.EOS)])
 TREE = trees.regular((2, 2))  # 0: 1 2; 1: 3 4; 2: 5 6
 
 
-def block(info, after=RUN) -> rounds.Block:
-    (found,) = rounds.blocks(info, 1, before=RUN, after=after)
+def row_round(info, after=RUN) -> rounds.RowRound:
+    (found,) = rounds.row_rounds(info, 1, before=RUN, after=after)
     return found
 
 
-def flags(found: rounds.Block, name: str) -> list[int]:
+def flags(found: rounds.RowRound, name: str) -> list[int]:
     return [node.node for node in found.nodes if getattr(node, name)]
 
 
 def test_nodes_of_a_chain():
-    found = block(round_([7, 8, 9], [7, 5], 1))
+    found = row_round(round_([7, 8, 9], [7, 5], 1))
     assert [(n.parent, n.depth, n.token) for n in found.nodes] == [(0, 1, 7), (1, 2, 8), (2, 3, 9)]
     assert (flags(found, "accepted"), flags(found, "tested")) == ([1], [1, 2])
     assert (found.tokens, found.accepted, found.tested, found.ended) == ((7, 5), 1, 2, None)
 
 
-def test_what_was_not_proposed_is_not_tested():
-    found = block(round_([7, 8, 9], [7, 5], 1, valid=[True, False, False], tested=1))
+def test_tokens_not_proposed_are_not_tested():
+    found = row_round(round_([7, 8, 9], [7, 5], 1, valid=[True, False, False], tested=1))
     assert (flags(found, "valid"), flags(found, "tested"), flags(found, "accepted")) == ([1], [1], [1])
 
 
-def test_equal_siblings_are_told_apart_by_what_follows():
-    """Both children of the root are token 7; the accepted path goes on with 6, which the second one has below it."""
+def test_siblings_with_equal_tokens_are_distinguished_by_their_children():
+    """Both children of the root are token 7; the accepted path continues with 6, a child of the second one."""
     info = round_([7, 7, 1, 2, 5, 6], [7, 6, 3], 2, tree=TREE, tested=2)
-    found = block(info)
+    found = row_round(info)
     assert flags(found, "accepted") == [2, 6] and flags(found, "tested") == [2, 6]
-    first = block(round_([7, 7, 1, 2, 5, 6], [7, 3], 1, tree=TREE, tested=2))
+    first = row_round(round_([7, 7, 1, 2, 5, 6], [7, 3], 1, tree=TREE, tested=2))
     assert flags(first, "accepted") == [1] and flags(first, "tested") == [1, 3, 4]
 
 
-def test_an_accepted_path_that_was_never_drafted_is_a_fault_of_ours():
-    with pytest.raises(AssertionError, match="no path"):
-        block(round_([7, 8], [8, 8], 2))
+def test_accepted_path_outside_the_draft_is_an_internal_error():
+    with pytest.raises(AssertionError, match="path"):
+        row_round(round_([7, 8], [8, 8], 2))
 
 
-def test_scratch_nodes_are_no_draft():
+def test_scratch_nodes_are_left_out():
     tree = trees.Tree((-1, 0, trees.SCRATCH), attends=((2, (0,)),))
-    found = block(round_([7, 9], [7, 3], 1, tree=tree, tested=1))
+    found = row_round(round_([7, 9], [7, 3], 1, tree=tree, tested=1))
     assert [node.node for node in found.nodes] == [1]
 
 
-def test_the_round_in_which_a_row_ends_says_so():
-    assert block(round_([7], [7, 3], 1), after=EOS).ended == "eos"
+def test_the_last_round_of_a_row_has_its_stop_reason():
+    assert row_round(round_([7], [7, 3], 1), after=EOS).ended == "eos"
     resting = round_([7], [7, 3], 1)._replace(active=np.array([False]))
-    assert rounds.blocks(resting, 2, before=EOS, after=EOS) == ()
+    assert rounds.row_rounds(resting, 2, before=EOS, after=EOS) == ()
 
 
 def pair():
@@ -72,60 +72,59 @@ OPTIONS = {"max_new_tokens": [9, 4], "temperature": [0.0, 1.0], "seed": 3}
 PROMPTS = [[5, 6, 7, 8], [9, 4]]
 
 
-@pytest.mark.parametrize("drafter", battery.others_slow(["model", "ngram", "plain"], ["model"]))
-def test_a_traced_run_is_the_run(drafter):
+@pytest.mark.parametrize("name", battery.others_slow(["model", "ngram", "plain"], ["model"]))
+def test_traced_request_equals_generate(name):
     target, draft = pair()
-    guide = {"model": sj.drafters.model(draft, gamma=3), "ngram": sj.drafters.ngram(gamma=3)}.get(
-        drafter, sj.drafters.plain()
+    drafter = {"model": sj.drafters.model(draft, gamma=3), "ngram": sj.drafters.ngram(gamma=3)}.get(
+        name, sj.drafters.plain()
     )
-    expected = sj.generate(target, PROMPTS, drafter=guide, **OPTIONS)
-    found = rounds.record(target, PROMPTS, guide, OPTIONS, repeats=2)
+    expected = sj.generate(target, PROMPTS, drafter=drafter, **OPTIONS)
+    found = rounds.record(target, PROMPTS, drafter, OPTIONS, repeats=2)
     stats = expected.stats
     assert found.out.tokens == expected.tokens and found.out.stop_reasons == expected.stop_reasons
-    assert found.prompts == PROMPTS and found.calls == {"model": 3, "ngram": 1, "plain": 0}[drafter]
+    assert found.prompts == PROMPTS and found.draft_steps == {"model": 3, "ngram": 1, "plain": 0}[name]
     for row in range(2):
-        own = found.blocks(row)
+        own = found.row(row)
         assert [t for b in own for t in b.tokens] == expected.tokens[row] and len(own) == stats.rounds_by_row[row]
         assert [b.ended for b in own] == [None] * (len(own) - 1) + [expected.stop_reasons[row]]
-    every = [b for one in found.rounds for b in one.blocks]
+    every = [b for one in found.rounds for b in one.rows]
     assert (sum(b.tested for b in every), sum(b.accepted for b in every)) == (stats.tested, stats.accepted)
     nodes = [node for b in every for node in b.nodes]
     assert sum(node.valid for node in nodes) == stats.drafted and sum(node.accepted for node in nodes) == stats.accepted
     np.testing.assert_equal([one.rate for one in rounds.by_depth(found)], list(stats.by_depth))
     assert all(one.reached == one.accepted / len(every) for one in rounds.by_depth(found))
-    times = [one.times for one in found.rounds]
-    assert all(t.whole > 0 and t.verify > 0 and sum(t.shares) == pytest.approx(t.whole) for t in times)
-    assert all((t.draft > 0) == (drafter != "plain") for t in times)
-    assert found.reading.target > 0 and (found.reading.draft > 0) == (drafter != "plain")
+    assert all(one.verify > 0 and (one.draft > 0) == (name != "plain") for one in found.rounds)
+    assert found.out.stats.seconds["decode"] == pytest.approx(sum(one.draft + one.verify for one in found.rounds))
+    assert found.prefill.target > 0 and (found.prefill.draft > 0) == (name != "plain")
     assert found.out.stats.compiles == 0 and found.out.stats.seconds["compile"] == 0
 
 
-def test_a_tree_is_traced_too():
+def test_traced_tree():
     target, _ = pair()
     options = {"max_new_tokens": 8, "temperature": 1.0, "verifier": "multiround"}
     found = rounds.record(target, PROMPTS, sampled_tree(), options)
     assert found.out.tokens == sj.generate(target, PROMPTS, drafter=sampled_tree(), **options).tokens
-    every = [b for one in found.rounds for b in one.blocks]
+    every = [b for one in found.rounds for b in one.rows]
     assert sum(node.accepted for b in every for node in b.nodes) == found.out.stats.accepted > 0
-    assert any(sum(node.tested for node in b.nodes) > b.tested for b in every)  # two siblings refused at one level
+    assert any(sum(node.tested for node in b.nodes) > b.tested for b in every)  # two siblings rejected at one level
     assert len(rounds.by_depth(found)) == 2
 
 
-def test_a_run_that_is_stopped_keeps_what_it_has():
+def test_a_stopped_trace_keeps_its_rounds():
     target, draft = pair()
-    guide = sj.drafters.model(draft, gamma=3)
-    found = rounds.record(target, PROMPTS, guide, OPTIONS, repeats=3, stop=lambda: True)
+    drafter = sj.drafters.model(draft, gamma=3)
+    found = rounds.record(target, PROMPTS, drafter, OPTIONS, repeats=3, stop=lambda: True)
     assert len(found.rounds) == 1 and found.out.stop_reasons[0] == "interrupted"
-    assert found.out.tokens == [list(one.tokens) for one in found.rounds[0].blocks]
+    assert found.out.tokens == [list(one.tokens) for one in found.rounds[0].rows]
 
 
-def test_records_are_json_of_everything():
+def test_json_records():
     target, draft = pair()
     found = rounds.record(target, PROMPTS, sj.drafters.model(draft, gamma=3), OPTIONS)
-    told = [json.loads(json.dumps(one, allow_nan=False)) for one in rounds.records(found, lambda token: f"t{token}")]
-    assert [(one["round"], one["row"]) for one in told] == [(b.round, b.row) for r in found.rounds for b in r.blocks]
-    first = told[0]
-    assert first["committed"] == list(found.rounds[0].blocks[0].tokens)
+    loaded = [json.loads(json.dumps(one, allow_nan=False)) for one in rounds.records(found, lambda token: f"t{token}")]
+    assert [(one["round"], one["row"]) for one in loaded] == [(b.round, b.row) for r in found.rounds for b in r.rows]
+    first = loaded[0]
+    assert first["committed"] == list(found.rounds[0].rows[0].tokens)
     assert first["committed_text"] == [f"t{token}" for token in first["committed"]]
     assert set(first["seconds"]) == {"round", "draft", "verify"} and min(first["seconds"].values()) > 0
     node = first["drafted"][1]
