@@ -416,8 +416,7 @@ def cache_size(
     Raises:
       ValueError: a prompt that does not fit.
     """
-    positions = min((m for m in (target.positions, guide.positions) if m is not None), default=None)
-    limit = min((m for m in (wanted, positions) if m is not None), default=None)
+    limit = min((m for m in (wanted, target.positions) if m is not None), default=None)
     used = np.ones_like(length) if target.encoder_decoder else length
     need = int((used + budget).max()) - 1  # the last token never enters the cache
     if limit is not None:
@@ -426,10 +425,10 @@ def cache_size(
             which = "the prompt" if len(length) == 1 else f"prompt {int(length.argmax())} (counted from 0)"
             raise ValueError(
                 f"{which} has {used.max()} tokens and does not fit into {what}: shorten it"
-                + ("" if limit == positions else ", or raise cache_len")
+                + ("" if limit == target.positions else ", or raise cache_len")
             )
         need = min(need, limit)
-    slots = programs.cache_bucket(need, positions)
+    slots = programs.cache_bucket(need, target.positions)
     return slots, slots if limit is None else min(limit, slots)
 
 

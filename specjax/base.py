@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Output, PyTree, Siblings, Verdict
@@ -41,6 +43,8 @@ class LanguageModel(NamedTuple):
         the block and advances each row's own length by n. path None: a chain, which moves no data.
     vocab_size: V of the logits.
     encoder_decoder: whether the prompt is read by an encoder.
+    positions: size of the table of positions; None where there is none (rotary and relative positions). Features and
+        logits at a position past the table are finite but undefined: a draft proposes nothing there (`proposable`).
     """
 
     prefill: Callable[..., Prefilled]
@@ -48,6 +52,18 @@ class LanguageModel(NamedTuple):
     keep: Callable[[Cache, Int[Array, "B W"] | None, Int[Array, "B"]], Cache]
     vocab_size: int
     encoder_decoder: bool = False
+    positions: int | None = None
+
+    def proposable(self, root: Int[Array, "B"], depth: Int[Array | np.ndarray, "N"]) -> Bool[Array, "B N"]:
+        """Draft nodes that this model can propose: their parents' positions are within its table.
+
+        Args:
+          root: position of `pending` in each row.
+          depth: of the nodes, 0 for the root, which is always valid.
+        """
+        depth = jnp.asarray(depth, jnp.int32)[None]
+        inside = jnp.ones((), bool) if self.positions is None else root[:, None] + depth <= self.positions
+        return jnp.broadcast_to((depth == 0) | inside, (root.shape[0], depth.shape[1]))
 
 
 @runtime_checkable

@@ -75,8 +75,8 @@ class Model:
 
     @property
     def positions(self) -> int | None:
-        """Positions that it has, None where they are unbounded (relative positions)."""
-        return getattr(self.config, "max_positions", None)
+        """Size of its table of positions; None where there is none (rotary and relative positions)."""
+        return self.lm.positions
 
     @property
     def size(self) -> int:

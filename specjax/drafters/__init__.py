@@ -65,13 +65,13 @@ def model(
     Raises:
       ValueError: gamma beside a policy, something that is no policy, or buckets that do not fit it.
     """
-    positions = _positions(draft)
+    _check_model(draft)
     if policy is None:
         if buckets is not None:
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
         gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
         check_slack(draft, gamma, f"a draft of {gamma}")
-        return LoadedDrafter(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft, positions)
+        return LoadedDrafter(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft)
     if not isinstance(policy, Rule):
         raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
     if gamma is not None:
@@ -84,18 +84,13 @@ def model(
     chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
     drafter = adaptive.adaptive(draft.lm, policy.policy, chosen)
     params = adaptive.AdaptiveParams(draft.params, policy.params)
-    return LoadedDrafter(f"{draft.name} {policy.name}", drafter, params, draft, positions)
+    return LoadedDrafter(f"{draft.name} {policy.name}", drafter, params, draft)
 
 
-def _positions(draft: Any) -> int | None:
-    """Positions that a draft model has; None where they are unbounded.
-
-    Raises:
-      ValueError: something that is no model.
-    """
+def _check_model(draft: Any) -> None:
+    """Raises ValueError for anything but a loaded model."""
     if not isinstance(getattr(draft, "lm", None), LanguageModel):
         raise ValueError(f"the draft must be a model from specjax.load, got {type(draft).__name__}: load it first")
-    return draft.positions
 
 
 def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> LoadedDrafter:
@@ -108,14 +103,14 @@ def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLA
         differ: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
         "traversal", "kseq". POINTS, the most probable tokens: "deterministic", "multiround", "traversal".
     """
-    positions = _positions(draft)
+    _check_model(draft)
     if not isinstance(shape, Tree):
         raise ValueError(f"the shape must be a tree of specjax.trees, such as trees.regular((3, 2)), got {shape!r}")
     if not isinstance(siblings, Siblings):
         raise ValueError(f"siblings must be one of {', '.join(map(str, Siblings))}, got {siblings!r}")
     kind = siblings.name.lower().replace("_", " ")
     drafter = model_tree.model_tree(draft.lm, shape, siblings)
-    return LoadedDrafter(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft, positions)
+    return LoadedDrafter(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft)
 
 
 def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) -> LoadedDrafter:
@@ -127,9 +122,9 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
       depth: levels below the root, each one call of the draft.
       width: nodes of a level that the draft reads, and tokens that each of them proposes.
     """
-    positions = _positions(draft)
+    _check_model(draft)
     drafter = model_tree.dynamic_tree(draft.lm, size, depth, width)
-    return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft, positions)
+    return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft)
 
 
 def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> LoadedDrafter:
@@ -248,7 +243,7 @@ def cascade(
       ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
     """
     checks.integer("gamma", gamma, least=1)
-    longest = _positions(draft)
+    _check_model(draft)
     if not isinstance(drafter, LoadedDrafter):
         raise ValueError(
             f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
@@ -270,11 +265,9 @@ def cascade(
     over = gamma - 1 + part.tree.width  # tokens that the last inner round may end at
     check_slack(draft, over, f"a cascade of gamma={gamma}")
     check_slack(drafter.source, over + part.tree.size - 1, f"a cascade of gamma={gamma}")
-    limits = [p for p in (longest, drafter.positions) if p is not None]
     return LoadedDrafter(
         f"{draft.name} x{gamma} ({drafter.name})",
         _cascade.cascade(draft.variant(capture=part.capture), part, chosen.fn, gamma),
         _cascade.CascadeParams(draft.params, drafter.params),
         draft,
-        min(limits, default=None),
     )

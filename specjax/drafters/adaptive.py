@@ -104,6 +104,8 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         numbers = uniforms(key, (gamma, 2))
         wanted, own = policy.plan(params.policy, state.policy, state.live)
         wanted = jnp.where(state.live, jnp.clip(wanted, 0, gamma), 0)
+        if lm.positions is not None:
+            wanted = jnp.minimum(wanted, jnp.maximum(lm.positions - state.cache.length - state.lag, 0))
         drafting = jnp.any(wanted > 0)
         cache, lag = catch_up(params, state, drafting)
 

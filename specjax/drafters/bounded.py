@@ -148,7 +148,7 @@ def bounded(lm: LanguageModel, choice: Choice | None, budget: int, kept: int, sl
         layers = caches.put_slots(layers, rest, jnp.where(over > 0, budget + ahead, size + ahead))
         return BoundedCache(small._replace(layers=layers, length=small.length - over[:, 0]), total)
 
-    return LanguageModel(prefill, extend, keep, lm.vocab_size, lm.encoder_decoder)
+    return LanguageModel(prefill, extend, keep, lm.vocab_size, lm.encoder_decoder, lm.positions)
 
 
 def spread(new: PyTree, like: Array) -> Array:

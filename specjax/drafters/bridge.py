@@ -58,9 +58,7 @@ class BridgeDraft(NamedTuple):
 
 
 @memoize
-def intersection(
-    lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int = 2, positions: int | None = None
-) -> Drafter:
+def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int = 2) -> Drafter:
     """A chain of gamma tokens of both vocabularies, each drawn from `lm`'s law over these, under the target's warp.
 
     Where the warp leaves no mass to any of them, the chain ends: the law says so, not a token.
@@ -71,13 +69,12 @@ def intersection(
       gamma: tokens a round, at least 1.
       stretch: draft tokens for each target token that there is room for, SLACK apart. A row that needs more, or more
         than the draft's positions, goes on without a draft. Of a prompt that needs more the draft reads the end.
-      positions: that the draft model has, None where they are unbounded.
 
     Raises:
       ValueError: gamma or stretch below 1.
     """
     _check(gamma, stretch)
-    reader = _reader(lm, gamma, stretch, positions)
+    reader = _reader(lm, gamma, stretch)
     one = trees.chain(0)
 
     def queue_size(width: int) -> int:
@@ -132,7 +129,7 @@ def intersection(
 
 
 @memoize
-def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2, positions: int | None = None) -> Drafter:
+def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
     """What `lm` writes greedily in gamma tokens, proposed in the target's tokens, gamma at the most.
 
     Runs of draft tokens that are one target token are joined, the longest run first; any other draft token is told as
@@ -142,7 +139,7 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2, positions: in
     Args, Raises: as `intersection`.
     """
     _check(gamma, stretch)
-    reader = _reader(lm, gamma, stretch, positions)
+    reader = _reader(lm, gamma, stretch)
     one = trees.chain(0)
 
     def queue_size(width: int) -> int:
@@ -199,7 +196,9 @@ class _Reader(NamedTuple):
     settle: Callable[..., BridgeDraft]
 
 
-def _reader(lm: LanguageModel, gamma: int, stretch: int, positions: int | None) -> _Reader:
+def _reader(lm: LanguageModel, gamma: int, stretch: int) -> _Reader:
+    positions = lm.positions
+
     def limit(params: BridgeParams, text, queue: int):
         """Draft tokens that each row's cache may hold before a round: by its own text, so never by its neighbors'."""
         most = stretch * text + SLACK + params.reading.opening.shape[0]

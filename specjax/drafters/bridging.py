@@ -26,7 +26,7 @@ def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: 
     """
     ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
     reading = _vocabulary.reading(ours, theirs, spelled, width=width)
-    made = _bridge.intersection(draft.lm, target.vocab_size, gamma, stretch=stretch, positions=draft.positions)
+    made = _bridge.intersection(draft.lm, target.vocab_size, gamma, stretch=stretch)
     tables = jax.tree.map(jnp.asarray, (reading, _vocabulary.shared(found, theirs)))
     name = f"{draft.name} x{gamma} by shared tokens"
     return LoadedDrafter(name, made, _bridge.BridgeParams(draft.params, *tables), draft, serves=target)
@@ -40,7 +40,7 @@ def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch
     ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
     reading = _vocabulary.reading(ours, theirs, spelled, width=width)
     writing = _vocabulary.writing(ours, theirs, spelled, found, width=width)
-    made = _bridge.reencoding(draft.lm, gamma, stretch=stretch, positions=draft.positions)
+    made = _bridge.reencoding(draft.lm, gamma, stretch=stretch)
     tables = jax.tree.map(jnp.asarray, (reading, writing))
     return LoadedDrafter(
         f"{draft.name} x{gamma} re-encoded", made, _bridge.BridgeParams(draft.params, *tables), draft, serves=target

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import decoding, trees
@@ -147,7 +148,8 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         end = jax.lax.while_loop(
             lambda now: jnp.any(now.count < gamma), lambda now: inner_round(params, warp, now), start
         )
-        draft = Draft(end.drafted, jnp.ones_like(end.drafted, bool), end.laws)
+        valid = lm.proposable(state.cache.length + state.lag, np.arange(gamma + 1))
+        draft = Draft(end.drafted, valid, end.laws)
         state = CascadeDraft(
             end.cache, end.draft, end.drafted[:, -1], state.lag, pending, end.count, state.tally, end.tally
         )

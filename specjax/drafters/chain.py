@@ -61,8 +61,8 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
 
         carry, _ = jax.lax.scan(body, (cache, token, drafted, laws), jnp.arange(1, gamma, dtype=jnp.int32))
         cache, token, drafted, laws = carry
-        draft = Draft(drafted, jnp.ones_like(drafted, bool), laws)
-        return draft, ModelDraft(cache, token, state.lag)
+        valid = lm.proposable(state.cache.length + state.lag, tree.depth)
+        return Draft(drafted, valid, laws), ModelDraft(cache, token, state.lag)
 
     def commit(params, state: ModelDraft, committed: Commit):
         del params

@@ -15,7 +15,6 @@ class LoadedDrafter(NamedTuple):
       drafter: pure functions.
       params: what they read.
       source: the model that it runs, None where it has none.
-      positions: positions that it can draft at; None where they are unbounded.
       largest: the largest token id of what it copies from; None where that is the request alone.
       serves: the target that a bridge between vocabularies was built for; None for all other drafters.
     """
@@ -24,7 +23,6 @@ class LoadedDrafter(NamedTuple):
     drafter: Drafter
     params: Params = ()
     source: Any = None
-    positions: int | None = None
     largest: int | None = None
     serves: Any = None
 

@@ -86,7 +86,7 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
     def propose(params, key, state: TreeDraft, pending, warp):
         logits, cache = _read_root(lm, params, state, pending)
         tokens = jnp.broadcast_to(pending[:, None], (pending.shape[0], tree.size))
-        valid = jnp.ones(tokens.shape, bool)
+        valid = lm.proposable(state.cache.length + state.lag, tree.depth)
         laws = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
         numbers = None if chosen else uniforms(key, (tree.size, 2))  # all of the round's randomness at once
         for level in levels:
@@ -102,7 +102,7 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
                 born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
             for (places, children), (token, proposed) in zip(level.ranks, born, strict=True):
                 tokens = tokens.at[:, children].set(token)
-                valid = valid.at[:, children].set(proposed & valid[:, level.nodes[places]])
+                valid = valid.at[:, children].set(proposed & valid[:, children] & valid[:, level.nodes[places]])
         return Draft(tokens, valid, laws), TreeDraft(cache, state.missing, state.lag, tokens)
 
     def commit(params, state: TreeDraft, told: Commit):
@@ -163,7 +163,8 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
             law = ranking(logits, warp(logits, ancestors))
             growth = dynamic.expand(growth, law, width=width)
         nodes = dynamic.rerank(growth, size=size)
-        draft = Draft(nodes.tokens, nodes.valid, None, nodes.parents)
+        whole = lm.proposable(state.cache.length + state.lag, np.minimum(np.arange(size), 1) * depth)
+        draft = Draft(nodes.tokens, nodes.valid & whole, None, nodes.parents)
         return draft, TreeDraft(cache, state.missing, state.lag, nodes.tokens, nodes.parents, nodes.slot)
 
     def commit(params, state: TreeDraft, told: Commit):

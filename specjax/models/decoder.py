@@ -133,6 +133,8 @@ def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> Langua
         rows = prompt.shape[0]
         layers = caches.allocate(rows, decoder.kv_heads, cache_len, decoder.head_width, decoder.layers, decoder.fmt)
         visible, positions = _causal(prompt)
+        if decoder.max_positions is not None:  # of a draft: prompts may be longer than its table
+            positions = jnp.minimum(positions, decoder.max_positions - 1)
         start = jnp.zeros((rows,), jnp.int32)
         out, layers = decoder.run(params, prompt, positions, visible, layers, start, capture, fresh=True)
         pending = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)[:, 0]
@@ -154,4 +156,4 @@ def language_model(decoder: Decoder, *, capture: tuple[int, ...] = ()) -> Langua
         out, layers = decoder.run(params, tokens, positions, visible, cache.layers, start, capture, fresh=False)
         return out, cache._replace(layers=layers)
 
-    return LanguageModel(prefill, extend, caches.keep, decoder.vocab_size)
+    return LanguageModel(prefill, extend, caches.keep, decoder.vocab_size, positions=decoder.max_positions)

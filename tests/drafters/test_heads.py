@@ -47,7 +47,8 @@ def assert_received(seen, model, rows: list[list[int]], capture) -> None:
     for row, new in enumerate(rows):
         expected = read_again(model, battery.prompts()[row], int(battery.LENGTHS[row]), new, capture)
         assert seen.length[row] == len(expected)
-        np.testing.assert_allclose(seen.rows[row, : len(expected)], expected, rtol=1e-4, atol=1e-4)
+        close = 1e-5 * np.abs(expected).max()  # of the largest stream: rounding is relative to what was added up
+        np.testing.assert_allclose(seen.rows[row, : len(expected)], expected, rtol=1e-5, atol=close)
 
 
 @pytest.mark.parametrize(
@@ -131,21 +132,18 @@ def gathers(kind: str, *, fmt: Format = battery.FMT) -> tuple[list[str], list[st
         model = battery.target(family)
         params = small.laid_out(small.laid_out(model.params, battery.FMT), fmt)
         static["model"] = model.family.language_model(model.config, fmt, capture=drafter.drafter.capture)
-        slots = Setting_slots(drafter)
-        read = jax.eval_shape(static["model"].prefill, params, jnp.asarray(battery.prompts()),
-                              jnp.asarray(battery.LENGTHS), slots)  # fmt: skip
+        slots = battery.Setting.cache_len + drafter.drafter.tree.size
+        text = jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS)
+        read = jax.eval_shape(lambda: static["model"].prefill(params, *text, slots))
         cache = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), read.cache)
         decode, state = decode._replace(target=params), state._replace(cache=cache)
     text = loop.generate.lower(decode, state, verify=token_level, **static).compile().as_text()
     lines = hlo.program(text)
     block = GAMMA + 1
-    gathered = [i.line for i in lines if i.opcode == "gather" and i.shape == (rows, block, width)]
+    shapes = {i.name: i.shape for i in lines}
+    gathered = [i.line for i in lines if i.opcode == "gather" and shapes[i.operands[0]] == (rows, block, width)]
     stacked = [i.line for i in lines if i.shape[1:] == (rows, block, width) and len(i.shape) == 4]
     return gathered, stacked
-
-
-def Setting_slots(drafter) -> int:
-    return battery.Setting.cache_len + drafter.drafter.tree.size
 
 
 def test_no_gather_of_features_that_nothing_reads():
