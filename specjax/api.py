@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import checks, defaults, drafters, programs, sampling, sharding, stopping, verify
+from specjax import checks, defaults, drafters, placement, programs, sampling, stopping, verify
 from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.bounded import BoundedModel
@@ -278,13 +278,19 @@ def prepare(
         (np.uint32(seed), np.asarray(numbers, np.uint32), tokens, length, np.asarray(budget, np.int32), np.int32(limit))
     )
     inputs = jax.block_until_ready((_row_keys(*given[:2]), *given[2:]))  # key, prompt, length, budget, limit
+    if target.mesh is not None:
+        decode, inputs = placement.place_params(decode, target.mesh), placement.place_rows(inputs, target.mesh)
     model = target.variant(capture=guide.drafter.capture)
     static = {"model": model, "drafter": guide.drafter, "stages": stages}
     state, run, compiling = timed(
         lambda: loop.prefill(decode, *inputs, **static, cache_len=slots, max_new=slots)
     )  # fmt: skip
     started = time.perf_counter()
-    state = jax.block_until_ready(on_mesh(target, guide, state))
+    if target.mesh is not None and target.rules is not None:
+        source = guide.source
+        rules = None if source is None or source.mesh is None else source.rules
+        state = jax.device_put(state, placement.state_shardings(state, target.mesh, target.rules, draft=rules))
+    state = jax.block_until_ready(state)
     seconds = {"prefill": run + time.perf_counter() - started, "compile": compiling}
     prompt = Prompt(inputs[1], inputs[2], slots)
     return Job(target, guide, chosen, stages, decode, prompt, state, stops, traces, seconds)
@@ -359,15 +365,6 @@ def check_mesh(target: Model, guide: LoadedDrafter) -> None:
             f"draft {guide.source.name} lies on a mesh of {told[0]} and target {target.name} on {told[1]}: load both "
             "with the same mesh (replicate=True gives every device the whole draft)"
         )
-
-
-def on_mesh(target: Model, guide: LoadedDrafter, state: loop.GenerationState) -> loop.GenerationState:
-    """The state as rounds keep it, so that the first round compiles for all of them."""
-    if target.mesh is None or target.rules is None:
-        return state
-    source = guide.source
-    draft = sharding.replicated(target.rules) if source is None or source.mesh is None else source.rules
-    return jax.device_put(state, sharding.state_shardings(state, target.mesh, target.rules, draft=draft))
 
 
 def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:

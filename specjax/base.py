@@ -83,6 +83,8 @@ class Warp(Protocol):
 class Drafter(NamedTuple):
     """A drafter: pure functions with explicit state.
 
+    Every leaf of a DraftState that is not a scalar is led by rows [B, ...]; what rows share is wrapped in `Shared`.
+
     tree: static shape of what is proposed.
     init: (params, prompt [B,P], length [B], cache_len, prefilled) -> DraftState. `prefilled` is the target after the
         prompt: its features, captured hidden states, and its cache, for drafters that borrow it.

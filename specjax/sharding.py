@@ -20,11 +20,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.base import LanguageModel
-from specjax.decoding import GenerationState
 from specjax.models.cache import KV
 from specjax.models.format import Format
 from specjax.programs import memoize
-from specjax.types import Params, PyTree
+from specjax.types import Params, PyTree, Shared
 
 DATA = "data"
 MODEL = "model"
@@ -259,25 +258,18 @@ def _kv_spec(rank: int, heads: str | None) -> P:
 def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
     """Shardings of a cache, or of any state that holds some: rows on data, heads of keys and values on the rules' axis.
 
-    Leaves apart from keys and values are led by rows (lengths, tokens, visibility); scalars are replicated.
+    Leaves apart from keys and values are led by rows (lengths, tokens, visibility); scalars and `Shared` parts are
+    replicated.
     """
 
     def one(leaf) -> PyTree:
+        if isinstance(leaf, Shared):
+            return jax.tree.map(lambda _: NamedSharding(mesh, P()), leaf)
         if isinstance(leaf, KV):
             return jax.tree.map(lambda a: NamedSharding(mesh, _kv_spec(len(a.shape), rules.heads)), leaf)
         return NamedSharding(mesh, P(DATA) if leaf.shape else P())
 
-    return jax.tree.map(one, cache, is_leaf=lambda node: isinstance(node, KV))
-
-
-def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, *, draft: Rules) -> GenerationState:
-    """Shardings of a generation state: rows on data, the target's heads by `rules`, the draft's by `draft`.
-
-    Lay the state that `prefill` returned by these (`jax.device_put`): a round then returns it as it was laid.
-    """
-    check_rows(state.stop.shape[0], mesh)
-    placed = cache_shardings(state, mesh, rules)
-    return placed._replace(draft=cache_shardings(state.draft, mesh, draft))
+    return jax.tree.map(one, cache, is_leaf=lambda node: isinstance(node, KV | Shared))
 
 
 @memoize

@@ -15,6 +15,15 @@ Params = PyTree  # plain nested dict of arrays with stable string paths
 KeyArray = jax.Array  # typed PRNG keys, [B]: one stream a row
 
 
+class Shared(NamedTuple):
+    """A part of a drafter's state that all rows share, such as a table [V]: replicated on a mesh.
+
+    All other leaves of a state, scalars apart, are led by rows [B, ...] and are split over the data axis.
+    """
+
+    value: PyTree
+
+
 class Output(NamedTuple):
     """What a language model says of a block of S new positions."""
 

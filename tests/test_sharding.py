@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import specjax
-from specjax import decoding, drafters, sampling, sharding, stopping
+from specjax import decoding, drafters, placement, sampling, sharding, stopping, trees
+from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
+from specjax.types import Draft, Shared, Siblings
 from specjax.verify.token import token_level
 from tests import battery, hlo
+from tests.drafters.heads import head
 
 MESHES = [(2, 4), (1, 8), (4, 2)]
 ROWS, PROMPT, SLOTS, BLOCK, HEADS, LAYERS, VOCAB = 8, 6, 32, 3, 8, 2, 96
@@ -292,7 +295,7 @@ def speculate(name: str, mesh, temperature):
     state = decoding.prefill(given, keys, prompt, length, budget, **static, cache_len=24, max_new=12)
     if mesh is not None:
         rules = case.rules
-        state = jax.device_put(state, sharding.state_shardings(state, mesh, rules, draft=sharding.replicated(rules)))
+        state = jax.device_put(state, placement.state_shardings(state, mesh, rules, draft=sharding.replicated(rules)))
     return static, given, state
 
 
@@ -340,7 +343,7 @@ def test_a_round_keeps_every_sharding_and_moves_no_weight():
 def test_a_batch_that_does_not_divide_is_refused():
     odd = alone("opt", 0.0)._replace(stop=jax.ShapeDtypeStruct((3,), jnp.int32))
     with pytest.raises(ValueError, match=r"batch of 3 rows does not divide over data=2"):
-        sharding.state_shardings(odd, sharding.make_mesh(2, 4), sharding.OPT, draft=sharding.OPT)
+        placement.state_shardings(odd, sharding.make_mesh(2, 4), sharding.OPT, draft=sharding.OPT)
 
 
 def loaded(mesh, *, layers: int = LAYERS, rules: sharding.Rules = sharding.OPT) -> Model:
@@ -368,6 +371,81 @@ def test_streaming_on_a_mesh_compiles_one_round(rules):
     assert specjax.compiled_programs().count == before + 1
     plain = specjax.generate(loaded(None), PROMPTS, max_new_tokens=6, temperature=0.0)
     assert stream.result().tokens == plain.tokens
+
+
+def head_for(capture: tuple[int, ...] = ()) -> drafters.LoadedDrafter:
+    """A head of random weights for `loaded`, on no mesh."""
+    width = OPT.width * (2 * len(capture) or 1)
+    params = jax.random.normal(jax.random.key(1), (2, width, VOCAB)) / 8
+    return drafters.LoadedDrafter("head", head(trees.chain(2), VOCAB, capture=capture), params)
+
+
+class Counted(NamedTuple):
+    """State with a table [V] that rows share, beside a count of each row."""
+
+    table: Shared
+    count: jax.Array
+
+
+def shared_table(vocab_size: int) -> drafters.LoadedDrafter:
+    """Proposes the token that a table [V] in the state names for the last one."""
+
+    def init(params, prompt, length, cache_len, prefilled):
+        del prompt, cache_len, prefilled
+        return Counted(Shared(params), jnp.zeros_like(length))
+
+    def propose(params, key, state, pending, warp):
+        del params, key, warp
+        tokens = jnp.stack([pending, state.table.value[pending]], 1)
+        return Draft(tokens, jnp.ones_like(tokens, bool), None), state
+
+    def commit(params, state, committed):
+        del params
+        return state._replace(count=state.count + committed.length)
+
+    functions = Drafter(trees.chain(1), init, propose, commit, siblings=Siblings.POINTS)
+    return drafters.LoadedDrafter("table", functions, jnp.arange(vocab_size, dtype=jnp.int32)[::-1])
+
+
+WITHOUT_MESH = {
+    "model": lambda: drafters.model(loaded(None, layers=1), gamma=2),
+    "head": head_for,
+    "three streams": lambda: head_for((0, 1, 2)),
+    "suffix with a corpus": lambda: drafters.suffix(drafters.corpus([[1, 2, 3, 4, 5], [9, 8, 7]]), gamma=2),
+    "table": lambda: table_of_counts(VOCAB),
+    "shared state": lambda: shared_table(VOCAB),
+    "cascade": lambda: drafters.cascade(loaded(None, layers=1), head_for(), gamma=2),
+    "layer skip": None,  # made of the target
+}
+
+
+def table_of_counts(vocab_size: int) -> drafters.LoadedDrafter:
+    text = np.random.default_rng(0).integers(0, vocab_size, 200).tolist()
+    return drafters.table(drafters.fitting.fit([text], vocab_size=vocab_size), gamma=2)
+
+
+@pytest.mark.parametrize("kind", battery.others_slow(WITHOUT_MESH, ["model", "three streams", "shared state"]))
+@pytest.mark.parametrize("temperature", [0.0, MIXED], ids=["greedy", "mixed"])
+def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
+    """Draft weights, corpora, tables, biases and prompts are placed once: the tokens of one device, one compile."""
+    mesh = sharding.make_mesh(2, 4)
+    options = {"max_new_tokens": 6, "temperature": temperature, "logit_bias": {3: -1.0}, "ignore_eos": True}
+    make = WITHOUT_MESH[kind] or (lambda: drafters.layer_skip(loaded(mesh), gamma=2, layers=[0]))
+    target = loaded(mesh)
+    drafter = make()
+    stream = specjax.stream(target, PROMPTS, drafter=drafter, **options)
+    for leaf in jax.tree.leaves(stream._job.params):
+        assert set(leaf.sharding.device_set) == set(mesh.devices.flat)
+    before = {path: leaf.sharding for path, leaf in leaves(stream._state).items()}
+    traces = decoding.trace_count()
+    rounds = sum(1 for _ in stream)
+    assert rounds > 1
+    assert decoding.trace_count() <= traces + 1
+    for path, leaf in leaves(stream._state).items():
+        assert leaf.sharding.is_equivalent_to(before[path], leaf.ndim), path
+    alone = drafters.layer_skip(loaded(None), gamma=2, layers=[0]) if kind == "layer skip" else drafter
+    expected = specjax.generate(loaded(None), PROMPTS, drafter=alone, **options)
+    assert stream.result().tokens == expected.tokens
 
 
 def test_two_meshes_in_one_program_are_refused():

@@ -23,7 +23,7 @@ PROGRAM = '''
 import json, sys, time
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
-from specjax import checkpoint, decoding, sampling, sharding, stopping
+from specjax import checkpoint, decoding, placement, sampling, sharding, stopping
 from specjax.drafters import chain
 from specjax.models import opt
 from specjax.models.format import default_format
@@ -72,7 +72,7 @@ else:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     state = jax.eval_shape(init, given, keys, *(
         jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,), (rows,))))
-    state = checkpoint.like(state, sharding.state_shardings(state, mesh, sharding.OPT, draft=rules))
+    state = checkpoint.like(state, placement.state_shardings(state, mesh, sharding.OPT, draft=rules))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = given._replace(
         sampling=checkpoint.like(given.sampling, jax.tree.map(lambda _: sharding.row_sharding(mesh), given.sampling)),
