@@ -74,8 +74,6 @@ def params(kind: str, family: str) -> BridgeParams:
 
 def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> LoadedDrafter:
     lm = draft(family).lm
-    positions = battery.MAX_POSITIONS if family == "opt" else None
-    options = {"positions": positions, **options}
     if kind == "reencoding":
         made = reencoding(lm, gamma, **options)
     else:
