@@ -5,16 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from specjax.models.cache import KV
+from specjax.models.cache import KV, Prefix, read_window
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
 FEW = 64  # of fewer queries the keys are the left operand, which XLA's CPU backend reads as it lies, without packing it
+PREFIX_BLOCK = 256  # keys; slots before a block of a prompt are read in pieces, as many as hold tokens
 QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
 
 
 def attend(
     q: Float[Array, "B S H D"],
-    kv: KV,
+    kv: KV | Prefix,
     visible: Bool[Array, "B S T"],
     *,
     scale: float,
@@ -24,29 +25,71 @@ def attend(
     """Softmax attention; H query heads share K key-value heads in groups of H / K. Returns heads joined, F = H * D.
 
     Args:
-      q: queries. kv: keys and values [B,K,T,D]. visible: slots each query may see.
+      q: queries.
+      kv: keys and values [B,K,T,D]; of a block of a prompt, its own (T = S) and a prefix that all queries see.
+      visible: slots that each query sees; of a block of a prompt, positions of the block.
       scale: multiplies the scores (T5 has 1.0: no scaling).
       flat: collapse batch and heads in the dots (`Format.flat_heads`).
       bias: added to the scores (T5's relative positions); its batch axis may be 1.
     """
     rows, block, heads, width = q.shape
-    if block > QUERY_CHUNK:
+    if block > QUERY_CHUNK and not isinstance(kv, Prefix):
         return _in_chunks(q, kv, visible, scale=scale, flat=flat, bias=bias)
-    kv_heads, slots = kv.k.shape[1], kv.k.shape[2]
+    k, v = kv.block if isinstance(kv, Prefix) else kv
+    kv_heads, slots = k.shape[1], k.shape[2]
     group = heads // kv_heads
     # Queries of one key-value head side by side: [B, K, G * S, D].
     q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(rows, kv_heads, group * block, width).astype(kv.k.dtype)
-    few = flat and q.shape[2] < FEW
-    scores = _keys_first(q, kv.k) if few else _batched(q, kv.k, contract=3, flat=flat)
-    scores = scores.reshape(rows, heads, block, slots)
+    q = q.reshape(rows, kv_heads, group * block, width).astype(k.dtype)
+    scores = _scores(q, k, flat=flat).reshape(rows, heads, block, slots)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     scores = jnp.where(visible[:, None], scores, MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, group * block, slots)
-    out = _batched(weights.astype(kv.v.dtype), kv.v, contract=2, flat=flat)
+    if isinstance(kv, Prefix):
+        out = _with_prefix(q, scores.reshape(rows, kv_heads, group * block, slots), kv, flat=flat)
+    else:
+        weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, group * block, slots)
+        out = _batched(weights.astype(v.dtype), v, contract=2, flat=flat)
     out = out.reshape(rows, kv_heads, group, block, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(rows, block, heads * width)
+
+
+def _with_prefix(
+    q: Float[Array, "B K M D"], scores: Float[Array, "B K M S"], prefix: Prefix, *, flat: bool
+) -> Float[Array, "B K M D"]:
+    """Softmax over a block's own masked scores and the slots before it.
+
+    The softmax is accumulated over pieces of the prefix (Milakov and Gimelshein 2018, arXiv 1805.02867), so that the
+    cost follows the number of tokens before the block and not the size of the cache.
+    """
+    slots = jax.tree.leaves(prefix.layers)[0].shape[-2]
+    size = min(PREFIX_BLOCK, slots)
+    # Every query sees at least itself, so the first maximum is finite.
+    highest = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - highest)
+    mass = weights.sum(-1, keepdims=True)
+    total = _batched(weights.astype(prefix.block.v.dtype), prefix.block.v, contract=2, flat=flat)
+
+    def step(carry):
+        at, highest, mass, total = carry
+        first = jnp.minimum(at, slots - size)  # the last piece overlaps the one before
+        k, v = read_window(prefix.layers, prefix.index, first, size)
+        slot = first + jnp.arange(size, dtype=jnp.int32)
+        past = (slot >= at) & (slot < prefix.start)
+        scores = jnp.where(past[None, None, None], _scores(q, k, flat=flat), MASKED)
+        higher = jnp.maximum(highest, scores.max(-1, keepdims=True))
+        shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)
+        mass = mass * shrink + weights.sum(-1, keepdims=True)
+        total = total * shrink + _batched(weights.astype(v.dtype), v, contract=2, flat=flat)
+        return at + size, higher, mass, total
+
+    carry = jnp.zeros((), jnp.int32), highest, mass, total
+    _, _, mass, total = jax.lax.while_loop(lambda carry: carry[0] < prefix.start, step, carry)
+    return total / mass
+
+
+def _scores(q: Float[Array, "B K M D"], k: Float[Array, "B K T D"], *, flat: bool) -> Float[Array, "B K M T"]:
+    return _keys_first(q, k) if flat and q.shape[2] < FEW else _batched(q, k, contract=3, flat=flat)
 
 
 def _batched(x: Float[Array, "B K M C"], y: Float[Array, "B K T D"], *, contract: int, flat: bool) -> Array:

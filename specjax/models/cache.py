@@ -43,9 +43,29 @@ class Cache(NamedTuple):
 
 
 class ReadOnly(NamedTuple):
-    """In the place of `Cache.layers`: the block's own keys and values are among them already, and none are written."""
+    """Replaces `Cache.layers` where the block's keys and values are stored already: nothing is written."""
 
     layers: tuple[KV, ...] | KV
+
+
+class Filling(NamedTuple):
+    """Replaces `Cache.layers` while a prompt is read: a block starts at the same slot of every row.
+
+    Attributes:
+      start: first slot of the block; all earlier slots hold the prompt. None: the caches are empty.
+    """
+
+    layers: tuple[KV, ...] | KV
+    start: Int[Array, ""] | None
+
+
+class Prefix(NamedTuple):
+    """What a block of a prompt attends to: itself, and the slots of layer `index` before `start`."""
+
+    block: KV
+    layers: tuple[KV, ...] | KV
+    index: Int[Array, ""] | int
+    start: Int[Array, ""]
 
 
 def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Format) -> tuple[KV, ...] | KV:
@@ -57,9 +77,8 @@ def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Fo
 
 
 def slots(cache: Cache) -> int:
-    """T, the slots that each row has."""
-    kv = cache.layers if isinstance(cache.layers, KV) else cache.layers[0]
-    return kv.k.shape[-2]
+    """T, the number of slots of each row."""
+    return jax.tree.leaves(cache.layers)[0].shape[-2]
 
 
 def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"], start: Int[Array, "B"], layer=None):
@@ -164,36 +183,47 @@ def put_rows(
     )  # fmt: skip
 
 
-def write(
-    layers,
-    index,
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    start: Int[Array, "B"] | None,
-    *,
-    fresh: bool = False,
-):
+def write(layers, index, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"], start: Int[Array, "B"] | None):
     """Puts a block's keys and values into layer `index`; returns (layers, what the block attends to).
 
     Args:
-      layers: `Cache.layers`, or None where nothing is remembered (scoring, training).
-      start: first slot of each row's block.
-      fresh: the caches were empty, so the block sees only itself: attend to it, not to all T slots.
+      layers: `Cache.layers`, `Filling` or `ReadOnly`; None where nothing is cached (scoring, training).
+      start: first slot of each row's block; None: as `layers` implies.
     """
     block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if isinstance(layers, ReadOnly):
         return layers, one_layer(layers.layers, index)
+    if isinstance(layers, Filling):
+        block = KV(*(new.astype(old.dtype) for new, old in zip(block, jax.tree.leaves(layers.layers)[:2], strict=True)))
+        first = jnp.zeros((), jnp.int32) if layers.start is None else layers.start
+        filled = layers._replace(layers=_put(layers.layers, index, block, jnp.broadcast_to(first, k.shape[:1])))
+        seen = block if layers.start is None else Prefix(block, filled.layers, index, layers.start)
+        return filled, seen
     if layers is None or start is None:
         return None, block
+    layers = _put(layers, index, block, start)
+    return layers, one_layer(layers, index)
+
+
+def _put(layers: tuple[KV, ...] | KV, index, block: KV, start: Int[Array, "B"]) -> tuple[KV, ...] | KV:
     if isinstance(layers, KV):
-        layers = KV(*(put_windows(a, new, start, index) for a, new in zip(layers, block, strict=True)))
-        one = layers if fresh else one_layer(layers, index)
-    else:
-        one = KV(*(put_windows(a, new, start) for a, new in zip(layers[index], block, strict=True)))
-        layers = (*layers[:index], one, *layers[index + 1 :])
-    if fresh:
-        one = KV(*(a.astype(old.dtype) for a, old in zip(block, one, strict=True)))
-    return layers, one
+        return KV(*(put_windows(a, new, start, index) for a, new in zip(layers, block, strict=True)))
+    one = KV(*(put_windows(a, new, start) for a, new in zip(layers[index], block, strict=True)))
+    return (*layers[:index], one, *layers[index + 1 :])
+
+
+def read_window(layers: tuple[KV, ...] | KV, index, start: Int[Array, ""], size: int) -> KV:
+    """Keys and values [B,K,size,H] of consecutive slots of one layer."""
+
+    def read(buffer: Array) -> Array:
+        if buffer.ndim == 4:
+            return jax.lax.dynamic_slice_in_dim(buffer, start, size, axis=2)
+        zero = jnp.zeros((), jnp.int32)
+        sizes = (1, *buffer.shape[1:3], size, buffer.shape[4])
+        return jax.lax.dynamic_slice(buffer, (jnp.asarray(index, jnp.int32), zero, zero, start, zero), sizes)[0]
+
+    kv = layers if isinstance(layers, KV) else layers[index]
+    return KV(read(kv.k), read(kv.v))
 
 
 def one_layer(layers: tuple[KV, ...] | KV, index) -> KV:

@@ -47,6 +47,7 @@ class Format:
         transposed, and of few inputs turning it round again costs more than is won. (): none is.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
       cache_dtype: of keys and values.
+      chunks: block sizes, in positions, in which a decoder-only model reads a prompt; any order.
     """
 
     dtype: str = "float32"
@@ -57,6 +58,7 @@ class Format:
     left: tuple[tuple[int, int], ...] = ()
     flat_heads: bool = True
     cache_dtype: str = "float32"
+    chunks: tuple[int, ...] = (32,)
 
     def __post_init__(self) -> None:
         for name in (self.dtype, self.cache_dtype):
@@ -127,4 +129,5 @@ def default_format(
         min_rows=2 if platform == "tpu" else 1,
         flat_heads=False,
         cache_dtype=dtype,
+        chunks=(32, 256),  # on a CPU large blocks are no faster, and another size is compiled for each layer
     )

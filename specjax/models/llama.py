@@ -211,9 +211,9 @@ class Attention(nnx.Module):
     def queries(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S H K"]:
         return rotate(self._split(self.q(x)), turn)
 
-    def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
+    def __call__(self, x, turn: Rotation, visible, layers, index, start):
         q, k, v = self.queries(x, turn), rotate(self._split(self.k(x)), turn), self._split(self.v(x))
-        layers, kv = caches.write(layers, index, k, v, start, fresh=fresh)
+        layers, kv = caches.write(layers, index, k, v, start)
         out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
         return self.o(out), layers
 
@@ -244,8 +244,8 @@ class Block(nnx.Module):
     def queries(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S H K"]:
         return self.attn.queries(self.attn_norm(x), turn)
 
-    def __call__(self, x, turn: Rotation, visible, layers, index, start, fresh):
-        mixed, layers = self.attn(self.attn_norm(x), turn, visible, layers, index, start, fresh)
+    def __call__(self, x, turn: Rotation, visible, layers, index, start):
+        mixed, layers = self.attn(self.attn_norm(x), turn, visible, layers, index, start)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), layers
 
@@ -296,7 +296,10 @@ def decoder(config: LlamaConfig, fmt: Format, chosen: tuple[int, ...] | None = N
         return (turn,)
 
     run, queries = decoders.split(*_parts(config, fmt), count=config.layers, chosen=chosen, shared=turned)
-    return Decoder(run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt, queries)
+    return Decoder(
+        run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt, queries,
+        config.rope_scaling.positions,
+    )  # fmt: skip
 
 
 def observer(config: LlamaConfig, fmt: Format) -> Callable:

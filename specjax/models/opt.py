@@ -78,9 +78,9 @@ class Attention(nnx.Module):
     def queries(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
         return self._split(self.q(x))
 
-    def __call__(self, x, visible, layers, index, start, fresh):
+    def __call__(self, x, visible, layers, index, start):
         q, k, v = self.queries(x), self._split(self.k(x)), self._split(self.v(x))
-        layers, kv = caches.write(layers, index, k, v, start, fresh=fresh)
+        layers, kv = caches.write(layers, index, k, v, start)
         out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
         return self.o(out), layers
 
@@ -111,8 +111,8 @@ class Block(nnx.Module):
     def queries(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
         return self.attn.queries(self.attn_norm(x) if self.pre_norm else x)
 
-    def __call__(self, x, visible, layers, index, start, fresh):
-        mixed, layers = self.attn(self.attn_norm(x) if self.pre_norm else x, visible, layers, index, start, fresh)
+    def __call__(self, x, visible, layers, index, start):
+        mixed, layers = self.attn(self.attn_norm(x) if self.pre_norm else x, visible, layers, index, start)
         x = x + mixed if self.pre_norm else self.attn_norm(x + mixed)
         if self.pre_norm:
             return x + self.mlp(self.mlp_norm(x)), layers

@@ -36,6 +36,11 @@ class RopeScaling:
         """Multiplies cos and sin."""
         return 1.0
 
+    @property
+    def positions(self) -> int | None:
+        """Positions that these frequencies are defined for; None: any number."""
+        return None
+
 
 UNSCALED = RopeScaling()
 
@@ -72,6 +77,10 @@ class DynamicScaling(RopeScaling):
     def frequencies(self, theta: float, width: int) -> np.ndarray:
         stretch = self.factor * max(self.length, self.trained) / self.trained - (self.factor - 1)
         return base_frequencies(theta * stretch ** (width / (width - 2)), width)
+
+    @property
+    def positions(self) -> int:
+        return max(self.length, self.trained)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""Prompts are read in blocks whose number follows the longest prompt: the same values, and no wasted work."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import sharding
+from specjax.models import decoder as decoders
+from specjax.models.cache import KV
+from specjax.models.format import Format, default_format
+from tests import hlo
+from tests.models.small import CONFIGS, assert_close, laid_out
+
+WIDTH, SLOTS, VOCAB = 300, 320, 71
+FORMATS = {
+    "cpu": default_format("float32", platform="cpu"),
+    "stacked": Format(stacked=True, chunks=(32, 64)),
+    "bfloat16": default_format("bfloat16", platform="cpu"),
+}
+RULES = {"opt": sharding.OPT, "llama": sharding.LLAMA}
+
+
+@functools.cache
+def built(name: str, layout: str, capture: tuple[int, ...] = ()):
+    """(pure functions, their split structure, parameters) of a tiny model with room for long prompts."""
+    module, config = CONFIGS[name]
+    config, fmt = dataclasses.replace(config, max_positions=SLOTS), FORMATS[layout]
+    leaves, tree = jax.tree.flatten(module.init(jax.random.key(1), config, Format()))
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    drawn = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    params = laid_out(jax.tree.unflatten(tree, drawn), fmt)
+    return module.language_model(config, fmt, capture=capture), module.decoder(config, fmt), params
+
+
+def prompts(rows: int, width: int = WIDTH) -> jax.Array:
+    return jax.random.randint(jax.random.key(3), (rows, width), 0, VOCAB)
+
+
+@pytest.mark.parametrize("layout", ["cpu", "stacked"])
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_blocks_of_a_prompt_equal_the_whole_prompt(name, layout):
+    capture = (0, 1, 2)
+    lm, decoder, params = built(name, layout, capture)
+    tokens = prompts(3)
+    visible, positions = decoders._causal(tokens)
+    whole, _ = jax.jit(decoder.run, static_argnums=(4, 5, 6))(params, tokens, positions, visible, None, None, capture)
+    prefill, extend = jax.jit(lm.prefill, static_argnums=3), jax.jit(lm.extend)
+    one = jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32)
+    for lengths in ((1, 1, 1), (31, 32, 33), (63, 64, 65), (127, 129, 1), (255, 256, 257), (2, 300, 299)):
+        length = jnp.asarray(lengths, jnp.int32)
+        got = prefill(params, tokens, length, SLOTS)
+        inside = np.arange(WIDTH)[None] < np.asarray(lengths)[:, None]
+        for ours, reference in zip((got.features, *got.hiddens), (whole.features, *whole.hiddens), strict=True):
+            assert_close(np.asarray(ours)[inside], np.asarray(reference)[inside], 1e-4)
+        out, _ = extend(params, got.pending[:, None], got.cache, *one)
+        assert_close(np.asarray(out.logits)[:, 0], np.asarray(whole.logits)[range(3), np.asarray(lengths) - 1], 1e-4)
+
+
+@pytest.mark.parametrize(("longest", "written"), [(1, 32), (32, 32), (33, 64), (160, 160)])
+def test_the_number_of_blocks_follows_the_longest_prompt(longest, written):
+    lm, _, params = built("opt", "cpu")
+    length = jnp.asarray([1, longest], jnp.int32)
+    cache = jax.jit(lm.prefill, static_argnums=3)(params, prompts(2) + 1, length, SLOTS).cache
+    for kv in jax.tree.leaves(cache.layers, is_leaf=lambda node: isinstance(node, KV)):
+        used = np.asarray(kv.k != 0).any((0, 1, 3))
+        assert used[:written].all() and not used[written:].any()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("layout", list(FORMATS))
+def test_the_loop_copies_no_cache_and_computes_no_unused_output(layout, rows):
+    lm, decoder, params = built("opt", layout)
+
+    def prefill(params, prompt, length):
+        read = lm.prefill(params, prompt, length, SLOTS)
+        return read.cache, read.pending
+
+    shapes = (jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.int32))
+    text = jax.jit(prefill).lower(params, *shapes).compile().as_text()
+    bodies = [body for body in hlo.while_bodies(text) if any(i.opcode == "dot" for i in body)]
+    assert len(bodies) == len(decoder.fmt.chunks)
+    for body in bodies:
+        assert not [i for i in body if i.opcode in ("copy", "transpose") and SLOTS in i.shape]  # a cache
+        assert not [i for i in body if i.shape == (rows, WIDTH, 32)]  # features
+        assert not [i for i in body if i.opcode == "dot" and VOCAB in i.shape]
+
+
+def test_a_prompt_of_one_block_needs_no_loop():
+    lm, _, params = built("opt", "cpu")
+    shapes = (jax.ShapeDtypeStruct((2, 32), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32))
+    text = jax.jit(lm.prefill, static_argnums=3).lower(params, *shapes, SLOTS).compile().as_text()
+    assert not [body for body in hlo.while_bodies(text) if any(i.opcode == "dot" for i in body)]
+
+
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_a_mesh_reads_the_same_prompt(name):
+    lm, decoder, params = built(name, "stacked", (1,))
+    mesh = sharding.make_mesh(2, 2, devices=jax.devices()[:4])
+    placed = sharding.place(params, mesh, RULES[name], decoder.fmt, kv_heads=decoder.kv_heads)
+    length = jnp.asarray([33, 300], jnp.int32)
+    alone = jax.jit(lm.prefill, static_argnums=3)(params, prompts(2), length, SLOTS)
+    spread = jax.jit(sharding.on_mesh(lm, mesh, RULES[name]).prefill, static_argnums=3)
+    rows = jax.device_put((prompts(2), length), sharding.row_sharding(mesh))
+    lowered = spread.lower(placed, *rows, SLOTS)
+    counts = hlo.collectives(hlo.program(lowered.compile().as_text()))
+    assert counts.keys() <= {"all-reduce", "all-gather"}
+    got = spread(placed, *rows, SLOTS)
+    assert_close(np.asarray(got.features), np.asarray(alone.features), 1e-4)
+    assert_close(np.asarray(got.hiddens[0]), np.asarray(alone.hiddens[0]), 1e-4)
+    for ours, theirs in zip(jax.tree.leaves(got.cache), jax.tree.leaves(alone.cache), strict=True):
+        assert_close(np.asarray(ours), np.asarray(theirs), 1e-4)
+
+
+def test_padding_past_the_position_table_is_harmless():
+    lm, _, params = built("opt", "cpu")
+    tokens, length = prompts(1, 400), jnp.asarray([SLOTS], jnp.int32)
+    read = jax.jit(lm.prefill, static_argnums=3)(params, tokens, length, 416)
+    assert np.isfinite(np.asarray(read.features)).all()
