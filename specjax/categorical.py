@@ -1,10 +1,11 @@
-"""Everything that walks the vocabulary: argmax, draws and exact thresholds, in blocks, without a sort.
+"""Reductions over the vocabulary: argmax, sampling and exact thresholds, in blocks, without a sort.
 
-A row of V numbers is read in blocks of BLOCK. One pass leaves a number a block; the answer is then looked for among
-the blocks, and inside one of them. The last block is the last BLOCK numbers of the row, so V need not divide:
+A row of V numbers is read in blocks of BLOCK. One pass reduces each block to one number; the answer is then located
+among the blocks, and inside one of them. The window of the last block is the last BLOCK numbers of the row, so V need
+not be divisible:
 
     V = 10, BLOCK = 4      0 1 2 3 | 4 5 6 7 | 8 9
-                                      [6 7 | 8 9]   window of the last block; what lies left of 8 is masked
+                                      [6 7 | 8 9]   window of the last block; entries before 8 are masked
 """
 
 import jax
@@ -14,30 +15,37 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from specjax.types import KeyArray
 
-BLOCK = 256  # about the root of a vocabulary, and a whole number of vector lanes on every platform
-RANKED = 256  # numbers ranked before a wide row is bisected: a nucleus of text is rarely larger
-WIDE = 16_384  # of rows from here on, passes are worth avoiding on CPU: they are ranked before they are bisected
+BLOCK = 256  # about the square root of a vocabulary, and a multiple of the vector lanes of every platform
+RANKED = 256  # numbers ranked before a wide row is bisected: a nucleus is rarely larger
+WIDE = 16_384  # rows at least this wide are ranked before they are bisected, on CPU
 
 
 def argmax(x: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
-    """Index of the largest number of each row; the lowest index among equals, the first NaN where there is one."""
+    """Index of the largest number of each row: the lowest index among ties, or the first NaN.
+
+    Args:
+      x: [*lead, V] floats.
+
+    Returns:
+      [*lead] int32.
+    """
     size = min(BLOCK, x.shape[-1])
     block = jnp.argmax(_per_block(jnp.max, x), axis=-1).astype(jnp.int32)
     start, window, outside = _window(x, block, size)
-    # the last block is chosen only for a number that no earlier block has: the masked ones cannot win
+    # the last block is selected only for a number that no earlier block contains: masked entries cannot win
     return start + jnp.argmax(jnp.where(outside, -jnp.inf, window), axis=-1).astype(jnp.int32)
 
 
 def maximum(x: Float[Array, "*lead V"]) -> Float[Array, "*lead"]:
-    """Largest number of each row, NaN where there is one; inside one jit XLA shares its pass over x with `argmax`."""
+    """Largest number of each row, or NaN. Within one jit, XLA shares the pass over x with `argmax`."""
     return jnp.max(_per_block(jnp.max, x), axis=-1)
 
 
 def total(x: Float[Array, "*lead V"]) -> Float[Array, "*lead"]:
     """Sum of each row.
 
-    Of several wide rows, on CPU, their product with ones: XLA's reduction there keeps to one thread, and takes what it
-    sums, an exponential say, along.
+    On CPU, several wide rows are multiplied by ones: XLA's CPU reduction uses one thread, and fuses the computation of
+    its operand (such as an exponential) into it.
     """
     plain = lambda x: jnp.sum(x, axis=-1)
     if x.shape[-1] < WIDE or x.size == x.shape[-1]:
@@ -47,30 +55,30 @@ def total(x: Float[Array, "*lead V"]) -> Float[Array, "*lead"]:
 
 
 def largest(x: Float[Array, "*lead V"], k: int) -> tuple[Float[Array, "*lead k"], Int[Array, "*lead k"]]:
-    """The k largest numbers of each row, the largest first and of equals the first, and where they stand.
+    """The k largest numbers of each row in descending order (ties: lowest index first), and their indices.
 
-    `lax.top_k` of floats, behind a barrier: a slice that is taken of its result XLA would merge with its own, know the
-    selection no more, and on CPU sort the whole row, 2 ms of 8,192 numbers.
+    `lax.top_k` behind an optimization barrier: XLA would merge a slice of the result with its own, no longer recognize
+    the selection, and sort the whole row on CPU (2 ms for 8,192 numbers).
     """
     best, index = lax.optimization_barrier(lax.top_k(x, k))
     return best, index
 
 
 def uniforms(key: KeyArray, shape: tuple[int, ...], dtype: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "..."]:
-    """Uniforms on [0, 1) of the given shape for every key of an array of keys: [*keys, *shape].
+    """Uniforms on [0, 1) of the given shape for every key in an array of keys: [*keys, *shape].
 
-    Each key is consumed once; what one key gives does not depend on its neighbors.
+    Each key is consumed once; its numbers do not depend on the other keys.
     """
     flat = jax.vmap(lambda k: jax.random.uniform(k, shape, dtype))(key.reshape(-1))
     return flat.reshape(*key.shape, *shape)
 
 
 def draw(uniform: Float[Array, "*lead 2"], mass: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
-    """Draws one index a row from masses that need not sum to one, by the inverse of the distribution, in two levels.
+    """Samples one index per row from unnormalized masses, by inverse transform sampling in two levels.
 
-    A block is drawn by its mass, then an index inside it; two independent uniforms keep the resolution of float32 at
-    both levels. An index of zero mass is never returned, whatever the uniforms in [0, 1). A row without any mass, or
-    with NaN, gives an index in range and no other promise.
+    Samples a block by its mass, then an index inside it; two independent uniforms keep the resolution of float32 at
+    both levels. An index of zero mass is never returned, for any uniforms in [0, 1). For a row without mass, or with
+    NaN, the index is in range and otherwise unspecified.
 
     Args:
       uniform: [*lead, 2] on [0, 1).
@@ -78,6 +86,11 @@ def draw(uniform: Float[Array, "*lead 2"], mass: Float[Array, "*lead V"]) -> Int
 
     Returns:
       [*lead] int32 indices.
+
+    >>> import jax.numpy as jnp
+    >>> from specjax import categorical
+    >>> int(categorical.draw(jnp.array([0.0, 0.99]), jnp.array([2.0, 1.0, 0.0])))
+    1
     """
     size = min(BLOCK, mass.shape[-1])
     block = _pick(uniform[..., 0], _per_block(jnp.sum, mass))
@@ -86,21 +99,30 @@ def draw(uniform: Float[Array, "*lead 2"], mass: Float[Array, "*lead V"]) -> Int
 
 
 def categorical(key: KeyArray, log_p: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:
-    """Draws one token a row from log-probabilities, given up to a constant; -inf is never drawn.
+    """Samples one token per row from log-probabilities, up to a constant; -inf is never sampled.
 
-    The law of `jax.random.categorical`, without a random number for every entry of the vocabulary.
+    The same distribution as `jax.random.categorical`, with two random numbers per row instead of V.
 
     Args:
-      key: typed keys, consumed once. Their shape is a prefix of *lead (a scalar key included): the rows that share a
-        key are drawn from its stream in order, so keys [B] with laws [B, V] make a row independent of its place.
+      key: typed keys, consumed once. Their shape is a prefix of *lead (or a scalar key): rows that share a key use its
+        stream in order, so with keys [B] and log_p [B, V] a row does not depend on its position in the batch.
       log_p: [*lead, V].
 
     Returns:
       [*lead] int32 tokens.
+
+    Raises:
+      ValueError: the shape of `key` is not a prefix of *lead.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import categorical
+    >>> log_p = jnp.log(jnp.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    >>> categorical.categorical(jax.random.split(jax.random.key(0), 2), log_p).tolist()
+    [1, 2]
     """
     lead = log_p.shape[:-1]
     if key.shape != lead[: key.ndim]:
-        raise ValueError(f"keys of shape {key.shape} must be a prefix of the laws' leading shape {lead}")
+        raise ValueError(f"key has shape {key.shape}, which must be a prefix of the leading shape {lead} of log_p")
     top = jnp.max(log_p, axis=-1, keepdims=True)
     return draw(uniforms(key, (*lead[key.ndim :], 2), log_p.dtype), jnp.exp(log_p - top))
 
@@ -111,16 +133,19 @@ def threshold(
     target: Float[Array, "*lead"],
     active: Bool[Array, "*lead"],
 ) -> Float[Array, "*lead"]:
-    """The largest t such that {x >= t} weighs at least `target`: exact, by bisection over the floats, without a sort.
+    """The largest t such that the weight of {x >= t} is at least `target`: exact, by bisection over the floats.
 
-    Unit weights and target k give the k-th largest number; weights exp(x) and a share of their sum give the threshold
-    of the nucleus. Equal numbers stand or fall together.
+    Unit weights and target k give the k-th largest number; weights exp(x) and a fraction of their sum give the
+    threshold of nucleus sampling. Ties are included or excluded together.
 
     Args:
       x: [*lead, V], float32.
       weight: [*lead, V], at least 0.
       target: [*lead], above 0 and at most the sum of the weights.
-      active: [*lead]; a row that is not active answers -inf at once.
+      active: [*lead]; inactive rows return -inf at no cost.
+
+    Returns:
+      [*lead] float32.
     """
     if x.shape[-1] < WIDE:
         return _bisect(x, weight, target, active)
@@ -128,7 +153,7 @@ def threshold(
 
 
 def _rank_or_bisect(x, weight, target, active):
-    """Looks for the threshold among the RANKED largest numbers; bisects where some row's is not among them."""
+    """Searches the RANKED largest numbers, and bisects the rows whose threshold is not among them."""
     best, index = largest(x, RANKED)
     enough = jnp.cumsum(jnp.take_along_axis(weight, index, axis=-1), axis=-1) >= target[..., None]
     t = jnp.take_along_axis(best, jnp.argmax(enough, axis=-1, keepdims=True), axis=-1)[..., 0]
@@ -142,8 +167,8 @@ def _rank_or_bisect(x, weight, target, active):
 def _bisect(x, weight, target, active):
     """`threshold` by halving the floats between -inf and +inf.
 
-    A row stops once a single number is left between its bounds (about 20 passes at V = 50,000), or after 32 passes
-    where there are ties.
+    A row is done when a single number is left between its bounds (about 20 passes at V = 50,000), or after 32 passes
+    if there are ties.
     """
     low = jnp.broadcast_to(_ordered(jnp.float32(-jnp.inf)), target.shape)
     high = jnp.where(active, _ordered(jnp.float32(jnp.inf)) + jnp.uint32(1), low + jnp.uint32(1))
@@ -171,7 +196,7 @@ def _bisect(x, weight, target, active):
 
 
 def _per_block(reduce, x: Float[Array, "*lead V"]) -> Float[Array, "*lead blocks"]:
-    """One number a block; the ragged end of the row is a block of its own, which saves padding the whole row."""
+    """Reduces each block; the ragged end of the row is a block of its own, which avoids padding the row."""
     size = min(BLOCK, x.shape[-1])
     whole = x.shape[-1] // size * size
     blocks = reduce(x[..., :whole].reshape(*x.shape[:-1], -1, size), axis=-1)
@@ -181,7 +206,7 @@ def _per_block(reduce, x: Float[Array, "*lead V"]) -> Float[Array, "*lead blocks
 
 
 def _window(x: Float[Array, "*lead V"], block: Int[Array, "*lead"], size: int):
-    """First index, contents, and what to ignore of each row's window that covers its block."""
+    """First index, content and mask (True: ignore) of the window that covers each row's block."""
     rows = x.reshape(-1, x.shape[-1])
     begin = block * size
     start = jnp.minimum(begin, x.shape[-1] - size)
@@ -191,15 +216,15 @@ def _window(x: Float[Array, "*lead V"], block: Int[Array, "*lead"], size: int):
 
 
 def _index(x: Float[Array, "*lead n"]) -> Int[Array, "*lead n"]:
-    """Position of every number in its row."""
+    """Index of every number in its row."""
     return lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
 
 
 def _pick(uniform: Float[Array, "*lead"], mass: Float[Array, "*lead n"]) -> Int[Array, "*lead"]:
-    """First index whose cumulated mass exceeds uniform * total.
+    """First index whose cumulative mass exceeds uniform * total.
 
-    Rounding may put uniform * total at the total itself, and a parallel cumulated sum may step up at a zero: so only
-    indices with mass count, and the last of them answers where none exceeds.
+    Rounding may make uniform * total equal the total, and a parallel cumulative sum may increase at a zero: only
+    indices with mass count, and if none exceeds, the last of them is returned.
     """
     index = _index(mass)
     below = jnp.cumsum(mass, axis=-1)
@@ -210,13 +235,13 @@ def _pick(uniform: Float[Array, "*lead"], mass: Float[Array, "*lead n"]) -> Int[
 
 
 def _ordered(x: Float[Array, "..."]) -> UInt[Array, "..."]:
-    """Floats as unsigned integers in the same order: what bisection halves."""
+    """Floats as unsigned integers in the same order, for bisection."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _float(ordered: UInt[Array, "..."]) -> Float[Array, "..."]:
-    """The inverse of `_ordered`, but for denormals: 0, as which most hardware compares them."""
+    """The inverse of `_ordered`, except that denormals become 0, as most hardware compares them."""
     bits = jnp.where(ordered >> 31 == 1, ordered & jnp.uint32(0x7FFFFFFF), ~ordered)
     x = lax.bitcast_convert_type(bits, jnp.float32)
     return jnp.where(jnp.abs(x) < jnp.finfo(jnp.float32).tiny, 0.0, x)

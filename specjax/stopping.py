@@ -1,20 +1,23 @@
-"""When a row ends: stop codes, stop tokens, stop strings as an automaton over tokens, and a cap on new tokens.
+"""When a row ends: stop codes, stop tokens, stop strings as an automaton over tokens, and a limit on new tokens.
 
-A stop inside an accepted block cuts the block at that token, exactly where plain decoding would have stopped.
+A stop inside an accepted block truncates the block at that token, exactly where plain decoding would have stopped.
 """
 
 import enum
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Integer
+
+CHUNK = 2**22  # entries of the transition table that are computed at a time
 
 
 class Stop(enum.IntEnum):
-    """Why a row ended. RUNNING is 0, so that `stop != 0` reads "has ended"."""
+    """Why a row ended. RUNNING is 0, so `stop != 0` means that the row has ended."""
 
     RUNNING = 0
     EOS = 1
@@ -22,21 +25,34 @@ class Stop(enum.IntEnum):
     STOP_STRING = 3
     MAX_TOKENS = 4
     CACHE_FULL = 5
-    NAN = 6  # the target's logits held a NaN: nothing of that round was committed
-    INTERRUPTED = 7  # the caller went away between two rounds
+    NAN = 6  # the target's logits contained NaN: nothing of that round was committed
+    INTERRUPTED = 7  # the caller stopped between two rounds
+
+
+class StopAutomaton(NamedTuple):
+    """A deterministic automaton over tokens, with the tokens grouped into classes of equal transitions.
+
+    Attributes:
+      classes: [V] int32, the class of each token.
+      table: [Q, K] int16 (int32 above 32,767 states), the state after a token of each class. State 0 is the start;
+        state Q - 1 means that a stop string was generated, and is never left. Q and K are padded to powers of two, so
+        that few shapes compile.
+    """
+
+    classes: Int[Array, "V"]
+    table: Integer[Array, "Q K"]
 
 
 class StopRules(NamedTuple):
-    """What ends a row, as arrays.
+    """The conditions that end a row, as arrays.
 
     Attributes:
-      codes: [V] the Stop code that each token gives, 0 for most.
-      transitions: [Q,V] the automaton of the stop strings: state after a token; the last state has matched. None
-        where there are no stop strings.
+      codes: [V] int32, the Stop code of each token, RUNNING for most.
+      automaton: the automaton of the stop strings; None without stop strings.
     """
 
     codes: Int[Array, "V"]
-    transitions: Int[Array, "Q V"] | None
+    automaton: StopAutomaton | None
 
 
 def rules(
@@ -47,37 +63,90 @@ def rules(
     stop_strings: Sequence[str] = (),
     pieces: Sequence[bytes] | None = None,
 ) -> StopRules:
-    """Stop rules for a vocabulary.
+    """Builds the stop rules of a request.
 
     Args:
-      eos, stop_tokens: token ids; an id that is both counts as EOS.
-      stop_strings: matched on the bytes of the generated tokens, across token borders.
-      pieces: the bytes of every token, needed for stop strings.
+      vocab_size: V.
+      eos: end-of-text token ids.
+      stop_tokens: further token ids that end a row; an id in both counts as EOS.
+      stop_strings: matched against the bytes of the generated tokens, across token boundaries.
+      pieces: the bytes of every token, required for stop strings.
 
     Raises:
       ValueError: a token outside the vocabulary, an empty stop string, or stop strings without `pieces`.
+
+    >>> from specjax import stopping
+    >>> stopping.rules(5, eos=[2], stop_tokens=[4]).codes.tolist()
+    [0, 0, 1, 0, 2]
     """
     codes = np.zeros((vocab_size,), np.int32)
     for token in (*stop_tokens, *eos):
         if not 0 <= token < vocab_size:
-            raise ValueError(f"stop token {token} lies outside the vocabulary of {vocab_size} tokens")
+            raise ValueError(f"stop token {token} is outside the vocabulary of {vocab_size} tokens")
     codes[list(stop_tokens)] = Stop.STOP_TOKEN
     codes[list(eos)] = Stop.EOS
     if not stop_strings:
         return StopRules(jax.device_put(codes), None)
     if any(not s for s in stop_strings):
-        raise ValueError("a stop string must not be empty: it would stop every row at once")
+        raise ValueError("stop_strings must not contain an empty string, which would end every row at once")
     if pieces is None:
-        raise ValueError("stop strings need the bytes of every token: the model was loaded without a tokenizer")
+        raise ValueError("stop_strings require the bytes of every token, but the model was loaded without a tokenizer")
     table = automaton([s.encode() for s in stop_strings], pieces, vocab_size)
     return jax.device_put(StopRules(codes, table))
 
 
-def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: int) -> np.ndarray:
-    """[Q, V] int32: Aho and Corasick's automaton of the patterns, run over each token's bytes from every state.
+def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: int) -> StopAutomaton:
+    """The Aho-Corasick automaton of the patterns, composed over each token's bytes (numpy arrays).
 
-    State 0 is the start; the last state is "a pattern has been seen" and is never left.
+    Memory is O(V + Q K) instead of O(Q V): bytes that occur in no pattern are interchangeable, so most tokens of a
+    large vocabulary have equal transitions.
+
+    Args:
+      patterns: nonempty byte strings.
+      pieces: the bytes of every token; tokens beyond the end of the sequence have none.
+      vocab_size: V.
     """
+    step = _byte_steps(patterns)
+    states = len(step)
+    rows = _bucket(states)
+    step = np.where(step == states - 1, rows - 1, step)  # the matched state is the last one of the padded table
+    step = np.vstack([step, np.full((rows - states, 256), rows - 1)]).astype(np.int16 if rows <= 2**15 else np.int32)
+    step[states - 1] = rows - 1
+
+    # Bytes of no pattern are interchangeable, and a run of them leads to state 0 like a single one.
+    known = set(b"".join(patterns))
+    others = bytes(byte for byte in range(256) if byte not in known)
+    other = others[:1]
+    translation = bytes.maketrans(others, other * len(others))
+    collapse = re.compile(re.escape(other) + b"+") if other else None
+    spellings: dict[bytes, list[int]] = {}
+    for token in range(vocab_size):
+        piece = (pieces[token] if token < len(pieces) else b"").translate(translation)
+        spellings.setdefault(collapse.sub(other, piece) if collapse else piece, []).append(token)
+
+    columns: dict[bytes, int] = {}
+    classes = np.zeros((vocab_size,), np.int32)
+    ordered = sorted(spellings, key=len)
+    size = max(1, CHUNK // rows)
+    for start in range(0, len(ordered), size):
+        chunk = ordered[start : start + size]
+        lengths = np.array([len(piece) for piece in chunk])
+        text = np.zeros((len(chunk), lengths[-1]), np.uint8)
+        for row, piece in enumerate(chunk):
+            text[row, : len(piece)] = np.frombuffer(piece, np.uint8)
+        reached = np.broadcast_to(np.arange(rows, dtype=step.dtype), (len(chunk), rows)).copy()
+        for at in range(lengths[-1]):
+            longer = slice(int(np.searchsorted(lengths, at, side="right")), None)
+            reached[longer] = step[reached[longer], text[longer, at, None]]
+        for piece, column in zip(chunk, reached, strict=True):
+            classes[spellings[piece]] = columns.setdefault(column.tobytes(), len(columns))
+    table = np.zeros((_bucket(len(columns)), rows), step.dtype)
+    table[: len(columns)] = np.frombuffer(b"".join(columns), step.dtype).reshape(-1, rows)
+    return StopAutomaton(classes, np.ascontiguousarray(table.T))
+
+
+def _byte_steps(patterns: Sequence[bytes]) -> np.ndarray:
+    """[Q, 256]: the Aho-Corasick automaton over bytes. State Q - 1 means "matched" and is never left."""
     goto: list[dict[int, int]] = [{}]
     matched = [False]
     for pattern in patterns:
@@ -106,20 +175,16 @@ def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: in
     done = len(goto)
     step = np.vstack([step, np.full((1, 256), done)])
     step[np.isin(step, [s for s, hit in enumerate(matched) if hit])] = done
-    width = max(map(len, pieces))
-    states = np.tile(np.arange(done + 1)[:, None], (1, vocab_size))
-    lengths = np.zeros((vocab_size,), np.int64)
-    padded = np.zeros((vocab_size, width), np.int64)
-    for token, piece in enumerate(pieces[:vocab_size]):
-        lengths[token] = len(piece)
-        padded[token, : len(piece)] = list(piece)
-    for at in range(width):
-        states = np.where(lengths > at, step[states, padded[:, at]], states)
-    return states.astype(np.int32)
+    return step
+
+
+def _bucket(size: int) -> int:
+    """The smallest power of two that is at least `size`, and at least 8."""
+    return max(8, 1 << (size - 1).bit_length())
 
 
 class Cut(NamedTuple):
-    """Where a block of committed tokens ends for each row."""
+    """Where a block of committed tokens ends in each row."""
 
     length: Int[Array, "B"]
     stop: Int[Array, "B"]
@@ -135,22 +200,25 @@ def cut(
     automaton: Int[Array, "B"],
     active: Bool[Array, "B"],
 ) -> Cut:
-    """Cuts each row's block after the first token that stops it.
+    """Truncates each row's block after the first token that stops it.
 
     Args:
-      tokens, length: the block; entries past `length` are ignored.
-      room: tokens the row may still take, at least 1 for active rows; taking the last one gives `room_code`.
-      automaton: state of the stop strings' automaton.
-      active: rows that have stopped keep length 0, code 0 and their state.
+      rules: from `rules`.
+      tokens: [B, W] int32, the block.
+      length: [B] int32, its length; later entries are ignored.
+      room: [B] int32, number of tokens that the row may still take, at least 1 for active rows.
+      room_code: [B] int32, the code of a row that takes the last of them.
+      automaton: [B] int32, state of the stop-string automaton.
+      active: [B] bool; other rows return length 0, code 0 and their state.
     """
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     codes = rules.codes[tokens]
     states = None
-    if rules.transitions is not None:
-        table = rules.transitions
+    if rules.automaton is not None:
+        classes, table = rules.automaton
 
         def follow(state, token):
-            state = table[state, token]
+            state = table[state, classes[token]].astype(jnp.int32)
             return state, state
 
         _, states = jax.lax.scan(follow, automaton, tokens.T)

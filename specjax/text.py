@@ -1,6 +1,6 @@
-"""Between text and tokens: a tokenizer behind four functions, the bytes of every token, and text as it streams.
+"""Between text and tokens: a tokenizer as functions, the bytes of every token, and streaming of text.
 
-A `tokenizer.json` is read by the `tokenizers` package alone; anything else goes through transformers.
+A `tokenizer.json` is read by the `tokenizers` package; other formats require transformers.
 """
 
 import codecs
@@ -20,20 +20,20 @@ FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*.j*",
-)  # what a tokenizer is made of in a checkpoint's folder
-SPACE = "\u2581"  # how SentencePiece writes a space
+)  # the files of a tokenizer in a checkpoint folder
+SPACE = "\u2581"  # SentencePiece's symbol for a space
 
 
 class Text(NamedTuple):
     """A tokenizer as functions.
 
     Attributes:
-      encode: text -> token ids, with the special tokens that the model expects.
-      decode: token ids -> text, special tokens left out.
+      encode: text -> token ids, including the special tokens that the model expects.
+      decode: token ids -> text, without special tokens.
       pieces: the bytes of every token; empty for special tokens.
-      vocab_size: number of tokens that it knows.
-      special: the names of the special tokens, by id.
-      save_pretrained: (folder) writes its files, for transformers and `from_folder`; None where it has none.
+      vocab_size: number of tokens.
+      special: names of the special tokens by id.
+      save_pretrained: (folder) writes its files, for transformers and `from_folder`; None if there are none.
     """
 
     encode: Callable[[str], list[int]]
@@ -45,7 +45,7 @@ class Text(NamedTuple):
 
 
 def from_folder(folder: Path | str) -> Text | None:
-    """The tokenizer of a checkpoint folder; None where the folder holds none."""
+    """The tokenizer of a checkpoint folder, or None."""
     folder = Path(folder)
     file = folder / "tokenizer.json"
     if file.exists():
@@ -65,14 +65,14 @@ def from_folder(folder: Path | str) -> Text | None:
 
 
 def _copy(folder: Path, into: Path) -> None:
-    """All that belongs to the tokenizer in a checkpoint's folder."""
+    """Copies the tokenizer files of a checkpoint folder."""
     for pattern in FILES:
         for file in folder.glob(pattern):
             shutil.copyfile(file, into / file.name)
 
 
 def from_tokenizer(tokenizer: Any) -> Text:
-    """A `tokenizers.Tokenizer`."""
+    """Wraps a `tokenizers.Tokenizer`."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     special = {i: added.content for i, added in tokenizer.get_added_tokens_decoder().items() if added.special}
@@ -94,8 +94,8 @@ def from_tokenizer(tokenizer: Any) -> Text:
 
 
 def from_transformers(tokenizer: Any) -> Text:
-    """A tokenizer of transformers, fast or slow."""
-    if tokenizer.is_fast:  # it leaves out all that are marked special, not only those that have a role
+    """Wraps a tokenizer of transformers, fast or slow."""
+    if tokenizer.is_fast:  # decode omits all tokens marked special, not only those with a role
         special = {i: added.content for i, added in tokenizer.added_tokens_decoder.items() if added.special}
     else:
         special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
@@ -117,17 +117,21 @@ def from_transformers(tokenizer: Any) -> Text:
 
 @functools.cache
 def _byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level vocabularies: printable bytes as they are, others from 256."""
+    """The characters of bytes in byte-level vocabularies: printable bytes map to themselves, others from 256."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return {**{chr(b): b for b in plain}, **{chr(256 + n): b for n, b in enumerate(others)}}
 
 
 def spell(names: Sequence[str | None], special: Collection[int]) -> list[bytes]:
-    """The bytes that each entry of a vocabulary stands for; empty for special tokens and holes.
+    """The bytes of each vocabulary entry; empty for special tokens and gaps.
 
-    What an entry means depends on the kind of its vocabulary, not on its letters: "für" is itself in SentencePiece and
-    three other bytes in a byte-level BPE. A vocabulary that marks spaces with U+2581 is SentencePiece's.
+    The meaning of an entry depends on the kind of vocabulary: "für" is literal in SentencePiece and three other bytes
+    in byte-level BPE. A vocabulary that marks spaces with U+2581 is SentencePiece's.
+
+    >>> from specjax import text
+    >>> text.spell(["▁the", "<0x41>", "</s>"], special={2})
+    [b' the', b'A', b'']
     """
     sentencepiece = any(name is not None and SPACE in name for name in names)
     one = _sentencepiece if sentencepiece else _byte_level
@@ -143,27 +147,32 @@ def _byte_level(name: str) -> bytes:
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in name):
         return bytes(alphabet[char] for char in name)
-    return name.encode()  # an added token, which is written as it is
+    return name.encode()  # an added token, stored literally
 
 
 class Streamer:
-    """Text as tokens arrive: holds bytes back until they are whole characters, so no broken character is ever shown."""
+    """Decodes tokens as they arrive; holds bytes back until they form whole characters."""
 
     def __init__(self, text: Text):
         self._pieces = text.pieces()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """The text completed by these tokens."""
         data = b"".join(self._pieces[t] if t < len(self._pieces) else b"" for t in tokens)
         return self._decoder.decode(data)
 
     def end(self) -> str:
-        """What is left: bytes that never became a character come out as U+FFFD."""
+        """The rest: incomplete characters become U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """Text before the first stop string in it."""
+    """The text before the first occurrence of a stop string.
+
+    >>> from specjax import text
+    >>> text.cut_at("one. two. three", [". "])
+    'one'
+    """
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     return text[: min(found)] if found else text

@@ -113,7 +113,7 @@ class Setting:
     seed: int = 0
     eos: tuple[int, ...] = ()
     stop_tokens: tuple[int, ...] = ()
-    transitions: np.ndarray | None = None
+    automaton: stopping.StopAutomaton | None = None
 
 
 def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=None, budget=None, setting=None,
@@ -126,9 +126,9 @@ def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=N
     batch = len(lengths)
     warm, stages = sampling.sampling_params(batch, VOCAB, temperature=temperature, **sampled)
     codes = stopping.rules(VOCAB, eos=setting.eos, stop_tokens=setting.stop_tokens).codes
-    transitions = None if setting.transitions is None else jnp.asarray(setting.transitions)
+    automaton = jax.tree.map(jnp.asarray, setting.automaton)
     weights = model.params if params is None else params
-    decode = loop.DecodeParams(weights, guide.params, warm, stopping.StopRules(codes, transitions))
+    decode = loop.DecodeParams(weights, guide.params, warm, stopping.StopRules(codes, automaton))
     lm = model.variant(capture=guide.drafter.capture)
     static = {"model": lm, "drafter": guide.drafter, "stages": stages}
     numbers = jnp.arange(batch) if rows is None else jnp.asarray(rows)

@@ -277,7 +277,7 @@ def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind, p
     row = plain["opt"][2]
     pattern = b"".join(pieces[t] for t in row[6:9])
     table = stopping.automaton([pattern], pieces, battery.VOCAB)
-    state = run("opt", guide(kind, "opt"), setting=Setting(transitions=table))
+    state = run("opt", guide(kind, "opt"), setting=Setting(automaton=table))
     for whole, new, stop in zip(plain["opt"], texts(state), state.stop.tolist(), strict=True):
         at = b"".join(pieces[t] for t in whole).find(pattern)
         assert new == (whole if at < 0 else whole[: at + 3])

@@ -1,5 +1,6 @@
-"""The warp stack against a plain float64 rendering of it, row by row, and the host's checks."""
+"""The warp stack against a plain float64 implementation, row by row, and the validation of options."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ jit_warp = jax.jit(warp, static_argnames="stages")
 def plain(
     logits, seen=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, bias=0.0
 ) -> np.ndarray:
-    """One row's law [S, V] in float64, with sorts."""
+    """One row's probabilities [S, V] in float64, with sorts."""
     x = np.asarray(logits, np.float64) + bias
     if seen is not None:
         x = np.where(seen, np.where(x < 0, x * repetition_penalty, x / repetition_penalty), x)
@@ -64,19 +65,19 @@ def inputs(seed: int, size: int, positions: int = 3):
     return jnp.asarray(logits), jnp.asarray(rng.random((size, positions, V)) < 0.3)
 
 
-def test_every_row_has_its_own_law():
+def test_every_row_follows_its_own_parameters():
     logits, seen = inputs(0, len(ROWS))
     bias = np.random.default_rng(1).normal(size=(len(ROWS), V)).astype(np.float32)
     params, stages = batch(logit_bias=bias)
-    law = np.exp(np.asarray(jit_warp(params, stages, logits, seen), np.float64))
+    probs = np.exp(np.asarray(jit_warp(params, stages, logits, seen), np.float64))
     for i, row in enumerate(ROWS):
         expected = plain(logits[i], seen[i], bias=bias[i], **row)
-        np.testing.assert_array_equal(law[i] > 0, expected > 0, err_msg=str(row))
-        np.testing.assert_allclose(law[i], expected, rtol=2e-5, err_msg=str(row))
+        np.testing.assert_array_equal(probs[i] > 0, expected > 0, err_msg=str(row))
+        np.testing.assert_allclose(probs[i], expected, rtol=2e-5, err_msg=str(row))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_row_alone_compiles_only_its_stages_and_has_the_same_law(row):
+def test_a_row_alone_needs_only_its_stages_and_gives_the_same_result(row):
     logits, seen = inputs(2, 1)
     params, stages = batch((row,))
     greedy = row.get("temperature") == 0
@@ -94,34 +95,34 @@ def test_a_row_alone_compiles_only_its_stages_and_has_the_same_law(row):
         assert "exp" not in str(jax.make_jaxpr(lambda x: warp(params, stages, x, seen))(logits))
 
 
-def test_stages_that_exist_but_are_off_change_nothing():
+def test_stages_that_are_traced_but_off_change_nothing():
     logits, seen = inputs(3, 2)
     params, _ = batch(({}, {"temperature": 0.0}))
     every = Stages(repetition_penalty=True, top_k=True, top_p=True, min_p=True)
     np.testing.assert_array_equal(warp(params, every, logits, seen), warp(params, Stages(), logits))
 
 
-def test_ties_stay_together():
-    """Equal numbers at the edge of a filter all stay, greedy takes the lowest index."""
+def test_ties_are_kept_together():
+    """Ties at the boundary of a filter are all kept; greedy takes the lowest index."""
     mass = np.array([0.125, 0.25, 0.125, 0.25, 0.125, 0.125])
     logits = jnp.asarray(np.broadcast_to(np.log(mass).astype(np.float32), (4, 1, 6)))
     params, stages = sampling_params(4, 6, temperature=[1, 1, 1, 0], top_k=[3, 0, 0, 0], top_p=[1, 0.4, 0.6, 1])
-    law = np.exp(warp(params, stages, logits))[:, 0]
-    np.testing.assert_allclose(law[0], mass, rtol=1e-6)
-    np.testing.assert_allclose(law[1], [0, 0.5, 0, 0.5, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(law[2], mass, rtol=1e-6)
-    np.testing.assert_array_equal(law[3], [0, 1, 0, 0, 0, 0])
+    probs = np.exp(warp(params, stages, logits))[:, 0]
+    np.testing.assert_allclose(probs[0], mass, rtol=1e-6)
+    np.testing.assert_allclose(probs[1], [0, 0.5, 0, 0.5, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(probs[2], mass, rtol=1e-6)
+    np.testing.assert_array_equal(probs[3], [0, 1, 0, 0, 0, 0])
 
 
-def test_extreme_temperatures_and_logits_have_a_law():
+def test_extreme_temperatures_and_logits_give_a_distribution():
     logits = jnp.array([[[3e38, -3e38, 0.0, 2.9e38]]] * 4, jnp.float32)
     params, stages = sampling_params(4, 4, temperature=[1e-30, 1e30, 1e-45, 1.0])
-    law = np.exp(warp(params, stages, logits))[:, 0]
-    np.testing.assert_array_equal(law[[0, 2, 3]], np.eye(4)[[0, 0, 0]])
-    np.testing.assert_allclose(law[1].sum(), 1, rtol=1e-6)
+    probs = np.exp(warp(params, stages, logits))[:, 0]
+    np.testing.assert_array_equal(probs[[0, 2, 3]], np.eye(4)[[0, 0, 0]])
+    np.testing.assert_allclose(probs[1].sum(), 1, rtol=1e-6)
 
 
-def test_a_ban_is_never_undone_and_may_move_the_argmax():
+def test_a_banned_token_stays_banned_and_may_change_the_argmax():
     logits, _ = inputs(4, 2)
     best = int(logits[0, 0].argmax())
     params, stages = sampling_params(2, V, temperature=[0.0, 1.0], logit_bias={best: -np.inf})
@@ -142,16 +143,14 @@ def test_bias_as_mappings_or_arrays():
     )
 
 
-def test_values_change_without_a_compile():
-    traces = []
-    counted = jax.jit(lambda p, x: traces.append(None) or warp(p, Stages(top_k=True), x))
+def test_values_change_without_recompilation():
+    run = jax.jit(chex.assert_max_traces(lambda p, x: warp(p, Stages(top_k=True), x), n=1))
     logits, _ = inputs(5, 2)
     for top_k in (3, 7):
-        counted(batch(({"top_k": top_k}, {}))[0], logits)
-    assert len(traces) == 1
+        run(batch(({"top_k": top_k}, {}))[0], logits)
 
 
-def test_rows_without_a_law_are_told():
+def test_rows_without_a_distribution_are_detected():
     logits = np.zeros((6, 3, V), np.float32)
     logits[1, 2, V - 1] = np.nan
     logits[2, 0, 5] = np.inf
@@ -162,35 +161,35 @@ def test_rows_without_a_law_are_told():
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("choice", "argument"),
     (
-        ({"temperature": -0.5}, "temperature must be at least 0 and finite, got -0.5 in row 0"),
-        ({"temperature": [1.0, float("nan")]}, "temperature must be .* got nan in row 1"),
-        ({"temperature": float("inf")}, "temperature must be"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0"),
-        ({"top_p": [0.5, 1.5]}, "top_p must be .* got 1.5 in row 1"),
-        ({"top_k": -1}, "top_k must be a whole number, at least 0, got -1"),
-        ({"top_k": np.array([1.5, 2])}, "top_k must be a whole number"),
-        ({"min_p": 1.0}, "min_p must be at least 0 and below 1, got 1"),
-        ({"min_p": -0.1}, "min_p must be"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be in 1e-06..1e"),
-        ({"temperature": [1.0, 1.0, 1.0]}, r"temperature has shape \(3,\) for 2 rows"),
-        ({"logit_bias": {9: 1.0}}, "token 9, outside the vocabulary of 8"),
-        ({"logit_bias": {-1: 1.0}}, "token -1, outside the vocabulary of 8"),
-        ({"logit_bias": {1: float("nan")}}, "NaN"),
-        ({"logit_bias": {1: float("inf")}}, r"\+inf"),
-        ({"logit_bias": np.zeros(5)}, r"logit_bias has shape \(5,\)"),
-        ({"logit_bias": [{1: 1.0}]}, "2 mappings"),
-        ({"logit_bias": np.full(8, -np.inf)}, "leave at least one"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": [1.0, float("nan")]}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": [0.5, 1.5]}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": np.array([1.5, 2])}, "top_k"),
+        ({"min_p": 1.0}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"temperature": [1.0, 1.0, 1.0]}, "temperature"),
+        ({"logit_bias": {9: 1.0}}, "logit_bias"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias"),
+        ({"logit_bias": np.zeros(5)}, "logit_bias"),
+        ({"logit_bias": [{1: 1.0}]}, "logit_bias"),
+        ({"logit_bias": np.full(8, -np.inf)}, "logit_bias"),
     ),
     ids=str,
 )
-def test_bad_choices_are_named(choice, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_options_raise(choice, argument):
+    with pytest.raises(ValueError, match=argument):
         sampling_params(2, 8, **choice)
 
 
-def test_a_stage_without_its_array_is_named():
+def test_a_stage_without_its_array_raises():
     params, _ = sampling_params(1, 4)
     with pytest.raises(ValueError, match="seen"):
         warp(params, Stages(repetition_penalty=True), jnp.zeros((1, 1, 4)))

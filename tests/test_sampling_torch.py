@@ -1,4 +1,4 @@
-"""The warp stack against transformers' own processors, in the order in which `generate` applies them."""
+"""The warp stack against the logits processors of transformers, in the order of its `generate`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +34,7 @@ CHOICES = (
 
 
 def processors(choice: dict):
-    """What transformers' own `generate` would apply."""
+    """The processors that transformers' `generate` applies."""
     from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
     settings = dict(choice)
@@ -63,17 +63,17 @@ def ours(choice: dict, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_same_law(choice):
+def test_distributions_are_equal(choice):
     rng = np.random.default_rng(0)
     logits = (3 * rng.normal(size=(16, V))).astype(np.float32)
     ids = rng.integers(0, V, (16, 6))
-    expected, law = reference(choice, logits, ids), ours(choice, logits, ids)
-    np.testing.assert_array_equal(np.isneginf(law), np.isneginf(expected))
-    np.testing.assert_allclose(np.exp(law), np.exp(expected), rtol=5e-5, atol=1e-9)
+    expected, log_p = reference(choice, logits, ids), ours(choice, logits, ids)
+    np.testing.assert_array_equal(np.isneginf(log_p), np.isneginf(expected))
+    np.testing.assert_allclose(np.exp(log_p), np.exp(expected), rtol=5e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("top_k", (1, 2, 3, 4, 5))
-def test_ties_at_top_k_stay_as_there(top_k):
+def test_ties_at_top_k_are_kept(top_k):
     logits = np.array([[1.0, 2.0, 2.0, 2.0, 0.0, 0.0, -1.0]], np.float32)
     logits = np.pad(logits, ((0, 0), (0, V - 7)), constant_values=-3.0)
     ids = np.zeros((1, 6), np.int64)
@@ -84,8 +84,8 @@ def test_ties_at_top_k_stay_as_there(top_k):
 
 @pytest.mark.parametrize("top_p", (0.25, 0.5, 0.5625, 0.75, 0.8125, 0.9))
 def test_boundaries_of_top_p_and_its_ties(top_p):
-    """Masses and sums exact in float32. Without ties at the edge the sets are equal; with them transformers keeps as
-    many of the tied tokens as its sort happens to put first, and we keep them all."""
+    """Masses and sums are exact in float32. Without ties at the boundary the sets are equal; with ties, transformers
+    keeps those that its sort puts first, and specjax keeps all."""
     mass = np.full(V, 0.0)
     mass[:5] = 0.5, 0.25, 0.0625, 0.0625, 0.125
     with np.errstate(divide="ignore"):
@@ -101,8 +101,8 @@ def test_boundaries_of_top_p_and_its_ties(top_p):
 
 @pytest.mark.parametrize("penalty", (1.5, 3.0))
 def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalty):
-    """`generate` penalizes what the decoder has read, which begins with its start token; the encoder's tokens are not
-    in it. Fails where the prompt is counted, and where the start token is not."""
+    """`generate` penalizes the decoder's input, which begins with its start token and excludes the encoder's tokens.
+    Fails if the prompt is counted or the start token is not."""
     import torch
 
     from specjax import api, drafters
@@ -114,7 +114,7 @@ def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalt
     theirs = parity.theirs(config)
     theirs.generation_config.eos_token_id = None
     with torch.no_grad():
-        theirs.lm_head.weight *= 4.0  # logits far apart: a penalty does not meet near ties
+        theirs.lm_head.weight *= 4.0  # separates logits, so that a penalty does not create near ties
     model = Model("t5", t5, config, parity.FMT, parity.from_torch(theirs, config))
     prompts = np.random.default_rng(0).integers(1, config.vocab_size, (12, 20))
     expected = theirs.generate(
