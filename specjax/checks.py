@@ -1,10 +1,9 @@
 """Checks of arguments, made once where a request enters the library. Errors are one line: name, valid values, value."""
 
 import difflib
-import inspect
 import math
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -39,14 +38,6 @@ def hint(name: str, known: Iterable[str]) -> str:
     """The closest of the known names as a question that ends a message; empty if none is close."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f", did you mean {near[0]!r}?" if near else ""
-
-
-def option_names(function: Callable, names: Iterable[str], *, caller: str) -> None:
-    """Raises TypeError for a name that is not a keyword of the function, with the closest that is."""
-    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in names:
-        if name not in known:
-            raise TypeError(f"{caller} has no option {name!r}{hint(name, known)}")
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

@@ -1,30 +1,36 @@
-"""What a run cost and gained: three acceptance rates under their own names, by depth, tokens a call, walltime."""
+"""Statistics of a run: acceptance rates, tokens per target pass, and seconds."""
 
 import dataclasses
-from collections.abc import Mapping
+import statistics
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+
+from specjax import decoding
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Numbers of one run, summed over its rows.
+    """Statistics of one run, summed over its rows.
 
-    The field uses three "acceptance rates"; all are here under distinct names:
+    The literature has three "acceptance rates"; each has its own name here.
 
     Attributes:
-      rounds: target calls in which a row was active, summed over rows.
-      drafted, tested, accepted: draft tokens proposed, reached by the verifier, accepted.
-      tokens: tokens generated.
-      accepted_per_tested: accepted / tested, the alpha of Leviathan et al. as it is observed.
-      accepted_per_drafted: accepted / drafted; lower, since tokens after a rejection count as drafted.
-      overlap: mean of sum_x min(p, q) over tested nodes, alpha without sampling noise; nan for point-mass drafters.
-      tokens_per_call: tokens / rounds, the bonus or correction included (block efficiency).
-      by_depth: accepted / tested at depth 1, 2, ...; nan where nothing was tested.
-      rounds_by_row, tokens_by_row: the same for each row.
-      seconds: walltime of prefill, decode and compile, apart; with `profile`, decode split into draft and verify.
-      compiles: functions compiled by this run; 0 when it was warm.
+      rounds: target forward passes in which a row was active, summed over rows.
+      drafted, tested, accepted: draft tokens that were proposed, reached by the verifier, and accepted.
+      tokens: generated tokens.
+      accepted_per_tested: accepted / tested, the observed alpha of Leviathan et al. (2023).
+      accepted_per_drafted: accepted / drafted; lower, because tokens after a rejection count as drafted.
+      overlap: mean of sum_x min(p(x), q(x)) over tested nodes: alpha without sampling noise. NaN for drafters whose
+        distribution is a point mass.
+      tokens_per_call: tokens / rounds, the tokens per target pass (block efficiency), bonus or correction included.
+      by_depth: accepted / tested at depths 1, 2, ...; NaN where no token was tested.
+      rounds_by_row, tokens_by_row: rounds and tokens of each row.
+      seconds: wall time of prefill, decode and compile; with `profile`, decode is also split into draft and verify.
+      compiles: functions compiled by this run; 0 if all were compiled before.
     """
 
     rounds: int
@@ -44,11 +50,11 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all rows over the time to decode them, prefill and compiling apart."""
+        """Tokens of all rows per second of decoding, without prefill and compiling."""
         return self.tokens / self.seconds["decode"] if self.seconds.get("decode") else float("nan")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: plain numbers, nan as None."""
+        """All numbers for JSON, with NaN as None."""
         clean = lambda x: None if isinstance(x, float) and not np.isfinite(x) else x
         record = dataclasses.asdict(self) | {"tokens_per_second": self.tokens_per_second}
         record["seconds"] = dict(self.seconds)
@@ -57,14 +63,25 @@ class Stats:
 
 
 def stats(
-    totals: Any, tokens: np.ndarray, seconds: Mapping[str, float], *, compiles: int, drafted_laws: bool = True
+    totals: Any,
+    tokens: np.ndarray,
+    seconds: Mapping[str, float],
+    *,
+    compiles: int,
+    point_mass: bool = False,
 ) -> Stats:
-    """From a run's `Totals` on the host and its new tokens a row [B]; `drafted_laws`: the drafter drew from laws."""
+    """Statistics from a run's totals.
+
+    Args:
+      totals: `decoding.Totals` as numpy arrays.
+      tokens: [B] number of new tokens of each row.
+      seconds, compiles: see `Stats`.
+      point_mass: whether the drafter proposes without a distribution, so that no overlap is defined.
+    """
     ratio = lambda a, b: float(a) / float(b) if b else float("nan")
     rounds, drafted, tested, accepted = (
         int(np.sum(x)) for x in (totals.rounds, totals.drafted, totals.tested, totals.accepted)
     )
-    shared = float(np.sum(totals.overlap))
     depth = zip(np.sum(totals.depth_accepted, 0)[:-1], np.sum(totals.depth_tested, 0)[:-1], strict=True)
     return Stats(
         rounds=rounds,
@@ -74,7 +91,7 @@ def stats(
         tokens=int(np.sum(tokens)),
         accepted_per_tested=ratio(accepted, tested),
         accepted_per_drafted=ratio(accepted, drafted),
-        overlap=ratio(shared, tested) if drafted_laws else float("nan"),
+        overlap=float("nan") if point_mass else ratio(np.sum(totals.overlap), tested),
         tokens_per_call=ratio(np.sum(tokens), rounds),
         by_depth=tuple(ratio(a, t) for a, t in depth),
         rounds_by_row=tuple(int(x) for x in totals.rounds),
@@ -82,3 +99,38 @@ def stats(
         seconds=dict(seconds),
         compiles=compiles,
     )
+
+
+def steady(rounds: Sequence[float], *, compiled: bool) -> tuple[float, float]:
+    """Splits the seconds of all rounds into seconds of decoding and of starting the program.
+
+    The first run of a program takes longer than what jax reports as compiling. It counts as at most the median of the
+    other rounds, and the rest is starting.
+    """
+    if not compiled or len(rounds) < 2:
+        return sum(rounds, 0.0), 0.0
+    first, *others = rounds
+    usual = min(first, statistics.median(others))
+    return usual + sum(others), first - usual
+
+
+def split_seconds(
+    params: decoding.DecodeParams, state: decoding.GenerationState, decode: float, *, repeats: int = 5, **static: Any
+) -> dict[str, float]:
+    """Splits the seconds of decoding into draft and verify, by their measured shares of rounds that follow the state.
+
+    The state is donated: the halves run as in the loop, with caches written in place.
+    """
+    draft, check = decoding.parts(**static)
+    times = {"draft": [], "verify": []}
+    for number in range(repeats + 1):  # the first compiles
+        started = time.perf_counter()
+        state, drafted = jax.block_until_ready(draft(params, state))
+        between = time.perf_counter()
+        state, _ = jax.block_until_ready(check(params, state, drafted))
+        if number:
+            times["draft"].append(between - started)
+            times["verify"].append(time.perf_counter() - between)
+    cost = {name: statistics.median(values) for name, values in times.items()}
+    whole = sum(cost.values())
+    return {name: decode * value / whole for name, value in cost.items()}

@@ -1,6 +1,7 @@
 """What a stream needs beside its rounds: text that may be shown already, and Ctrl-C that waits for a state on loan."""
 
 import contextlib
+import copy
 import functools
 import signal
 import threading
@@ -37,6 +38,12 @@ class Writer:
         self._stops = stops
         self._held = ""
         self._drop = drops_first_space(text)
+
+    def copy(self) -> "Writer":
+        """A writer at the same place; adding to either leaves the other as it is."""
+        made = copy.copy(self)
+        made._streamer = self._streamer.copy()
+        return made
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""

@@ -4,6 +4,7 @@ A `tokenizer.json` is read by the `tokenizers` package; other formats require tr
 """
 
 import codecs
+import copy
 import functools
 import re
 import shutil
@@ -156,6 +157,12 @@ class Streamer:
     def __init__(self, text: Text):
         self._pieces = text.pieces()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def copy(self) -> "Streamer":
+        """A streamer at the same place; adding to either leaves the other as it is."""
+        made = copy.copy(self)
+        made._decoder = copy.copy(self._decoder)
+        return made
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text completed by these tokens."""

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import api, config, decoding, defaults, text
+from specjax import api, config, decoding, defaults, metrics, text
 from specjax.cli.options import Sampling, Stopping
 from specjax.decoding import Totals
-from specjax.metrics import stats
 from tests import battery
 from tests.cli import toys
 
@@ -128,7 +127,7 @@ def interrupt_in_round(monkeypatch):
 
 @pytest.mark.parametrize("before", [False, True])
 def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_in_round, before):
-    """Before the state is given away Ctrl-C acts at once and the round is done later; after, it waits for the round."""
+    """The round is not counted and is computed later, with the rounds before it if it had taken the state."""
     options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 30, "ignore_eos": True, "seed": 4}
     whole = sj.generate(toy, PROMPTS, **options)
     stream, shown, handler = sj.stream(toy, PROMPTS, **options), [""] * 3, signal.getsignal(signal.SIGINT)
@@ -137,7 +136,7 @@ def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_i
         for event in stream:
             shown = [a + b for a, b in zip(shown, event.texts, strict=True)]
     assert signal.getsignal(signal.SIGINT) is handler
-    assert stream.rounds == (2 if before else 3)
+    assert stream.rounds == 2 and stream.in_round == (not before)
     part = stream.result()
     assert part.stop_reasons == ["interrupted"] * 3 and part.stats.rounds == 3 * stream.rounds
     for some, row in zip(part.tokens, whole.tokens, strict=True):
@@ -146,6 +145,7 @@ def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_i
         shown = [a + b for a, b in zip(shown, event.texts, strict=True)]
     result = stream.result()
     assert result.tokens == whole.tokens and shown == whole.texts and result.stop_reasons == whole.stop_reasons
+    assert result.stats.rounds == whole.stats.rounds
 
 
 def test_an_interrupted_stream_keeps_what_it_had(target, draft):
@@ -201,10 +201,10 @@ def test_compiling_is_timed_apart(monkeypatch):
 
 
 def test_starting_a_program_is_no_decoding():
-    assert api.steady([0.5, 0.1, 0.125], compiled=True) == pytest.approx((0.3375, 0.3875))
-    assert api.steady([0.1, 0.2, 0.2], compiled=True) == pytest.approx((0.5, 0.0))
-    assert api.steady([0.5, 0.1], compiled=False) == pytest.approx((0.6, 0.0))
-    assert api.steady([0.5], compiled=True) == (0.5, 0.0) and api.steady([], compiled=True) == (0, 0.0)
+    assert metrics.steady([0.5, 0.1, 0.125], compiled=True) == pytest.approx((0.3375, 0.3875))
+    assert metrics.steady([0.1, 0.2, 0.2], compiled=True) == pytest.approx((0.5, 0.0))
+    assert metrics.steady([0.5, 0.1], compiled=False) == pytest.approx((0.6, 0.0))
+    assert metrics.steady([0.5], compiled=True) == (0.5, 0.0) and metrics.steady([], compiled=True) == (0, 0.0)
 
 
 def test_there_is_one_set_of_defaults():
@@ -233,37 +233,34 @@ except AttributeError: print("whole")
 
 
 BAD = {
-    "no prompt": ({"prompts": []}, "prompts"),
-    "empty prompt": ({"prompts": [[1], []]}, "prompt 1 is empty"),
-    "token outside": ({"prompts": [[99]]}, "prompt 0 holds token 99, outside opt's 13 tokens"),
-    "no tokenizer": ({"prompts": "text"}, "opt has no tokenizer"),
-    "too long": ({"prompts": [[1] * 70]}, "the prompt has 70 tokens and does not fit into the model's 64"),
-    "one too long": (
-        {"prompts": [[1], [1] * 70, [1] * 9]},
-        r"prompt 1 \(counted from 0\) has 70 tokens and does not fit into",
-    ),
-    "cache too small": ({"prompts": [[1] * 9], "cache_len": 8}, "does not fit into cache_len=8"),
-    "temperature": ({"prompts": [[1]], "temperature": -1.0}, "temperature must be at least 0"),
-    "top_p": ({"prompts": [[1]], "top_p": 0.0}, "top_p must be above 0"),
+    "no prompt": ({"prompts": []}, "prompt"),
+    "empty prompt": ({"prompts": [[1], []]}, "prompt 1"),
+    "token outside": ({"prompts": [[99]]}, "prompt 0 .* 99"),
+    "no tokenizer": ({"prompts": "text"}, "tokenizer"),
+    "too long": ({"prompts": [[1] * 70]}, "prompt has 70 tokens .* 64 positions"),
+    "one too long": ({"prompts": [[1], [1] * 70, [1] * 9]}, "prompt 1 .* has 70 tokens"),
+    "cache too small": ({"prompts": [[1] * 9], "cache_len": 8}, "cache_len=8"),
+    "temperature": ({"prompts": [[1]], "temperature": -1.0}, "temperature"),
+    "top_p": ({"prompts": [[1]], "top_p": 0.0}, "top_p"),
     "lengths": ({"prompts": [[1]], "temperature": [0.0, 1.0]}, "temperature"),
-    "verifier": ({"prompts": [[1]], "verifier": "tokne"}, "unknown verifier 'tokne'"),
-    "lossy": ({"prompts": [[1]], "verifier": "lossy-typical", "lossless": True}, "'lossy-typical' is lossy"),
-    "no tokens": ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-    "rows": ({"prompts": [[1]], "rows": [0, 1]}, "1 prompts need 1 numbers"),
+    "verifier": ({"prompts": [[1]], "verifier": "tokne"}, "'tokne'.*'token'"),
+    "lossy": ({"prompts": [[1]], "verifier": "lossy-typical", "lossless": True}, "lossy-typical"),
+    "no tokens": ({"prompts": [[1]], "max_new_tokens": 0}, "max_new_tokens"),
+    "rows": ({"prompts": [[1]], "rows": [0, 1]}, "rows"),
     "new tokens of rows": ({"prompts": [[1]], "max_new_tokens": [3, 4]}, "max_new_tokens"),
-    "too many new tokens": ({"prompts": [[1]], "max_new_tokens": 2**40}, "max_new_tokens must be at most"),
-    "rows negative": ({"prompts": [[1]], "rows": [-1]}, "rows must be at least 0, got -1"),
-    "temperature nan": ({"prompts": [[1]], "temperature": float("nan")}, "temperature must be at least 0.*got nan"),
-    "temperature inf": ({"prompts": [[1]], "temperature": float("inf")}, "temperature must be at least 0.*got inf"),
-    "seed negative": ({"prompts": [[1]], "seed": -1}, "seed must be at least 0, got -1"),
-    "seed large": ({"prompts": [[1]], "seed": 2**32}, "seed must be at most 4294967295"),
+    "too many new tokens": ({"prompts": [[1]], "max_new_tokens": 2**40}, "max_new_tokens"),
+    "rows negative": ({"prompts": [[1]], "rows": [-1]}, "rows"),
+    "temperature nan": ({"prompts": [[1]], "temperature": float("nan")}, "temperature.* nan"),
+    "temperature inf": ({"prompts": [[1]], "temperature": float("inf")}, "temperature.* inf"),
+    "seed negative": ({"prompts": [[1]], "seed": -1}, "seed"),
+    "seed large": ({"prompts": [[1]], "seed": 2**32}, "seed"),
     "empty stop": ({"prompts": [[1]], "stop": ["a", ""]}, "stop"),
-    "repetition penalty": ({"prompts": [[1]], "repetition_penalty": 1e-300}, "repetition_penalty must be in 1e-06"),
-    "temperature large": ({"prompts": [[1]], "temperature": 1e39}, "temperature must be at least 0 and finite"),
-    "bias large": ({"prompts": [[1]], "logit_bias": {1: 1e39}}, "logit_bias"),
+    "repetition penalty": ({"prompts": [[1]], "repetition_penalty": 1e-300}, "repetition_penalty"),
+    "temperature large": ({"prompts": [[1]], "temperature": 1e39}, "temperature"),
+    "bias large": ({"prompts": [[1]], "logit_bias": {1: 1e39}}, "bias"),
     "long stop": ({"prompts": [[1]], "stop": ["x" * 1025]}, "stop"),
-    "cache 0": ({"prompts": [[1]], "cache_len": 0}, "cache_len must be at least 1, got 0"),
-    "stop string": ({"prompts": [[1]], "stop": ["x"]}, "without a tokenizer"),
+    "cache 0": ({"prompts": [[1]], "cache_len": 0}, "cache_len"),
+    "stop string": ({"prompts": [[1]], "stop": ["x"]}, "tokenizer"),
 }
 
 
@@ -273,121 +270,127 @@ def test_bad_input_is_one_line(case, monkeypatch):
         raise AssertionError("weights were touched")
 
     monkeypatch.setattr(decoding, "prefill", touched)
-    options, message = BAD[case]
+    options, name = BAD[case]
     options = dict(options)
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=name) as raised:
         sj.generate(battery.target("opt"), options.pop("prompts"), **options)
     assert "\n" not in str(raised.value)
 
 
 WRONG_KINDS = {
     "prompt None": ({"prompts": None}, "prompts"),
-    "prompt bytes": ({"prompts": b"text"}, "prompts.*decoded"),
-    "prompt number": ({"prompts": 3}, "prompts"),
+    "prompt bytes": ({"prompts": b"text"}, "prompts.* bytes"),
+    "prompt number": ({"prompts": 3}, "prompts.* int"),
     "row None": ({"prompts": [[1], None]}, "prompt 1"),
-    "row bytes": ({"prompts": [b"text"]}, "prompt 0.*decoded"),
-    "one list": ({"prompts": [1, 2]}, "prompt 0 is the single token 1"),
-    "fraction of a token": ({"prompts": [[1, 1.7]]}, "prompt 0.*1.7"),
-    "token in float": ({"prompts": np.ones((1, 2))}, "prompt 0.*1.0"),
-    "token True": ({"prompts": [[True]]}, "prompt 0.*True"),
-    "new tokens in float": ({"prompts": [[1]], "max_new_tokens": 2.5}, "max_new_tokens"),
-    "new tokens in text": ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens"),
-    "new tokens True": ({"prompts": [[1]], "max_new_tokens": True}, "max_new_tokens"),
-    "rows in float": ({"prompts": [[1]], "rows": [0.5]}, "rows must be an integer"),
-    "rows one number": ({"prompts": [[1]], "rows": 3}, "1 prompts need 1 numbers, got 3"),
-    "temperature text": ({"prompts": [[1]], "temperature": "hot"}, "temperature must be a number.*got 'hot'"),
-    "temperature None": ({"prompts": [[1]], "temperature": [None]}, "temperature must be a number"),
-    "seed in float": ({"prompts": [[1]], "seed": 0.0}, "seed must be an integer, got 0.0"),
-    "seed None": ({"prompts": [[1]], "seed": None}, "seed must be an integer, got None"),
-    "stop bytes": ({"prompts": [[1]], "stop": [b"a"]}, "stop must be a string or a list of strings"),
-    "stop None": ({"prompts": [[1]], "stop": None}, "stop must be a string or a list of strings, got None"),
-    "stop token": ({"prompts": [[1]], "stop_tokens": [1.5]}, "stop_tokens must be a list of token ids"),
-    "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len must be an integer"),
-    "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias maps token ids to numbers"),
-    "bias a number": ({"prompts": [[1]], "logit_bias": 5}, "logit_bias maps token ids to numbers.*got 5"),
-    "bias of texts": ({"prompts": [[1]], "logit_bias": np.array(["a"] * 13)}, "logit_bias maps token ids to numbers"),
-    "ignore_eos": ({"prompts": [[1]], "ignore_eos": "no"}, "ignore_eos must be True or False, got 'no'"),
-    "lossless": ({"prompts": [[1]], "lossless": "yes"}, "lossless must be True or False, got 'yes'"),
-    "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"write drafter=specjax\.drafters\.model"),
-    "verifier a number": ({"prompts": [[1]], "verifier": 3}, "verifier must be a name"),
-    "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "the target must be a model .* got str"),
+    "row bytes": ({"prompts": [b"text"]}, "prompt 0.* bytes"),
+    "one list": ({"prompts": [1, 2]}, "prompt 0"),
+    "fraction of a token": ({"prompts": [[1, 1.7]]}, r"prompt 0.* 1\.7"),
+    "token in float": ({"prompts": np.ones((1, 2))}, "prompt 0"),
+    "token True": ({"prompts": [[True]]}, "prompt 0.* True"),
+    "new tokens in float": ({"prompts": [[1]], "max_new_tokens": 2.5}, r"max_new_tokens.* 2\.5"),
+    "new tokens in text": ({"prompts": [[1]], "max_new_tokens": "3"}, "max_new_tokens.* '3'"),
+    "new tokens True": ({"prompts": [[1]], "max_new_tokens": True}, "max_new_tokens.* True"),
+    "rows in float": ({"prompts": [[1]], "rows": [0.5]}, "rows"),
+    "rows one number": ({"prompts": [[1]], "rows": 3}, "rows"),
+    "temperature text": ({"prompts": [[1]], "temperature": "hot"}, "temperature.* 'hot'"),
+    "temperature None": ({"prompts": [[1]], "temperature": [None]}, "temperature"),
+    "seed in float": ({"prompts": [[1]], "seed": 0.0}, r"seed.* 0\.0"),
+    "seed None": ({"prompts": [[1]], "seed": None}, "seed.* None"),
+    "stop bytes": ({"prompts": [[1]], "stop": [b"a"]}, "stop"),
+    "stop None": ({"prompts": [[1]], "stop": None}, "stop.* None"),
+    "stop token": ({"prompts": [[1]], "stop_tokens": [1.5]}, "stop_tokens"),
+    "cache in float": ({"prompts": [[1]], "cache_len": 64.0}, "cache_len"),
+    "bias token": ({"prompts": [[1]], "logit_bias": {1.5: 1.0}}, "logit_bias"),
+    "bias a number": ({"prompts": [[1]], "logit_bias": 5}, "logit_bias.* 5"),
+    "bias of texts": ({"prompts": [[1]], "logit_bias": np.array(["a"] * 13)}, "logit_bias"),
+    "ignore_eos": ({"prompts": [[1]], "ignore_eos": "no"}, "ignore_eos.* 'no'"),
+    "lossless": ({"prompts": [[1]], "lossless": "yes"}, "lossless.* 'yes'"),
+    "draft model": ({"prompts": [[1]], "drafter": battery.target("opt")}, r"specjax\.drafters\.model"),
+    "verifier a number": ({"prompts": [[1]], "verifier": 3}, "verifier"),
+    "name of a model": ({"target": "bundled/opt-target", "prompts": "x"}, "target.* str"),
 }
 
 
 WRONG_DRAFTERS: dict[str, tuple[Callable[[], object], str]] = {
     "siblings": (
         lambda: sj.drafters.tree(battery.draft("opt"), sj.trees.chain(2), siblings="points"),  # pyright: ignore
-        "siblings must be one of .*, got 'points'",
+        "siblings.* 'points'",
     ),
-    "large token": (lambda: sj.drafters.corpus([[2**40]]), "document 0 holds token 1099511627776: tokens lie in"),
-    "half a token": (lambda: sj.drafters.corpus([[1.5]]), "document 0 holds float64"),  # pyright: ignore
-    "nodes": (lambda: sj.drafters.suffix_tree(size=10**30), "size must be at most"),
-    "half a match": (lambda: sj.drafters.ngram(longest=1.5), "longest must be an integer"),  # pyright: ignore
-    "long match": (lambda: sj.drafters.suffix(longest=65), "longest must be at most 64, got 65"),
-    "gamma True": (lambda: sj.drafters.ngram(gamma=True), "gamma must be an integer, got True"),
+    "large token": (lambda: sj.drafters.corpus([[2**40]]), "document 0.* 1099511627776"),
+    "half a token": (lambda: sj.drafters.corpus([[1.5]]), "document 0.* float64"),  # pyright: ignore
+    "nodes": (lambda: sj.drafters.suffix_tree(size=10**30), "size"),
+    "half a match": (lambda: sj.drafters.ngram(longest=1.5), "longest"),  # pyright: ignore
+    "long match": (lambda: sj.drafters.suffix(longest=65), "longest.* 65"),
+    "gamma True": (lambda: sj.drafters.ngram(gamma=True), "gamma.* True"),
 }
 
 
-def tell_wrong_kinds() -> None:
-    """Prints, as JSON, what each of WRONG_KINDS and WRONG_DRAFTERS is answered."""
+def print_errors() -> None:
+    """Prints the errors of WRONG_KINDS and WRONG_DRAFTERS as JSON."""
 
     def touched(*_, **__):
         raise AssertionError("weights were touched")
 
-    decoding.prefill, told = touched, {}
+    decoding.prefill, errors = touched, {}
     for case, (options, _) in WRONG_KINDS.items():
         try:
             sj.generate(**{"target": battery.target("opt"), **options})
         except ValueError as error:
-            told[case] = str(error)
+            errors[case] = str(error)
     for case, (make, _) in WRONG_DRAFTERS.items():
         try:
             make()
         except ValueError as error:
-            told[case] = str(error)
-    print(json.dumps(told))
+            errors[case] = str(error)
+    print(json.dumps(errors))
 
 
 def test_wrong_kinds_are_one_line_each():
     """In a process of its own: in this one annotations are checked, and no argument of a wrong kind comes past them."""
-    code = "from tests import test_api; test_api.tell_wrong_kinds()"
+    code = "from tests import test_api; test_api.print_errors()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+    errors = json.loads(ran.stdout)
     for case, (_, message) in (WRONG_KINDS | WRONG_DRAFTERS).items():
-        assert re.search(message, told[case]) and "\n" not in told[case], case
+        assert re.search(message, errors[case]) and "\n" not in errors[case], case
 
 
-def test_options_that_are_not_are_told_with_the_nearest():
-    for decode in (sj.generate, sj.stream):
-        with pytest.raises(TypeError, match=f"{decode.__name__} has no option 'max_tokens', did you mean 'max_new_tok"):
-            decode(battery.target("opt"), [[1]], max_tokens=3)
+def test_signatures_are_explicit():
+    """help() lists every argument; an unknown one is a TypeError that names it."""
+    given = inspect.signature(api.prepare).parameters
+    for function, more in ((sj.generate, {"profile"}), (sj.stream, set())):
+        own = inspect.signature(function).parameters
+        assert {name: str(one) for name, one in own.items() if name not in more} == {
+            name: str(one) for name, one in given.items()
+        }
+        assert set(own) == set(given) | more and all(name in (sj.generate.__doc__ or "") for name in own)
+        assert not {"VAR_KEYWORD", "VAR_POSITIONAL"} & {one.kind.name for one in own.values()}
+        with pytest.raises(TypeError, match="max_tokens"):
+            function(battery.target("opt"), [[1]], max_tokens=3)
 
 
 def test_prompts_are_unicode(toy):
-    with pytest.raises(ValueError, match="prompt 0 holds half of a surrogate pair"):
+    with pytest.raises(ValueError, match=r"prompt 0.*Unicode"):
         sj.generate(toy, "\udcff")
 
 
 def test_bad_drafters(target):
-    with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="gamma"):
         sj.drafters.model(target, gamma=0)
-    with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="gamma"):
         sj.drafters.ngram(gamma=0)
-    with pytest.raises(
-        ValueError, match=r"draft bundled/opt-target has a vocabulary of 8192 tokens and target\s+opt one of 13"
-    ):
+    with pytest.raises(ValueError, match=r"draft bundled/opt-target .* 8192 .* opt .* 13"):
         sj.generate(battery.target("opt"), [[1]], drafter=sj.drafters.model(target))
-    with pytest.raises(ValueError, match="draft t5 is encoder-decoder and target opt is decoder-only"):
+    with pytest.raises(ValueError, match=r"draft t5 is encoder-decoder .* opt"):
         sj.generate(battery.target("opt"), [[1]], drafter=sj.drafters.model(battery.target("t5")))
-    with pytest.raises(ValueError, match="opt on 8 slots forgets, so its laws are not those of the model"):
+    with pytest.raises(ValueError, match=r"target opt on 8 slots"):
         sj.generate(sj.drafters.bounded(battery.target("opt"), budget=8), [[1]])
 
 
 def test_scores_are_checked(target):
-    with pytest.raises(ValueError, match="scores 1 array"):
+    with pytest.raises(ValueError, match="1 array"):
         target.score([[1]], [[2]])
-    with pytest.raises(ValueError, match=r"lie in 0\.\.8191"):
+    with pytest.raises(ValueError, match=r"0\.\.8191"):
         target.score([[8192]])
     for tokens, said in (
         ([[5] * 513], "513 tokens to score are more than the 512 positions"),
@@ -405,7 +408,7 @@ def test_encoder_rows_that_are_scored_end_at_their_first_padding():
     model = battery.target("t5")
     alone, padded = (model.score([row], [[0, 3]]) for row in ([5], [5, 0, 7, 0]))
     np.testing.assert_allclose(alone, padded, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="encoder row 0 begins with padding"):
+    with pytest.raises(ValueError, match="encoder row 0"):
         model.score([[0, 5]], [[0]])
     with pytest.raises(ValueError, match="2 encoder rows and 1 decoder rows"):
         model.score([[5], [6]], [[0]])
@@ -446,7 +449,7 @@ def test_statistics_of_a_hand_made_run():
         np.array([2, 3]), np.array([4, 6]), np.array([3, 4]), np.array([2, 1]), np.array([1.5, 2.0]),
         np.array([[2, 1, 0], [3, 1, 0]]), np.array([[1, 1, 0], [1, 0, 0]]),
     )  # fmt: skip
-    found = stats(totals, np.array([4, 4]), {"decode": 2.0}, compiles=0)
+    found = metrics.stats(totals, np.array([4, 4]), {"decode": 2.0}, compiles=0)
     assert (found.rounds, found.drafted, found.tested, found.accepted, found.tokens) == (5, 10, 7, 3, 8)
     assert found.accepted_per_tested == 3 / 7 and found.accepted_per_drafted == 0.3
     assert found.overlap == 0.5 and found.tokens_per_call == 1.6

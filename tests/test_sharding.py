@@ -436,12 +436,12 @@ def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
     stream = specjax.stream(target, PROMPTS, drafter=drafter, **options)
     for leaf in jax.tree.leaves(stream._job.params):
         assert set(leaf.sharding.device_set) == set(mesh.devices.flat)
-    before = {path: leaf.sharding for path, leaf in leaves(stream._state).items()}
+    before = {path: leaf.sharding for path, leaf in leaves(stream._at.state).items()}
     traces = decoding.trace_count()
     rounds = sum(1 for _ in stream)
     assert rounds > 1
     assert decoding.trace_count() <= traces + 1
-    for path, leaf in leaves(stream._state).items():
+    for path, leaf in leaves(stream._at.state).items():
         assert leaf.sharding.is_equivalent_to(before[path], leaf.ndim), path
     alone = drafters.layer_skip(loaded(None), gamma=2, layers=[0]) if kind == "layer skip" else drafter
     expected = specjax.generate(loaded(None), PROMPTS, drafter=alone, **options)

@@ -53,7 +53,7 @@ def decode(
     with interrupts_wait(lambda: False):
         run = api.stream(work.target, work.prompts, drafter=work.guide, **work.options)
     progress.tell("compiling a round")
-    with deferred_interrupt(once=lambda: run.rounds > 0) as asked:
+    with deferred_interrupt(once=lambda: run.rounds > 0 or run.in_round) as asked:
         try:
             _show(run, work, open_sink, progress, asked, marks=marks)
         except (OSError, SystemExit) as error:  # a full disk, or, by rich's exit, a reader who has gone

@@ -179,7 +179,7 @@ def _prefill_times(job: api.Job) -> PromptTimes:
     """Median seconds of warm prefills of the target and of the drafter, each compiled as a program of its own."""
     drafter = job.static["drafter"]
     given = (job.prompt.tokens, job.prompt.length)
-    slots = job.prompt.cache_len + drafter.tree.size
+    slots = job.cache_len + drafter.tree.size
     prefill = jax.jit(job.static["model"].prefill, static_argnums=3)
     init = jax.jit(drafter.init, static_argnums=3)
 
