@@ -4,7 +4,7 @@
 
 From Python: `config.build(config.read("configs/bundled.py")).generate("Once").texts`, of the module `specjax.config`.
 
-What the pair accepts on held-out prompts stands in specjax/bundled/README.md.
+Acceptance on held-out prompts: specjax/bundled/README.md.
 """
 
 from specjax.config import RunConfig

@@ -2,7 +2,7 @@
 
     specjax reproduce configs/reproduce/table_1.py
 
-What came of it stands in docs/results/reproduce.md.
+Result: docs/results/reproduce.md.
 """
 
 from specjax.reproduce.presets import Preset

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Trains the bundled models: DATA holds books.txt.xz, stories.jsonl.gz and deu.txt.gz, RUNS gets a folder a model.
-# Every command can be stopped (Ctrl-C, SIGTERM) and run again: it goes on where it stopped.
-# What came out of it, with its curves, stands in specjax/bundled/README.md.
+# Trains the bundled models: DATA holds books.txt.xz, stories.jsonl.gz and deu.txt.gz, RUNS gets one folder per model.
+# Every command can be interrupted (Ctrl-C, SIGTERM) and continues when it is run again.
+# Results and training curves: specjax/bundled/README.md.
 set -eu
 : "${DATA:?folder with books.txt.xz, stories.jsonl.gz and deu.txt.gz}" "${RUNS:=runs}"
 
