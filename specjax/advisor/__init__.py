@@ -1,9 +1,9 @@
-"""Which way of decoding a pair, a machine and some prompts call for, measured; `advise` is `specjax.advise`.
+"""Measured advice on how to decode: which drafter, draft length or tree is fastest; `advise` is `specjax.advise`.
 
-ways.py names ways; running.py decodes in them; measure.py gathers what theory needs; rank.py is that theory, on numbers
-alone; trials.py tries the best ways; desk.py joins all; say.py and pictures.py tell.
+measure.py decodes and times; rank.py predicts speed-ups from these numbers alone; trials.py decodes the best
+candidates; advice.py joins them; report.py and pictures.py present the result.
 """
 
-from specjax.advisor.desk import Advice as Advice
-from specjax.advisor.desk import advise as advise
+from specjax.advisor.advice import Advice as Advice
+from specjax.advisor.advice import advise as advise
 from specjax.advisor.trials import Trial as Trial

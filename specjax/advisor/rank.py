@@ -1,10 +1,10 @@
-"""Which way of decoding should be fastest, by theory, from measured numbers alone: nothing here runs a model.
+"""Predicted speed-up of decoding strategies from measured numbers alone; no model runs here.
 
-    plain     a request: prefill, then as many steps as it has tokens
-    a way     a request: prefill, then steps / (tokens a round) rounds; a round is one call of the target over all its
-              nodes, the drafter's steps, and what else a round takes
+    plain       a request: prefill, then one step per token
+    a strategy  a request: prefill, then steps / (tokens per round) rounds; a round is one target forward pass over all
+                nodes, the steps of the drafter, and overhead
 
-Seconds throughout. A way's tokens a round come from its acceptance by position or by rank, its call from the curve.
+All times are seconds. Tokens per round follow from acceptance by position or by rank, verification from the curve.
 """
 
 import math
@@ -14,23 +14,52 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax import theory, trees
-from specjax.advisor import ways
-from specjax.advisor.ways import Way
+from specjax.registry import Strategy
 from specjax.trees import Tree
+from specjax.types import Siblings
 
-GAMMA_MAX = 15  # longest chain that is weighed: with its root as wide as the curve was measured
-RANKS, DEPTH = 4, 8  # of the trees that are weighed: children of a node, levels
-CONFIDENCE = 1.96  # standard errors on either side of a number that is told
-MISS = -1  # in `Ranks.rows`: the target's token is none of the draft's best
+PLAIN = Strategy.of("plain")
+SELF = ("layer-skip", "quantized")  # drafters made from the weights of the target
+DRAWN = ("model", *SELF)  # chains that a model samples
+COPIED = ("ngram", "suffix")  # chains of copied tokens
+FIXED = ("lookahead", "dynamic-tree", "suffix-tree")  # predicted only with the settings that were run
+KINDS = ("model", "tree", "dynamic-tree", *COPIED, "suffix-tree", "lookahead", "cascade", *SELF)
+
+GAMMA_MAX = 15  # longest chain considered; with its root as wide as the curve
+RANKS, DEPTH = 4, 8  # of the trees considered: children of a node, levels
+CONFIDENCE = 1.96  # standard errors on either side of a reported number
+MISS = -1  # in `RankCounts.rows`: the target's token is not among the draft's most probable ones
 
 
-class Curve(NamedTuple):
-    """A call of the target over several tokens a row, in the loop that users run.
+def chain(name: str, gamma: int, *drafts: int, verifier: str | None = None) -> Strategy:
+    """A chain of gamma tokens, sampled from a model or copied."""
+    return Strategy.of(name, gamma=gamma, drafts=drafts, verifier=verifier)
+
+
+def tree(shape: Tree, draft: int) -> Strategy:
+    """A tree of the most probable tokens of a draft model."""
+    return Strategy.of("tree", shape=shape, siblings=Siblings.POINTS, drafts=(draft,))
+
+
+def cascade(gamma: int, inner: int, middle: int, small: int, *, verifier: str | None = None) -> Strategy:
+    """Three models; the middle model drafts gamma tokens, the small one `inner`."""
+    return Strategy.of(
+        "cascade", gamma=gamma, inner=Strategy.of("model", gamma=inner), drafts=(middle, small), verifier=verifier
+    )
+
+
+def family(strategy: Strategy) -> tuple[str, tuple[int, ...]]:
+    """Drafter and draft models: strategies that differ only in size belong to one family."""
+    return strategy.name, strategy.drafts
+
+
+class VerifyCurve(NamedTuple):
+    """Seconds of a round that verifies several tokens per row, measured in the decoding loop.
 
     Attributes:
-      widths: tokens, ascending from 1: a step of plain decoding.
-      seconds: of a round, medians.
-      spread: how far each of them may be off.
+      widths: verified tokens, ascending from 1, a step of plain decoding.
+      seconds: medians.
+      spread: uncertainty of each median.
     """
 
     widths: tuple[int, ...]
@@ -43,7 +72,7 @@ class Curve(NamedTuple):
         return self.seconds[0]
 
     def at(self, width: int) -> float:
-        """Seconds of a call over `width` tokens: straight between the widths measured, and on after the last."""
+        """Seconds for `width` tokens, interpolated linearly and extrapolated after the last width."""
         if width <= self.widths[-1] or len(self.widths) == 1:
             return float(np.interp(width, self.widths, self.seconds))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.widths[-1] - self.widths[-2])
@@ -54,23 +83,23 @@ class Curve(NamedTuple):
         return self.at(width) / self.step
 
 
-class Plain(NamedTuple):
-    """Plain decoding of a batch of requests: seconds to read the prompts, and calls of the target until all ended."""
+class PlainCost(NamedTuple):
+    """Plain decoding of a batch: prefill seconds, and target forward passes until all rows end."""
 
     prefill: float
-    calls: float
+    passes: float
 
 
-class Cost(NamedTuple):
-    """What a drafter adds to a request.
+class DraftingCost(NamedTuple):
+    """Cost of a drafter.
 
     Attributes:
-      step: seconds to draft one token more, or one level of a tree.
-      overhead: seconds of a round beyond the target's call and the drafter's steps.
-      prefill: seconds to read the prompts, the target's included.
-      balance: tokens that a call committed over those that its rounds accept by count: below 1 where rows of a batch
-        wait for others, and where the last round of a text is cut.
-      spread: how far the seconds of its rounds may be off, relative.
+      step: seconds per drafted token, or per level of a tree.
+      overhead: seconds of a round beyond the target forward pass and the draft steps.
+      prefill: prefill seconds, the target included.
+      balance: committed tokens per target pass over the tokens per round by count. Below 1 if rows of a batch wait for
+        others, and because the last round of a text is cut.
+      spread: relative uncertainty of the seconds per round.
     """
 
     step: float
@@ -80,71 +109,73 @@ class Cost(NamedTuple):
     spread: float = 0.0
 
 
-class Chain(NamedTuple):
-    """A drafter of chains, as measured.
+class ChainCounts(NamedTuple):
+    """Acceptance of a drafter of chains.
 
     Attributes:
-      way: as it was run: its kind, models and verifier.
-      reached: rounds that accepted at least 0, 1, ... of their drafted tokens, over all rows.
+      strategy: as measured.
+      reached: rounds that accepted at least 0, 1, ... draft tokens, over all rows.
     """
 
-    way: Way
+    strategy: Strategy
     reached: tuple[int, ...]
-    cost: Cost
+    cost: DraftingCost
 
 
-class Ranks(NamedTuple):
-    """Where a draft model ranks what the target says.
+class RankCounts(NamedTuple):
+    """Ranks that a draft model gives to the tokens of the target.
 
     Attributes:
-      rows: of each text of the target, the rank of every token among the draft's most probable after the same words;
-        MISS where it is none of the first `RANKS`.
+      rows: for each text of the target, the rank of every token among the most probable ones of the draft after the
+        same prefix; MISS if not among the first `RANKS`.
     """
 
     draft: int
     rows: tuple[tuple[int, ...], ...]
-    cost: Cost
+    cost: DraftingCost
 
 
-class Whole(NamedTuple):
-    """A way that is weighed just as it was run, one of `ways.WHOLE`: its costs and gains are not a chain's."""
+class FixedCounts(NamedTuple):
+    """A strategy of `FIXED` as measured, with the standard error of its tokens per round."""
 
-    way: Way
+    strategy: Strategy
     tokens: float
-    error: float  # standard error of `tokens`
-    seconds: float  # of a round
-    cost: Cost
+    error: float
+    seconds: float  # per round
+    cost: DraftingCost
 
 
-class Inner(NamedTuple):
-    """How well the smaller draft model predicts the middle one, whose places are `small` and `middle`."""
+class InnerAcceptance(NamedTuple):
+    """Acceptance of the small draft model by the middle one; numbers in the list of drafts."""
 
     middle: int
     small: int
     alpha: float
 
 
-class Measured(NamedTuple):
-    """All that theory needs."""
+class Measurements(NamedTuple):
+    """All measured numbers that `rank` needs."""
 
-    curve: Curve
-    plain: Plain
-    chains: tuple[Chain, ...] = ()
-    ranks: tuple[Ranks, ...] = ()
-    wholes: tuple[Whole, ...] = ()
-    inners: tuple[Inner, ...] = ()
+    curve: VerifyCurve
+    plain: PlainCost
+    chains: tuple[ChainCounts, ...] = ()
+    ranks: tuple[RankCounts, ...] = ()
+    fixed: tuple[FixedCounts, ...] = ()
+    inners: tuple[InnerAcceptance, ...] = ()
 
 
 class Candidate(NamedTuple):
-    """A way of decoding and what theory expects of it.
+    """A strategy with its predicted performance.
 
     Attributes:
-      tokens: that a round commits. seconds: of a round.
-      factor: speed over plain decoding while decoding. speedup: the same of whole requests, prompts included.
-      error: of both: half of the 95 % interval of the acceptance and what the times may be off, in quadrature.
+      tokens: committed tokens per round.
+      seconds: per round.
+      factor: speed-up of decoding.
+      speedup: speed-up of whole requests, prefill included.
+      error: uncertainty of both: half the 95 % interval from acceptance and the uncertainty of times, in quadrature.
     """
 
-    way: Way
+    strategy: Strategy
     tokens: float
     seconds: float
     factor: float
@@ -152,12 +183,12 @@ class Candidate(NamedTuple):
     error: float
 
 
-def rank(measured: Measured, *, gamma_max: int = GAMMA_MAX) -> list[Candidate]:
-    """All ways that can be weighed from these numbers, the fastest first; of equals the one that drafts less."""
+def rank(measured: Measurements, *, gamma_max: int = GAMMA_MAX) -> list[Candidate]:
+    """All strategies with a prediction, the fastest first; in a tie the one with the shorter round."""
     found = [
-        *(one for chain in measured.chains for one in chains(measured, chain, gamma_max=gamma_max)),
-        *(one for ranks in measured.ranks for one in best_trees(measured, ranks)),
-        *(whole(measured, one) for one in measured.wholes),
+        *(one for counts in measured.chains for one in chains(measured, counts, gamma_max=gamma_max)),
+        *(one for counts in measured.ranks for one in best_trees(measured, counts)),
+        *(weigh(measured, one.strategy, one.tokens, one.error, one.seconds, one.cost) for one in measured.fixed),
         *(one for inner in measured.inners for one in cascades(measured, inner)),
     ]
     return sorted(found, key=lambda one: (-round(one.speedup, 9), one.seconds))
@@ -166,19 +197,20 @@ def rank(measured: Measured, *, gamma_max: int = GAMMA_MAX) -> list[Candidate]:
 # --- chains ----------------------------------------------------------------------------------------------------------
 
 
-def chains(measured: Measured, chain: Chain, *, gamma_max: int = GAMMA_MAX) -> Iterator[Candidate]:
+def chains(measured: Measurements, counts: ChainCounts, *, gamma_max: int = GAMMA_MAX) -> Iterator[Candidate]:
     """Every draft length from 1 on."""
+    run, cost = counts.strategy, counts.cost
     for gamma in range(1, gamma_max + 1):
-        tokens, error = expected(chain.reached, gamma)
-        seconds = measured.curve.at(gamma + 1) + chain.cost.overhead + gamma * chain.cost.step
-        way = ways.chain(chain.way.kind, gamma, *chain.way.drafts, verifier=chain.way.verifier)
-        yield weigh(measured, way, tokens, error, seconds, chain.cost)
+        tokens, error = expected(counts.reached, gamma)
+        seconds = measured.curve.at(gamma + 1) + cost.overhead + gamma * cost.step
+        strategy = chain(run.name, gamma, *run.drafts, verifier=run.verifier)
+        yield weigh(measured, strategy, tokens, error, seconds, cost)
 
 
 def betas(reached: Sequence[int], length: int) -> np.ndarray:
-    """The chance that a token is accepted, given that all before it were: by position.
+    """Conditional acceptance probability by position.
 
-    Positions that were not drafted, or never reached, are taken to be like the later half of those that were.
+    Positions that were not drafted, or never reached, are assumed to be like the later half of those that were.
 
     Args:
       reached: rounds that accepted at least 0, 1, ... tokens.
@@ -196,29 +228,30 @@ def betas(reached: Sequence[int], length: int) -> np.ndarray:
 
 
 def expected(reached: Sequence[int], gamma: int) -> tuple[float, float]:
-    """Tokens of a round of gamma drafts, and their standard error: each beta is a share of so many rounds."""
-    chance = betas(reached, gamma)
-    tokens = float(theory.expected_tokens_by_position(chance))
-    products = np.cumprod(chance)
-    after = np.cumsum(products[::-1])[::-1]  # what each beta is a factor of
+    """Expected tokens per round for a draft length, and their standard error, from the binomial errors of the betas."""
+    probs = betas(reached, gamma)
+    tokens = float(theory.expected_tokens_by_position(probs))
+    products = np.cumprod(probs)
+    after = np.cumsum(products[::-1])[::-1]  # the terms that contain each beta
     tested = np.array([reached[min(d, len(reached) - 2)] for d in range(gamma)], float) if len(reached) > 1 else None
     if tested is None:
         return tokens, 0.0
-    slope = np.divide(after, chance, out=np.zeros_like(after), where=chance > 0)
-    variance = slope**2 * chance * (1 - chance) / np.maximum(tested, 1)
+    slope = np.divide(after, probs, out=np.zeros_like(after), where=probs > 0)
+    variance = slope**2 * probs * (1 - probs) / np.maximum(tested, 1)
     return tokens, float(math.sqrt(variance.sum()))
 
 
 def drafting_cost(
-    levels: Sequence[int], widths: Sequence[int], seconds: Sequence[float], curve: Curve
+    levels: Sequence[int], widths: Sequence[int], seconds: Sequence[float], curve: VerifyCurve
 ) -> tuple[float, float]:
-    """Seconds of a drafted level and of what else a round takes, from rounds of several depths.
+    """Seconds per drafted level and overhead per round, both at least 0, from rounds of several depths.
 
-    The straight line of least squares through what rounds take beyond the target's call; neither is below 0. With one
-    depth all of it is overhead.
+    Least-squares line through the seconds beyond the target forward pass. With a single depth all of it is overhead.
 
     Args:
-      levels: tokens drafted one after the other in a round. widths: tokens that the target checks. seconds: of a round.
+      levels: tokens drafted one after another.
+      widths: tokens that the target verifies.
+      seconds: seconds per round.
     """
     deep = np.asarray(levels, float)
     beyond = np.array([took - curve.at(width) for width, took in zip(widths, seconds, strict=True)])
@@ -235,12 +268,9 @@ def drafting_cost(
 # --- trees -----------------------------------------------------------------------------------------------------------
 
 
-def best_trees(measured: Measured, ranks: Ranks) -> Iterator[Candidate]:
-    """The best tree of each size and depth that could pay, by Sequoia's program on acceptance by rank.
-
-    Chains are left out: a draft model's are weighed by themselves.
-    """
-    table, curve = rank_table(ranks.rows), measured.curve
+def best_trees(measured: Measurements, counts: RankCounts) -> Iterator[Candidate]:
+    """The best tree of each size and depth by Sequoia's algorithm on acceptance by rank; chains are left out."""
+    table, curve, cost = rank_table(counts.rows), measured.curve, counts.cost
     if not table.size:
         return
     seen: set[Tree] = set()
@@ -252,15 +282,15 @@ def best_trees(measured: Measured, ranks: Ranks) -> Iterator[Candidate]:
             if shape in seen or shape.is_chain:
                 continue
             seen.add(shape)
-            tokens, error = replay(shape, ranks.rows)
-            seconds = curve.at(size) + ranks.cost.overhead + (shape.width - 1) * ranks.cost.step
-            yield weigh(measured, ways.tree(shape, ranks.draft), tokens, error, seconds, ranks.cost)
+            tokens, error = replay(shape, counts.rows)
+            seconds = curve.at(size) + cost.overhead + (shape.width - 1) * cost.step
+            yield weigh(measured, tree(shape, counts.draft), tokens, error, seconds, cost)
 
 
 def rank_table(rows: Sequence[Sequence[int]], *, depth: int = DEPTH, width: int = RANKS) -> np.ndarray:
-    """[depth, width]: the chance that the draft's guess of this rank is right, all before it being among its guesses.
+    """[depth, width]: probability that the token of this rank is correct, given that all previous levels were.
 
-    As deep as something was reached.
+    Only as deep as the texts reach.
     """
     right, tried = np.zeros((depth, width)), np.zeros(depth)
     for row in rows:
@@ -275,12 +305,12 @@ def rank_table(rows: Sequence[Sequence[int]], *, depth: int = DEPTH, width: int 
 
 
 def replay(shape: Tree, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Tokens a round with a tree of a draft's most probable tokens on these very texts, and the standard error.
+    """Tokens per round with a tree of the most probable tokens on these texts, and the standard error.
 
-    What the target says is what it would say: the rounds are walked, not modeled. The last token of a round is the
-    target's own, whatever the draft thinks of it.
+    Replays the rounds on the texts of the target instead of modeling them. The last token of a round comes from the
+    target, whatever its rank.
     """
-    below: list[dict[int, int]] = [{} for _ in shape.parents]  # of each node: rank -> child
+    below: list[dict[int, int]] = [{} for _ in shape.parents]  # per node: rank -> child
     for node, parent in enumerate(shape.parents[1:], start=1):
         below[parent][len(below[parent])] = node
     took = []
@@ -301,100 +331,90 @@ def _full(depth: int, ranks: int) -> int:
     return sum(ranks**level for level in range(depth + 1))
 
 
-# --- what is weighed otherwise ---------------------------------------------------------------------------------------
+# --- cascades --------------------------------------------------------------------------------------------------------
 
 
-def whole(measured: Measured, one: Whole) -> Candidate:
-    """A way as it was run."""
-    return weigh(measured, one.way, one.tokens, one.error, one.seconds, one.cost)
+def cascades(measured: Measurements, inner: InnerAcceptance) -> Iterator[Candidate]:
+    """Three levels: whole inner rounds fill the chain of the middle model.
 
-
-def cascades(measured: Measured, inner: Inner) -> Iterator[Candidate]:
-    """Three levels: the middle model's chain is filled by whole rounds of speculation of its own.
-
-    A call of the middle model over several tokens is taken to cost as many of its steps as the target's call costs of
-    its own: its curve is not measured.
+    The verify curve of the middle model is not measured: relative to its own step it is assumed to be the target's.
     """
-    models = {chain.way.drafts: chain for chain in measured.chains if chain.way.kind == "model"}
+    models = {one.strategy.drafts: one for one in measured.chains if one.strategy.name == "model"}
     middle, small = models.get((inner.middle,)), models.get((inner.small,))
     if middle is None or small is None:
         return
+    prefill = middle.cost.prefill + small.cost.prefill - measured.plain.prefill
     for gamma in range(4, 11, 2):
         tokens, error = expected(middle.reached, gamma)
         for short in range(1, 5):
             fill = float(theory.rounds_to_fill(inner.alpha, short, gamma))
             one = short * small.cost.step + middle.cost.step * measured.curve.relative(short + 1)
             seconds = measured.curve.at(gamma + 1) + middle.cost.overhead + fill * one
-            way = ways.cascade(gamma, short, inner.middle, inner.small, verifier=middle.way.verifier)
-            prefill = middle.cost.prefill + small.cost.prefill - measured.plain.prefill
-            yield weigh(measured, way, tokens, error, seconds, middle.cost._replace(prefill=prefill))
+            strategy = cascade(gamma, short, inner.middle, inner.small, verifier=middle.strategy.verifier)
+            yield weigh(measured, strategy, tokens, error, seconds, middle.cost._replace(prefill=prefill))
 
 
-def weigh(measured: Measured, way: Way, tokens: float, error: float, seconds: float, cost: Cost) -> Candidate:
-    """What a round of `tokens` in `seconds` makes of a request."""
+def weigh(
+    measured: Measurements, strategy: Strategy, tokens: float, error: float, seconds: float, cost: DraftingCost
+) -> Candidate:
+    """The candidate whose rounds commit `tokens` in `seconds`."""
     plain, step = measured.plain, measured.curve.step
     kept = tokens * cost.balance
-    calls = plain.calls / kept
-    speedup = (plain.prefill + plain.calls * step) / (cost.prefill + calls * seconds)
-    loose = measured.curve.spread[0] / step
-    relative = math.hypot(CONFIDENCE * error / tokens, cost.spread, loose)
-    return Candidate(way, tokens, seconds, kept * step / seconds, speedup, relative * speedup)
+    speedup = (plain.prefill + plain.passes * step) / (cost.prefill + plain.passes / kept * seconds)
+    relative = math.hypot(CONFIDENCE * error / tokens, cost.spread, measured.curve.spread[0] / step)
+    return Candidate(strategy, tokens, seconds, kept * step / seconds, speedup, relative * speedup)
 
 
-# --- who is tried ----------------------------------------------------------------------------------------------------
+# --- selection of trials ---------------------------------------------------------------------------------------------
 
 
 def shortlist(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The ones to be tried: the best, and after it the best that differ enough to be worth a run of their own.
-
-    Of one kind and model, those whose rounds take within an eighth of the same time are taken for alike. Where there
-    are fewer than `count` others, the alike ones fill up.
-    """
+    """The candidates to try: the best, then the best that differ from those chosen; similar ones only to fill up."""
     chosen: list[Candidate] = []
-    for alike in (False, True):
+    for similar in (False, True):
         for one in candidates:
             if len(chosen) == count:
                 return chosen
-            if one not in chosen and (alike or not any(_alike(one, other) for other in chosen)):
+            if one not in chosen and (similar or not any(_similar(one, other) for other in chosen)):
                 chosen.append(one)
     return chosen
 
 
 def next_look(
-    candidates: Sequence[Candidate], tried: Sequence[tuple[Way, float]], *, gain: float = 0.02
+    candidates: Sequence[Candidate], tried: Sequence[tuple[Strategy, float]], *, gain: float = 0.02
 ) -> Candidate | None:
-    """What to try after the first trials, if anything: where theory was off, something else may be the fastest.
+    """The candidate to try after the first trials, if any: where predictions were off, another one may be faster.
 
-    Of the fastest kind so far another length, where only one was tried; else the way that should be faster than all of
-    them. By how much theory was off at the lengths tried is taken to be straight in between and a little beyond.
+    Another length of the fastest family if only one was tried; else the candidate whose corrected prediction exceeds
+    all trials. The correction is linear in the levels of the draft.
 
     Args:
-      tried: ways and the speed-ups that were measured, at least one.
-      gain: how much faster than the best a way must be expected to be.
+      tried: strategies and their measured speed-ups, at least one.
+      gain: least expected gain over the best trial.
     """
-    predicted, seen = {one.way: one for one in candidates}, dict(tried)
-    left = [one for one in candidates if one.way not in seen]
-    kin = lambda way: (way.kind, way.drafts)
+    predicted, measured = {one.strategy: one for one in candidates}, dict(tried)
+    left = [one for one in candidates if one.strategy not in measured]
     leader, best = max(tried, key=lambda pair: pair[1])
-    family = [predicted[way] for way in seen if kin(way) == kin(leader)]
-    others = [one for one in left if kin(one.way) == kin(leader) and not any(_alike(one, old) for old in family)]
-    if len(family) == 1 and others:
+    own = [predicted[strategy] for strategy in measured if family(strategy) == family(leader)]
+    others = [o for o in left if family(o.strategy) == family(leader) and not any(_similar(o, old) for old in own)]
+    if len(own) == 1 and others:
         return others[0]
     found: list[tuple[float, Candidate]] = []
     for one in left:
-        known = sorted((ways.levels(w), got / predicted[w].speedup) for w, got in tried if kin(w) == kin(one.way))
+        kin = [(s, got) for s, got in tried if family(s) == family(one.strategy)]
+        known = sorted((s.levels, got / predicted[s].speedup) for s, got in kin)
         if known:
-            off = _straight(ways.levels(one.way), *zip(*known, strict=True))
-            found.append((off * one.speedup, one))
+            correction = _extrapolate(one.strategy.levels, *zip(*known, strict=True))
+            found.append((correction * one.speedup, one))
     expected, one = max(found, key=lambda pair: pair[0], default=(0.0, None))
     return one if expected > best * (1 + gain) else None
 
 
-BEYOND = 0.1  # by how much more than anything measured a correction may be
+BEYOND = 0.1  # how far a correction may exceed the measured ones
 
 
-def _straight(at: int, places: Sequence[int], values: Sequence[float]) -> float:
-    """Linear between the places, and beyond as between the last two, but no further than BEYOND from the values."""
+def _extrapolate(at: int, places: Sequence[int], values: Sequence[float]) -> float:
+    """Linear interpolation, and extrapolation from the last two places, at most BEYOND outside the values."""
     found = float(np.interp(at, places, values))
     if len(set(places)) > 1 and not places[0] <= at <= places[-1]:
         first, last = (0, 1) if at < places[0] else (-2, -1)
@@ -405,31 +425,32 @@ def _straight(at: int, places: Sequence[int], values: Sequence[float]) -> float:
     return float(np.clip(found, min(values) - BEYOND, max(values) + BEYOND))
 
 
-def _alike(one: Candidate, other: Candidate) -> bool:
-    same = (one.way.kind, one.way.drafts) == (other.way.kind, other.way.drafts)
+def _similar(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates of one family have rounds of the same length, within an eighth."""
+    same = family(one.strategy) == family(other.strategy)
     return same and abs(one.seconds - other.seconds) < max(one.seconds, other.seconds) / 8
 
 
 SWEPT = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15)  # draft lengths of a sweep
-SIZES = (4, 6, 8, 12, 16)  # of its trees: of each the best by theory
-CASCADES = 4  # of its cascades: the best by theory
+SIZES = (4, 6, 8, 12, 16)  # sizes of its trees, the best prediction of each
+CASCADES = 4  # number of its cascades, the best predictions
 
 
 def field(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What a sweep decodes: of every kind and model the lengths `SWEPT`, of trees the best by theory of the sizes
-    `SIZES`, of cascades the best by theory, and all that is weighed as it runs.
+    """The candidates of a sweep: lengths `SWEPT` of each family, one tree per size in `SIZES`, the best cascades, and
+    all of `FIXED`.
 
     Args:
-      candidates: as `rank` gives them, the fastest by theory first.
+      candidates: from `rank`, the fastest first.
     """
     chosen: list[Candidate] = []
     for one in candidates:
-        kin = [old.way for old in chosen if (old.way.kind, old.way.drafts) == (one.way.kind, one.way.drafts)]
-        if one.way.kind == "tree":
-            wanted = ways.nodes(one.way) in {*SIZES}.difference(map(ways.nodes, kin))
-        elif one.way.kind == "cascade":
+        kin = [old.strategy for old in chosen if family(old.strategy) == family(one.strategy)]
+        if one.strategy.name == "tree":
+            wanted = one.strategy.nodes in {*SIZES}.difference(old.nodes for old in kin)
+        elif one.strategy.name == "cascade":
             wanted = len(kin) < CASCADES
         else:
-            wanted = one.way.kind in ways.WHOLE or ways.levels(one.way) in SWEPT
+            wanted = one.strategy.name in FIXED or one.strategy.levels in SWEPT
         chosen += [one] * wanted
     return chosen

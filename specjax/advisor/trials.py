@@ -1,26 +1,26 @@
-"""Ways of decoding that are really decoded, in turns with plain decoding: the answer, and how good it is."""
+"""Trials: candidates decoded interleaved with plain decoding, which decide the advice and show how good it is."""
 
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specjax.advisor import rank, running, ways
-from specjax.advisor.measure import Notes
-from specjax.advisor.rank import Candidate
-from specjax.advisor.running import Run, Work
-from specjax.advisor.ways import PLAIN, Way
+from specjax import measuring
+from specjax.advisor import measure, rank
+from specjax.advisor.measure import BatchRun, SurveyLog, Workload
+from specjax.advisor.rank import PLAIN, Candidate
+from specjax.registry import Strategy
 
-AGAIN = 3  # ways that are tried after the others, where theory was seen to be off
-NEAR = 3  # ways that are timed for longer, where turns do not tell which of them is the fastest
+AGAIN = 3  # trials after the first ones, where predictions were off
+NEAR = 3  # trials with more turns, where the fastest ones do not differ significantly
 
 
 class Trial(NamedTuple):
-    """A candidate, really decoded in turns with plain decoding.
+    """A candidate decoded interleaved with plain decoding.
 
     Attributes:
-      whole: of each turn, the speed of whole requests, prompts included, over that of plain decoding.
-      decoding: the same while decoding.
-      tokens: that a round committed by count.
+      whole: for each turn, the speed-up of whole requests, prefill included.
+      decoding: for each turn, the speed-up of decoding.
+      tokens: committed tokens per round by count.
     """
 
     candidate: Candidate
@@ -29,12 +29,12 @@ class Trial(NamedTuple):
     tokens: float
 
     @property
-    def way(self) -> Way:
-        return self.candidate.way
+    def strategy(self) -> Strategy:
+        return self.candidate.strategy
 
     @property
     def speedup(self) -> float:
-        """Of whole requests, the median over the turns."""
+        """Median speed-up of whole requests."""
         return statistics.median(self.whole)
 
     @property
@@ -47,53 +47,52 @@ class Trial(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How far `speedup` may be off."""
-        return running.spread_of(self.whole)
+        """Uncertainty of `speedup`."""
+        return measuring.error(self.whole)
 
     @property
     def factor(self) -> float:
-        """While decoding, the median over the turns."""
+        """Median speed-up of decoding."""
         return statistics.median(self.decoding)
 
     def joined(self, more: "Trial") -> "Trial":
-        """With the turns of another trial of the same way."""
+        """This trial with the turns of another one."""
         return self._replace(whole=self.whole + more.whole, decoding=self.decoding + more.decoding)
 
 
-def try_out(work: Work, notes: Notes, candidates: Sequence[Candidate], count: int) -> list[Trial]:
-    """The best candidates, and after them those that look better than they did; the fastest first."""
-    trials = try_beside_plain(work, notes, rank.shortlist(candidates, count))
+def try_out(work: Workload, log: SurveyLog, candidates: Sequence[Candidate], count: int) -> list[Trial]:
+    """Tries the best candidates, then those that look better after correction; the fastest first."""
+    trials = try_beside_plain(work, log, rank.shortlist(candidates, count))
     for _ in range(AGAIN if trials else 0):
-        one = rank.next_look(candidates, [(trial.way, trial.speedup) for trial in trials])
-        more = [] if one is None else try_beside_plain(work, notes, [one])
+        one = rank.next_look(candidates, [(trial.strategy, trial.speedup) for trial in trials])
+        more = [] if one is None else try_beside_plain(work, log, [one])
         if not more:
             break
         trials += more
-    return separate(work, notes, trials)
+    return separate(work, log, trials)
 
 
-def sweep(work: Work, notes: Notes, candidates: Sequence[Candidate], used: Way) -> list[Trial]:
-    """`rank.field` of the candidates, and the way that is used; the fastest first."""
+def sweep(work: Workload, log: SurveyLog, candidates: Sequence[Candidate], used: Strategy) -> list[Trial]:
+    """Tries `rank.field` of the candidates and the strategy in use; the fastest first."""
     field = rank.field(candidates)
-    field += [one for one in candidates if one.way == used and one not in field]
-    return separate(work, notes, try_beside_plain(work, notes, field), used)
+    field += [one for one in candidates if one.strategy == used and one not in field]
+    return separate(work, log, try_beside_plain(work, log, field), used)
 
 
-def separate(work: Work, notes: Notes, trials: Sequence[Trial], used: Way | None = None) -> list[Trial]:
-    """The fastest first; those that are nearer to the first than their turns differ by have had more turns, until they
-    differ, or each has had `running.MORE` times as many as were asked for.
+def separate(work: Workload, log: SurveyLog, trials: Sequence[Trial], used: Strategy | None = None) -> list[Trial]:
+    """Adds turns to the fastest trials until they differ by more than their error, or up to `measure.MORE` as many.
 
     Args:
-      used: this way has as many as they.
+      used: a strategy that gets the same turns.
     """
     trials = fastest_first(trials)
-    while len(near := close(trials)) > 1 and len(trials[0].whole) < running.MORE * work.turns:
-        again = [one for one in trials if one in near or one.way == used]
-        work.tell(f"{len(near)} ways are nearer together than turns differ by: more turns")
-        more = {one.way: one for one in try_beside_plain(work, notes, [one.candidate for one in again], warm=True)}
+    while len(near := close(trials)) > 1 and len(trials[0].whole) < measure.MORE * work.turns:
+        again = [one.candidate for one in trials if one in near or one.strategy == used]
+        work.progress(f"more turns for {len(near)} strategies within the error of each other")
+        more = {one.strategy: one for one in try_beside_plain(work, log, again, warm=True)}
         if not more:
             break
-        trials = fastest_first([one.joined(more[one.way]) if one.way in more else one for one in trials])
+        trials = fastest_first([one.joined(more[one.strategy]) if one.strategy in more else one for one in trials])
     return trials
 
 
@@ -102,38 +101,28 @@ def fastest_first(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def close(trials: Sequence[Trial]) -> list[Trial]:
-    """The first, and those of the next that may be as fast, as far as their turns tell; `NEAR` at the most."""
+    """The first of `NEAR` trials that may be as fast as the fastest, within their errors."""
     return [one for one in trials[:NEAR] if one.speedup + one.error >= trials[0].speedup - trials[0].error]
 
 
-def try_beside_plain(work: Work, notes: Notes, short: Sequence[Candidate], *, warm: bool = False) -> list[Trial]:
-    """The candidates and plain decoding, every batch in turns. None where no turn was finished.
+def try_beside_plain(
+    work: Workload, log: SurveyLog, candidates: Sequence[Candidate], *, warm: bool = False
+) -> list[Trial]:
+    """Decodes all batches with the candidates and plainly, interleaved; [] if no turn was completed.
 
     Args:
-      warm: all of them were run before.
+      warm: whether the candidates have been compiled.
     """
-    if not short:
+    every = [PLAIN, *(one.strategy for one in candidates)]
+    if not candidates or not (warm or measure.warm_up(work, every)):
         return []
-    every = [PLAIN, *(one.way for one in short)]
-    for place, way in enumerate(() if warm else every, start=1):
-        if work.stop():
-            return []
-        work.tell(f"trying {place} of {len(every)}: compiling {ways.label(way, work.names)}")
-        running.decode(work, way, 0)
-    runs: dict[Way, list[Run]] = {}
-    notes.load.append(running.take_turns(work, every, runs, work.turns, range(len(work.batches))))
-    if PLAIN not in runs:
-        return []
-    return [trial(one, runs[one.way], runs[PLAIN]) for one in short]
+    runs = measure.interleave(work, log, every, work.turns, range(len(work.batches)))
+    return [trial(one, runs[one.strategy], runs[PLAIN]) for one in candidates] if runs else []
 
 
-def trial(candidate: Candidate, runs: Sequence[Run], plain: Sequence[Run]) -> Trial:
-    """The runs of a way beside those of plain decoding in the same turns."""
+def trial(candidate: Candidate, runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> Trial:
+    """Runs of a candidate against plain decoding in the same turns."""
     rate = lambda run: run.committed / run.decode
     pairs = list(zip(runs, plain, strict=True))
-    return Trial(
-        candidate,
-        tuple(own.speed / base.speed for own, base in pairs),
-        tuple(rate(own) / rate(base) for own, base in pairs),
-        running.accepted_and_one(runs[0]),
-    )
+    whole = tuple(own.speed / base.speed for own, base in pairs)
+    return Trial(candidate, whole, tuple(rate(own) / rate(base) for own, base in pairs), runs[0].tokens_per_round)

@@ -219,3 +219,10 @@ def pick(items: Sequence[Item], count: int, categories: Sequence[str] = ()) -> l
 def digest(items: Sequence[Item]) -> str:
     """A short name of what the items say: the same for the same texts, whatever file they come from."""
     return hashlib.sha256(json.dumps([item.text for item in items]).encode()).hexdigest()[:12]
+
+
+def prompts_for(model: Any, task: str, items: Sequence[Item]) -> list[str]:
+    """Prompts of a task for a model in the style "auto"; the bundled T5 pair was trained without a prefix."""
+    if model.encoder_decoder and model.name.startswith("bundled/"):
+        return [item.text for item in items]
+    return [*map(builder(TASKS[task], AUTO, encoder_decoder=model.encoder_decoder, own=str), items)]

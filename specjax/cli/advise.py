@@ -1,4 +1,4 @@
-"""`specjax advise`: which drafter, draft length or tree to use on this machine and for these prompts, if any."""
+"""`specjax advise`: recommends a drafter, draft length or tree for this machine and these prompts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,79 +13,78 @@ from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
 
 PROG = "specjax advise"
 DONE = 0
-NEEDING = ("model", "tree", "dynamic-tree", "cascade")  # a draft model
-KINDS = (*NEEDING, "ngram", "suffix", "suffix-tree", "lookahead", "layer-skip", "quantized")
 SHOWN = 12  # rows of the table
 
 
 @dataclasses.dataclass(frozen=True)
-class Models:
+class AdviceModels:
     """A model is a Hugging Face id, a folder, a GGUF file, or bundled/NAME."""
 
     target: Annotated[str, arg(metavar="MODEL")] = TARGET
     draft: Annotated[Several, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFT} for {TARGET})")] = ()
-    """A smaller model with the same tokenizer; twice, the larger first: each is weighed, and both as a cascade."""
+    """A smaller model with the same tokenizer. May be given twice, the larger first: each is considered, and both as a
+    cascade."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
-    """The prompts, of the kind that will be decoded: acceptance depends on them."""
+class AdvicePrompts:
+    """Typical prompts: acceptance depends on them."""
 
     prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """A text file, one prompt a line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    """A text file, one prompt per line, or .jsonl with a "prompt" in each line; - reads stdin."""
     task: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: story; translation for T5)")] = None
-    """Instead of a file, prompts that come with the package: translation, summarization, chat, code, maths, story."""
+    """Prompts of the package instead of a file: translation, summarization, chat, code, maths, story."""
     count: Annotated[int, arg(metavar="N")] = 8
-    """At most so many prompts, spread over all that there are."""
+    """Most prompts, spread over all available ones."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
-    """How it will be used: the answer holds for this."""
+class AdviceUse:
+    """Intended use."""
 
     temperature: Annotated[float, arg(metavar="T")] = 0.0
     batch: Annotated[int, arg(metavar="N")] = 1
     """Prompts decoded together."""
     max_new_tokens: Annotated[int, arg(metavar="N")] = 64
     ignore_eos: Flag = False
-    """Go on past the end of text, so that every text has --max-new-tokens."""
+    """Decode past the end of text, so that every text has --max-new-tokens."""
     seed: Annotated[int, arg(metavar="N")] = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Measuring:
-    """How it is measured."""
+class AdviceMeasuring:
+    """Measurement."""
 
-    drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: see there)")] = ()
-    """Those that are weighed: model, tree, dynamic-tree, cascade, ngram, suffix, suffix-tree, lookahead, layer-skip,
-    quantized. Without it all, but the last two, where the target drafts for itself, only if there is no --draft."""
+    drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: see text)")] = ()
+    """Drafters to consider: model, tree, dynamic-tree, cascade, ngram, suffix, suffix-tree, lookahead, layer-skip,
+    quantized. Default: all, the last two, which are made from the target, only without --draft."""
     verify: Annotated[int, arg(metavar="N")] = 3
-    """Ways that are really decoded, beside plain decoding; 0: the answer is theory's alone."""
+    """Candidates to decode next to plain decoding; 0: predictions only."""
     repeats: Annotated[int, arg(metavar="N")] = 3
-    """Timed turns; medians count."""
+    """Timed turns, of which the median counts."""
     sweep: Flag = False
-    """Afterwards decode all that was weighed, at lengths of 1 to 15, and say how far the answer is behind the best."""
+    """Afterwards decode all candidates at lengths 1 to 15, and report how far the advice is behind the fastest."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Showing:
-    """Where the answer goes. Progress and warnings go to stderr."""
+class AdviceOutput:
+    """Output. Progress and warnings are printed on stderr."""
 
     json: Flag = False
-    """Print one JSON object instead: all that was measured, weighed, tried and concluded."""
+    """Print one JSON object instead, with all measurements and conclusions."""
     output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Write that JSON object to a file too; the file appears whole or not at all."""
+    """Write the JSON object into a file, atomically."""
     picture: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Draw speed-up against draft length and the verify-cost curve, as .svg or .png; needs 'specjax[plot]'."""
+    """Draw speed-up by draft length and the cost of verification as .svg or .png; requires 'specjax[plot]'."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Ask:
-    """Say which drafter, draft length or tree decodes these prompts fastest on this machine, or that none does.
+class AdviceOptions:
+    """Recommend the drafter, draft length or tree that decodes these prompts fastest on this machine, if any helps.
 
-    Measures what checking several tokens costs here and what each drafter costs and has accepted, ranks all ways by
-    theory, decodes the best of them in turns with plain decoding, and names the fastest.
+    Measures the cost of verification and of each drafter, and its acceptance; predicts the speed-up of all strategies;
+    decodes the best of them interleaved with plain decoding, and recommends the fastest.
 
     specjax advise
 
@@ -94,101 +93,100 @@ class Ask:
     specjax advise --batch 8 --output advice.json --picture advice.svg
     """
 
-    models: Models = Models()
-    text: Text = Text()
-    use: Use = Use()
-    measuring: Measuring = Measuring()
-    showing: Showing = Showing()
+    models: AdviceModels = AdviceModels()
+    text: AdvicePrompts = AdvicePrompts()
+    use: AdviceUse = AdviceUse()
+    measuring: AdviceMeasuring = AdviceMeasuring()
+    showing: AdviceOutput = AdviceOutput()
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
-      ValueError, OSError: bad input; nothing has been measured then.
+      ValueError, OSError: invalid input, before anything is measured.
     """
-    ask = parse(Ask, args, prog=PROG)
-    check(ask)
-    given = given_prompts(ask.text)
+    options = parse(AdviceOptions, args, prog=PROG)
+    check(options)
+    given = given_prompts(options.text)
 
-    from specjax.advisor import desk, pictures, say
+    from specjax.advisor import advise, pictures, report
     from specjax.cli import record
     from specjax.cli.progress import Progress, deferred_interrupt, tables_and_errors
 
+    use, measuring, showing = options.use, options.measuring, options.showing
     console, errors = tables_and_errors()
     with Progress(errors, show=True) as progress:
-        target, drafts = load(ask.models, progress.tell)
-        prompts = given if given is not None else sample_prompts(ask.text, target)
-        told: list[str] = []
+        target, drafts = load(options.models, progress.tell)
+        prompts = given if given is not None else sample_prompts(options.text, target)
+        lines: list[str] = []
 
-        def tell(line: str) -> None:
-            told.append(line)
+        def on_progress(line: str) -> None:
+            lines.append(line)
             progress.tell(line)
 
-        with deferred_interrupt(once=lambda: len(told) > 1) as asked:  # from then on there is something to keep
-            advice = desk.advise(
-                target, drafts, prompts, temperature=ask.use.temperature, batch=ask.use.batch,
-                max_new_tokens=ask.use.max_new_tokens, ignore_eos=ask.use.ignore_eos, seed=ask.use.seed,
-                kinds=ask.measuring.drafters or None, verify=ask.measuring.verify, turns=ask.measuring.repeats,
-                sweep=ask.measuring.sweep, tell=tell, stop=asked,
+        with deferred_interrupt(once=lambda: len(lines) > 1) as asked:  # from then on there is something to keep
+            advice = advise(
+                target, drafts, prompts, temperature=use.temperature, batch=use.batch,
+                max_new_tokens=use.max_new_tokens, ignore_eos=use.ignore_eos, seed=use.seed,
+                kinds=measuring.drafters or None, verify=measuring.verify, turns=measuring.repeats,
+                sweep=measuring.sweep, progress=on_progress, stop=asked,
             )  # fmt: skip
-    command = say.command_line(advice, dtype=ask.models.dtype, prompts=ask.text.prompts)
-    asked_for = {"dtype": ask.models.dtype, "prompts_file": ask.text.prompts, "texts": list(prompts)}
-    content = record.to_json(record.finite(advice.as_dict() | {"command": command} | asked_for))
-    if ask.showing.output is not None:
-        files.write_text(ask.showing.output, content + "\n")
-    if ask.showing.picture is not None and advice.measured is not None:
-        pictures.write(ask.showing.picture, advice)
-    if ask.showing.json:
+    command = report.command_line(advice, dtype=options.models.dtype, prompts=options.text.prompts)
+    given_options = {"dtype": options.models.dtype, "prompts_file": options.text.prompts, "texts": list(prompts)}
+    content = record.to_json(record.finite(advice.as_dict() | {"command": command} | given_options))
+    if showing.output is not None:
+        files.write_text(showing.output, content + "\n")
+    if showing.picture is not None and advice.measured is not None:
+        pictures.write(showing.picture, advice)
+    if showing.json:
         record.tell(content)
     else:
         show(console, advice, command)
     if advice.interrupted:
-        errors.print(f"{PROG}: interrupted: what had been measured by then is kept", style="yellow", soft_wrap=True)
+        errors.print(f"{PROG}: interrupted; finished measurements are kept", style="yellow", soft_wrap=True)
     return INTERRUPTED if advice.interrupted else DONE
 
 
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
-def check(ask: Ask) -> None:
-    """Raises ValueError for what cannot work, before any work."""
-    for name in ask.measuring.drafters:
-        check_name(name, KINDS, "drafter that is weighed")
-    checks.once(drafters=ask.measuring.drafters)
-    checks.request(temperature=ask.use.temperature, max_new_tokens=ask.use.max_new_tokens, seed=ask.use.seed)
-    checks.at_least(1, count=ask.text.count, batch=ask.use.batch, repeats=ask.measuring.repeats)
-    checks.at_least(0, verify=ask.measuring.verify)
-    needing = [name for name in ask.measuring.drafters if name in NEEDING]
-    names = draft_names(ask.models)
-    if needing and not names:
-        raise ValueError(
-            f"the drafter {needing[0]!r} needs --draft, a smaller model with {ask.models.target}'s tokenizer"
-        )
-    if "cascade" in needing and len(names) < 2:
-        raise ValueError("the drafter 'cascade' needs --draft twice: the middle model, then the smaller one")
+def check(options: AdviceOptions) -> None:
+    """Raises ValueError for invalid options, before a model is loaded."""
+    use, measuring, text = options.use, options.measuring, options.text
+    checks.once(drafters=measuring.drafters)
+    checks.request(temperature=use.temperature, max_new_tokens=use.max_new_tokens, seed=use.seed)
+    checks.at_least(1, count=text.count, batch=use.batch, repeats=measuring.repeats)
+    checks.at_least(0, verify=measuring.verify)
+    names = draft_names(options.models)
+    for name in measuring.drafters:
+        from specjax.advisor.rank import KINDS
+        from specjax.registry import Strategy
+
+        check_name(name, KINDS, "drafter")
+        needed = Strategy.of(name).needs
+        if needed > len(names):
+            raise ValueError(f"drafter {name!r} requires {needed} --draft models, got {len(names)}")
     if len(names) > 2:
-        raise ValueError(
-            f"--draft is given {len(names)} times: at most two are weighed, leave the least likely ones out"
-        )
+        raise ValueError(f"--draft may be given at most twice, got {len(names)}")
     checks.once(draft=names)
-    if ask.text.prompts is not None and ask.text.task is not None:
-        raise ValueError("--prompts and --task both bring prompts: leave one of them out")
-    checks.writable(output=ask.showing.output)
-    checks.picture(picture=ask.showing.picture)
+    if text.prompts is not None and text.task is not None:
+        raise ValueError("pass either --prompts or --task, not both")
+    checks.writable(output=options.showing.output)
+    checks.picture(picture=options.showing.picture)
     from specjax.bench import tasks
 
-    if ask.text.task is not None:
-        check_name(ask.text.task, [name for name, task in tasks.TASKS.items() if task.samples], "task")
+    if text.task is not None:
+        check_name(text.task, [name for name, task in tasks.TASKS.items() if task.samples], "task")
 
 
-def draft_names(models: Models) -> tuple[str, ...]:
-    """The draft models; that of the bundled target where none is named."""
+def draft_names(models: AdviceModels) -> tuple[str, ...]:
+    """The draft models; by default that of the bundled target."""
     return models.draft or ((DRAFT,) if models.target == TARGET else ())
 
 
-def given_prompts(text: Text) -> list[str] | None:
-    """The prompts of the file, `count` of them; None without a file."""
+def given_prompts(text: AdvicePrompts) -> list[str] | None:
+    """`count` prompts of the file; None without a file."""
     if text.prompts is None:
         return None
     from specjax.cli.prompts import read_prompts
@@ -196,22 +194,21 @@ def given_prompts(text: Text) -> list[str] | None:
     return spread(read_prompts([], text.prompts), text.count)
 
 
-def sample_prompts(text: Text, target: Any) -> list[str]:
-    """Prompts of a task that come with the package."""
+def sample_prompts(text: AdvicePrompts, target: Any) -> list[str]:
+    """Prompts of a task from the package."""
     from specjax.bench import tasks
 
-    task = tasks.TASKS[text.task or ("translation" if target.encoder_decoder else "story")]
-    build = tasks.builder(task, tasks.AUTO, encoder_decoder=target.encoder_decoder, own=str)
-    return [build(item) for item in spread(task.samples, text.count)]
+    name = text.task or ("translation" if target.encoder_decoder else "story")
+    return tasks.prompts_for(target, name, spread(tasks.TASKS[name].samples, text.count))
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` of them, evenly over all; all where there are fewer."""
+    """`count` items, evenly spread over all; all if there are fewer."""
     count = min(count, len(items))
     return [items[number * len(items) // count] for number in range(count)]
 
 
-def load(models: Models, tell: Any) -> tuple[Any, list[Any]]:
+def load(models: AdviceModels, tell: Any) -> tuple[Any, list[Any]]:
     """Target and drafts."""
     import specjax  # `load` is looked up when it is called
     from specjax.streaming import interrupts_wait
@@ -228,10 +225,10 @@ def load(models: Models, tell: Any) -> tuple[Any, list[Any]]:
 
 
 def show(console: Any, advice: Any, command: str) -> None:
-    """The verdict, the tables, the reasons, and the lines to be copied."""
-    from specjax.advisor import say
+    """The tables, the verdict with its explanation, and the commands to copy."""
+    from specjax.advisor import report
 
-    first, *others = say.reasons(advice)
+    first, *others = report.reasons(advice)
     if advice.measured is not None:
         console.print(curve_table(advice))
         console.print(candidate_table(advice))
@@ -241,10 +238,10 @@ def show(console: Any, advice: Any, command: str) -> None:
     for line in others:
         console.print(line, soft_wrap=True, markup=False)
     if advice.measured is not None:
-        console.print(f"\n    {command}\n    {say.python_line(advice)}", soft_wrap=True, markup=False)
+        console.print(f"\n    {command}\n    {report.python_line(advice)}", soft_wrap=True, markup=False)
 
 
-def titled(title: str) -> Any:
+def new_table(title: str) -> Any:
     """A table without columns."""
     from rich import box
     from rich.table import Table
@@ -252,19 +249,19 @@ def titled(title: str) -> Any:
     return Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
 
 
-def ways_table(what: str, *columns: str) -> Any:
-    """A table of ways of decoding without rows."""
-    table = titled(f"{what}, whole requests against plain decoding")
-    table.add_column("drafter", overflow="fold")  # gives way in a narrow terminal: numbers are shown whole
+def strategy_table(what: str, *columns: str) -> Any:
+    """A table of strategies without rows."""
+    table = new_table(f"{what}: speed-up of whole requests over plain decoding")
+    table.add_column("strategy", overflow="fold")  # folded in a narrow terminal, so that numbers are complete
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
 def curve_table(advice: Any) -> Any:
-    """What a call of the target costs by its tokens."""
+    """Cost of verification by the number of tokens."""
     curve = advice.measured.curve
-    table = titled("checking several tokens in one call, in steps of plain decoding")
+    table = new_table("verification of several tokens, in steps of plain decoding")
     for width in curve.widths:
         table.add_column(str(width), justify="right", no_wrap=True)
     table.add_row(*(f"{took / curve.step:.2f}" for took in curve.seconds))
@@ -272,20 +269,18 @@ def curve_table(advice: Any) -> Any:
 
 
 def candidate_table(advice: Any) -> Any:
-    """Those that were tried, and the best of the others of each kind."""
-    from specjax.advisor import ways
-
-    table = ways_table("ways of decoding", "tokens/\nround", "round in\nsteps", "predicted", "measured", "turns")
+    """The trials, and the best other candidates of each family."""
+    table = strategy_table("candidates", "tokens/\nround", "steps/\nround", "predicted", "measured", "turns")
     step = advice.measured.curve.step
 
     def row(one: Any, *measured: str, style: str | None = None) -> None:
         table.add_row(
-            ways.label(one.way, advice.drafts), f"{one.tokens:.2f}", f"{one.seconds / step:.2f}",
+            one.strategy.label(advice.drafts), f"{one.tokens:.2f}", f"{one.seconds / step:.2f}",
             f"{one.speedup:.2f} \u00b1 {one.error:.2f}", *measured, style=style,
         )  # fmt: skip
 
     for one in advice.trials:
-        used = one.way == advice.way
+        used = one.strategy == advice.strategy
         row(one.candidate, f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}", style="bold" if used else None)
     for one in others(advice):
         row(one, "", "")
@@ -294,23 +289,24 @@ def candidate_table(advice: Any) -> Any:
 
 
 def sweep_table(advice: Any) -> Any:
-    """Everything that was decoded after the answer, the fastest first."""
-    from specjax.advisor import ways
-
-    table = ways_table("swept afterwards", "tokens/\nround", "predicted", "measured", "turns")
+    """All swept strategies, the fastest first."""
+    table = strategy_table("sweep", "tokens/\nround", "predicted", "measured", "turns")
     for one in advice.swept:
         table.add_row(
-            ways.label(one.way, advice.drafts), f"{one.tokens:.2f}", f"{one.candidate.speedup:.2f}",
-            f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}", style="bold" if one.way == advice.way else None,
+            one.strategy.label(advice.drafts), f"{one.tokens:.2f}", f"{one.candidate.speedup:.2f}",
+            f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}",
+            style="bold" if one.strategy == advice.strategy else None,
         )  # fmt: skip
     return table
 
 
 def others(advice: Any) -> list[Any]:
-    """Candidates that were not tried: the best of each kind and model, then the next best of all."""
-    tried = [one.way for one in advice.trials]
-    left = [one for one in advice.candidates if one.way not in tried]
-    first = {(one.way.kind, one.way.drafts): one for one in reversed(left)}
+    """Candidates that were not tried: the best of each family, then the next best of all."""
+    from specjax.advisor.rank import family
+
+    tried = [one.strategy for one in advice.trials]
+    left = [one for one in advice.candidates if one.strategy not in tried]
+    first = {family(one.strategy): one for one in reversed(left)}
     room = max(SHOWN - len(tried) - len(first), 0)
     chosen = [*first.values(), *[one for one in left if one not in first.values()][:room]]
     return [one for one in left if one in chosen]

@@ -1,78 +1,91 @@
-"""Ranking from made-up measurements: no model, no time."""
+"""Predictions from synthetic measurements."""
 
 import numpy as np
 import pytest
 
 from specjax import theory, trees
-from specjax.advisor import rank, ways
-from specjax.advisor.rank import MISS, Chain, Cost, Curve, Inner, Measured, Plain, Ranks
+from specjax.advisor import rank
+from specjax.advisor.rank import (
+    MISS,
+    ChainCounts,
+    DraftingCost,
+    InnerAcceptance,
+    Measurements,
+    PlainCost,
+    RankCounts,
+    VerifyCurve,
+)
 
-FREE = Cost(step=0.0, overhead=0.0, prefill=0.0)
+FREE = DraftingCost(step=0.0, overhead=0.0, prefill=0.0)
 FLAT = tuple(1.0 for _ in range(16))
-CLIFF = (1.0, 1.0, 1.0, 1.0, *(3.0 for _ in range(12)))  # a fifth token costs two steps more
+CLIFF = (1.0, 1.0, 1.0, 1.0, *(3.0 for _ in range(12)))  # a fifth token costs two more steps
 LATER = tuple(1.0 + 0.12 * n for n in range(16))
 
 
-def curve(seconds=FLAT) -> Curve:
-    return Curve(tuple(range(1, len(seconds) + 1)), tuple(seconds), tuple(0.0 for _ in seconds))
+def curve(seconds=FLAT) -> VerifyCurve:
+    return VerifyCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds), tuple(0.0 for _ in seconds))
 
 
 def reached(alpha: float, depth: int = 8, rounds: int = 10**9) -> tuple[int, ...]:
     return tuple(round(rounds * alpha**d) for d in range(depth + 1))
 
 
-def chain(alpha: float, cost: Cost = FREE, *, kind: str = "model", draft: int = 0, verifier: str = "token") -> Chain:
-    return Chain(ways.chain(kind, 8, *([draft] if kind == "model" else []), verifier=verifier), reached(alpha), cost)
+def chain(
+    alpha: float, cost: DraftingCost = FREE, *, kind: str = "model", draft: int = 0, verifier: str = "token"
+) -> ChainCounts:
+    return ChainCounts(
+        rank.chain(kind, 8, *([draft] if kind == "model" else []), verifier=verifier), reached(alpha), cost
+    )
 
 
-def measured(seconds=FLAT, **parts) -> Measured:
-    return Measured(curve(seconds), Plain(prefill=0.0, calls=64.0), **parts)
+def measured(seconds=FLAT, **parts) -> Measurements:
+    return Measurements(curve(seconds), PlainCost(prefill=0.0, passes=64.0), **parts)
 
 
-def best(made: Measured) -> rank.Candidate:
+def best(made: Measurements) -> rank.Candidate:
     return rank.rank(made)[0]
 
 
-def test_a_free_draft_that_is_mostly_right_writes_long_chains():
+def test_free_accurate_draft_gets_the_longest_chain():
     found = best(measured(chains=(chain(0.9),)))
-    assert found.way == ways.chain("model", rank.GAMMA_MAX, 0)
+    assert found.strategy == rank.chain("model", rank.GAMMA_MAX, 0)
     assert found.speedup == pytest.approx(theory.expected_tokens(0.9, rank.GAMMA_MAX), rel=1e-6)
     assert found.factor == pytest.approx(found.speedup)
 
 
 @pytest.mark.parametrize("seconds", [FLAT, CLIFF, LATER], ids=["flat", "cliff", "rising"])
 @pytest.mark.parametrize("alpha, c, overhead", [(0.8, 0.05, 0.0), (0.6, 0.02, 0.1), (0.9, 0.2, 0.05), (0.5, 0.3, 0.0)])
-def test_chains_are_ranked_as_theory_ranks_them(seconds, alpha, c, overhead):
+def test_best_chain_is_that_of_theory(seconds, alpha, c, overhead):
     made = measured(seconds, chains=(chain(alpha, FREE._replace(step=c, overhead=overhead)),))
     wanted = theory.best_gamma(alpha, c, gamma_max=15, verify_cost=np.array(seconds), overhead=overhead)
     found = best(made)
     if wanted.gamma:
-        assert found.way["gamma"] == wanted.gamma and found.speedup == pytest.approx(wanted.factor, rel=1e-6)
+        assert found.strategy["gamma"] == wanted.gamma and found.speedup == pytest.approx(wanted.factor, rel=1e-6)
     else:
         assert found.speedup <= 1
 
 
 @pytest.mark.parametrize("alpha, c", [(0.5, 0.5), (0.5, 0.7), (0.9, 0.95), (0.0, 0.1)])
-def test_a_draft_that_costs_what_it_saves_helps_at_no_length(alpha, c):
+def test_no_length_helps_from_cost_alpha_on(alpha, c):
     candidates = rank.rank(measured(chains=(chain(alpha, FREE._replace(step=c)),)))
     assert len(candidates) == rank.GAMMA_MAX and all(one.speedup <= 1 + 1e-9 for one in candidates)
-    assert best(measured(chains=(chain(0.5, FREE._replace(step=0.4)),))).speedup > 1  # and below it, it does
+    assert best(measured(chains=(chain(0.5, FREE._replace(step=0.4)),))).speedup > 1  # below that cost it does
 
 
-def test_a_cliff_of_the_machine_cuts_chain_and_tree():
+def test_a_jump_of_the_verify_curve_limits_chain_and_tree():
     rows = texts_of_ranks(0.75, 0.2, seed=1)
-    made = measured(CLIFF, chains=(chain(0.75),), ranks=(Ranks(0, rows, FREE),))
+    made = measured(CLIFF, chains=(chain(0.75),), ranks=(RankCounts(0, rows, FREE),))
     found = rank.rank(made)
-    chains = [one for one in found if one.way.kind == "model"]
-    branching = [one for one in found if one.way.kind == "tree"]
-    assert chains[0].way["gamma"] == 3
-    assert ways.shape_of(branching[0].way).size == 4
+    chains = [one for one in found if one.strategy.name == "model"]
+    branching = [one for one in found if one.strategy.name == "tree"]
+    assert chains[0].strategy["gamma"] == 3
+    assert branching[0].strategy.tree.size == 4
     uncut = rank.rank(made._replace(curve=curve(FLAT)))
-    assert next(one for one in uncut if one.way.kind == "model").way["gamma"] == 15
-    assert ways.shape_of(next(one for one in uncut if one.way.kind == "tree").way).size == 16
+    assert next(one for one in uncut if one.strategy.name == "model").strategy["gamma"] == 15
+    assert next(one for one in uncut if one.strategy.name == "tree").strategy.tree.size == 16
 
 
-def test_reading_the_prompt_and_waiting_rows_eat_into_the_gain():
+def test_prefill_and_waiting_rows_reduce_the_speedup():
     plain = best(measured(chains=(chain(0.8),)))
     slow = measured(chains=(chain(0.8, FREE._replace(prefill=64.0)),))
     assert best(slow).speedup < plain.speedup / 2 and best(slow).factor == pytest.approx(plain.factor)
@@ -80,24 +93,24 @@ def test_reading_the_prompt_and_waiting_rows_eat_into_the_gain():
     assert waiting.speedup == pytest.approx(plain.speedup / 2)
 
 
-def test_copies_are_weighed_beside_a_model_and_chains_with_the_verifier_that_counted_them():
+def test_candidates_keep_the_verifier_of_their_counts():
     made = measured(chains=(chain(0.5, verifier="block"), chain(0.7, kind="ngram")))
     found = rank.rank(made)
-    assert found[0].way == ways.chain("ngram", 15)
-    assert {one.way.verifier for one in found if one.way.kind == "model"} == {"block"}
+    assert found[0].strategy == rank.chain("ngram", 15)
+    assert {one.strategy.verifier for one in found if one.strategy.name == "model"} == {"block"}
 
 
 # --- acceptance ------------------------------------------------------------------------------------------------------
 
 
-def test_positions_that_were_not_tried_are_like_the_later_ones():
+def test_untested_positions_are_like_the_later_ones():
     assert rank.betas((100, 80, 40, 20), 5) == pytest.approx([0.8, 0.5, 0.5, 60 / 120, 60 / 120])
     assert rank.betas((100, 0, 0), 3).tolist() == [0, 0, 0]  # nothing beyond is known, and none is promised
     assert rank.betas((0, 0), 2).tolist() == [0, 0]
     assert rank.betas((100, 80, 40, 20), 2) == pytest.approx([0.8, 0.5])
 
 
-def test_the_error_is_that_of_repeated_surveys():
+def test_standard_error_against_repeated_surveys():
     """400 surveys of 150 rounds: their spread is known to 3.5 %, and the formula must meet it within 4 of those."""
     rng = np.random.default_rng(0)
     chance, rounds = np.array([0.8, 0.6, 0.7, 0.5]), 150
@@ -127,14 +140,14 @@ def test_a_table_of_ranks_by_hand():
     assert rank.rank_table([()]).size == 0
 
 
-def test_rounds_are_walked_on_the_texts():
+def test_replay_by_hand():
     two = trees.regular((2, 1))  # two guesses, and the best guess after each
     assert rank.replay(trees.chain(2), [(0, 0, MISS, 0, MISS)])[0] == 2.5  # 3 and 2 tokens
     assert rank.replay(two, [(1, 0, MISS, MISS, 1, 1)])[0] == 2.0  # 3, 1 and 2
     assert rank.replay(two, [()]) == (1.0, 0.0)
 
 
-def test_walking_agrees_with_the_formula_where_ranks_are_independent():
+def test_replay_equals_the_formula_for_independent_ranks():
     rows = texts_of_ranks(0.6, 0.2, seed=0, tokens=16000)
     shape = trees.sequoia([0.6, 0.2], 10)
     tokens, error = rank.replay(shape, rows)
@@ -146,13 +159,13 @@ def test_walking_agrees_with_the_formula_where_ranks_are_independent():
 # --- costs -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_curve_is_straight_between_what_was_measured_and_on():
-    made = Curve((1, 2, 4), (2.0, 2.2, 3.0), (0.0, 0.0, 0.0))
+def test_the_curve_is_linear_between_and_after_the_widths():
+    made = VerifyCurve((1, 2, 4), (2.0, 2.2, 3.0), (0.0, 0.0, 0.0))
     assert [made.at(width) for width in (1, 3, 6)] == pytest.approx([2.0, 2.6, 3.8])
     assert made.relative(4) == 1.5
 
 
-def test_what_drafting_costs_is_read_off_two_lengths():
+def test_step_and_overhead_from_two_lengths():
     rounds = lambda step, overhead: [LATER[gamma] + overhead + gamma * step for gamma in (2, 8)]
     cost = lambda *seconds: rank.drafting_cost((2, 8), (3, 9), seconds, curve(LATER))
     assert cost(*rounds(0.1, 0.3)) == pytest.approx((0.1, 0.3))
@@ -163,53 +176,54 @@ def test_what_drafting_costs_is_read_off_two_lengths():
     assert rank.drafting_cost((8,), (9,), [LATER[8] - 0.2], curve(LATER)) == (0.0, 0.0)
 
 
-def test_a_cascade_is_weighed_as_theory_weighs_it():
+def test_cascade_prediction_is_that_of_theory():
     middle, small = FREE._replace(step=0.2), FREE._replace(step=0.02)
     made = measured(
-        chains=(chain(0.85, middle, draft=0), chain(0.5, small, draft=1)), inners=(Inner(middle=0, small=1, alpha=0.7),)
+        chains=(chain(0.85, middle, draft=0), chain(0.5, small, draft=1)),
+        inners=(InnerAcceptance(middle=0, small=1, alpha=0.7),),
     )
-    found = {one.way: one for one in rank.rank(made)}
+    found = {one.strategy: one for one in rank.rank(made)}
     wanted = theory.cascade_factor_whole_rounds([0.85, 0.7], [0.2, 0.02], [6, 3])
-    assert found[ways.cascade(6, 3, 0, 1)].speedup == pytest.approx(wanted, rel=1e-6)
-    assert best(made).way.kind == "cascade"
-    swept = [one.way for one in rank.field(rank.rank(made))]
-    assert sum(way.kind == "cascade" for way in swept) == rank.CASCADES and best(made).way in swept
-    assert {way["gamma"] for way in swept if way.drafts == (1,)} == {*rank.SWEPT}
+    assert found[rank.cascade(6, 3, 0, 1)].speedup == pytest.approx(wanted, rel=1e-6)
+    assert best(made).strategy.name == "cascade"
+    swept = [one.strategy for one in rank.field(rank.rank(made))]
+    assert sum(one.name == "cascade" for one in swept) == rank.CASCADES and best(made).strategy in swept
+    assert {one["gamma"] for one in swept if one.drafts == (1,)} == {*rank.SWEPT}
 
 
-def test_a_cascade_is_verified_as_its_middle_model_was_counted():
+def test_a_cascade_keeps_the_verifier_of_its_middle_model():
     chains = (chain(0.85, draft=0, verifier="block"), chain(0.5, draft=1, verifier="block"))
-    found = rank.rank(measured(chains=chains, inners=(Inner(middle=0, small=1, alpha=0.7),)))
-    assert {one.way.verifier for one in found if one.way.kind == "cascade"} == {"block"}
+    found = rank.rank(measured(chains=chains, inners=(InnerAcceptance(middle=0, small=1, alpha=0.7),)))
+    assert {one.strategy.verifier for one in found if one.strategy.name == "cascade"} == {"block"}
 
 
 # --- who is tried ----------------------------------------------------------------------------------------------------
 
 
-def test_those_that_are_tried_differ():
+def test_shortlist_differs():
     made = measured(LATER, chains=(chain(0.8, FREE._replace(step=0.05)), chain(0.55, kind="suffix")))
     every = rank.rank(made)
     found = rank.shortlist(every, 3)
     assert found[0] == every[0] and len(found) == 3
-    ratios = [a.seconds / b.seconds for a in found for b in found if a is not b and a.way.kind == b.way.kind]
+    ratios = [a.seconds / b.seconds for a in found for b in found if a is not b and a.strategy.name == b.strategy.name]
     assert all(ratio <= 1 / (1 - 1 / 8) + 1e-9 or ratio > 1.125 for ratio in ratios) and len(set(found)) == 3
     assert rank.shortlist(every, 0) == [] and len(rank.shortlist(every[:2], 5)) == 2
     alike = rank.rank(measured(chains=(chain(0.9),)))  # all rounds take the same time
     assert len(rank.shortlist(alike, 4)) == 4
 
 
-def test_theory_that_was_off_is_corrected_by_what_was_measured():
+def test_trials_correct_predictions():
     made = measured(LATER, chains=(chain(0.9, FREE._replace(step=0.05)), chain(0.3, kind="suffix")))
     candidates = rank.rank(made)
-    every = {one.way: one for one in candidates}
-    told = lambda gamma, off: (ways.chain("model", gamma, 0), every[ways.chain("model", gamma, 0)].speedup * off)
-    best = candidates[0].way["gamma"]
+    every = {one.strategy: one for one in candidates}
+    known = lambda gamma, off: (rank.chain("model", gamma, 0), every[rank.chain("model", gamma, 0)].speedup * off)
+    best = candidates[0].strategy["gamma"]
     # Of the fastest kind one length alone was tried: another one is.
-    found = rank.next_look(candidates, [told(best, 1.0), (ways.chain("suffix", 2), 0.5)])
-    assert found is not None and found.way.kind == "model" and found.way["gamma"] != best
+    found = rank.next_look(candidates, [known(best, 1.0), (rank.chain("suffix", 2), 0.5)])
+    assert found is not None and found.strategy.name == "model" and found.strategy["gamma"] != best
     # Long drafts are slower than they should be, short ones faster: the best lies below.
-    found = rank.next_look(candidates, [told(12, 0.6), told(7, 0.9)])
-    assert found is not None and found.way.kind == "model" and found.way["gamma"] < 7
+    found = rank.next_look(candidates, [known(12, 0.6), known(7, 0.9)])
+    assert found is not None and found.strategy.name == "model" and found.strategy["gamma"] < 7
     # Theory is right: those that were tried are the best.
-    assert rank.next_look(candidates, [told(best, 1.0), told(2, 1.0)]) is None
-    assert rank.next_look(candidates[:1], [told(best, 1.0)]) is None
+    assert rank.next_look(candidates, [known(best, 1.0), known(2, 1.0)]) is None
+    assert rank.next_look(candidates[:1], [known(best, 1.0)]) is None

@@ -1,0 +1,207 @@
+"""`advise`: measure, predict, try the best candidates next to plain decoding, and recommend one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from specjax import api, checks, drafters
+from specjax.advisor import measure, rank, trials
+from specjax.advisor.measure import SurveyLog, Workload
+from specjax.advisor.rank import KINDS, PLAIN, SELF, Candidate, Measurements
+from specjax.advisor.trials import Trial
+from specjax.model import Model
+from specjax.registry import Strategy
+
+DRAFTS = 2  # most draft models: a cascade has two
+
+
+class Advice(NamedTuple):
+    """A recommendation and the measurements behind it.
+
+    Attributes:
+      target, drafts: names of the models.
+      measured: None if interrupted before anything was timed.
+      candidates: all strategies considered, the fastest prediction first.
+      trials: candidates that were decoded, the fastest first; empty with verify=0.
+      swept: with sweep=True, trials of `rank.field` and of the recommended strategy, the fastest first.
+      left_out: reasons for strategies that were not considered.
+      interrupted: whether part of the work is missing.
+      load: largest share of the processors used by other programs during timed runs.
+      settings: the arguments.
+      log: all runs.
+    """
+
+    target: str
+    drafts: list[str]
+    measured: Measurements | None
+    candidates: list[Candidate]
+    trials: list[Trial]
+    swept: list[Trial]
+    left_out: list[str]
+    interrupted: bool
+    load: float
+    settings: dict[str, Any]
+    log: SurveyLog
+
+    def __repr__(self) -> str:
+        """The verdict; all fields would fill many screens."""
+        from specjax.advisor import report
+
+        return f"<Advice: {report.verdict(self)}>"
+
+    @property
+    def _best(self) -> Trial | Candidate | None:
+        """The fastest trial, without trials the best prediction, if faster than plain decoding beyond its error."""
+        first = next(iter(self.trials or self.candidates), None)
+        return first if first is not None and first.speedup - first.error > 1 else None
+
+    @property
+    def helps(self) -> bool:
+        """Whether a drafter is faster than plain decoding beyond the uncertainty."""
+        return self._best is not None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The recommended strategy; plain decoding if none helps."""
+        return PLAIN if self._best is None else self._best.strategy
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up of the recommended strategy: measured if tried, else predicted; 1 for plain decoding."""
+        return 1.0 if self._best is None else self._best.speedup
+
+    @property
+    def error(self) -> float:
+        """Uncertainty of `speedup`."""
+        return 0.0 if self._best is None else self._best.error
+
+    @property
+    def behind(self) -> float | None:
+        """Gap between the recommended and the fastest swept strategy, such as 0.05 for 5 %; None without a sweep."""
+        if not self.swept:
+            return None
+        own = next((one.speedup for one in self.swept if one.strategy == self.strategy), 1.0)
+        return 1 - own / max(self.swept[0].speedup, 1.0)
+
+    @property
+    def drafter(self) -> str:
+        """The strategy as an argument of `specjax generate --drafter`."""
+        return self.strategy.text
+
+    @property
+    def python(self) -> str:
+        """The recommended call of `specjax.generate`."""
+        from specjax.advisor import report
+
+        return report.python_line(self)
+
+    @property
+    def reason(self) -> str:
+        """The verdict with its explanation."""
+        from specjax.advisor import report
+
+        return " ".join(report.reasons(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything measured, predicted, tried and concluded, for JSON."""
+        from specjax.advisor import report
+
+        return report.record(self)
+
+
+def advise(
+    target: Model,
+    drafts: Model | Sequence[Model] = (),
+    prompts: api.Prompts = (),
+    *,
+    temperature: float = 0.0,
+    batch: int = 1,
+    max_new_tokens: int = 64,
+    ignore_eos: bool = False,
+    seed: int = 0,
+    kinds: Sequence[str] | None = None,
+    verify: int = 3,
+    turns: int = 3,
+    sweep: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Advice:
+    """Recommends the drafter, draft length or tree that decodes these prompts fastest on this machine, if any helps.
+
+    Measures the cost of verification and, for each drafter, acceptance and cost; predicts the speed-up of all
+    strategies; decodes the best of them interleaved with plain decoding, and recommends the fastest one.
+
+        advice = specjax.advise(target, draft, prompts, temperature=0.8)
+        advice.python  # 'sj.generate(sj.load("..."), prompts, drafter=sj.drafters.model(...), ...)'
+
+    Args:
+      target: model from `specjax.load`.
+      drafts: up to two draft models with the tokenizer of the target, the larger first. Drafters without a draft model
+        are considered in any case.
+      prompts: typical prompts, as for `specjax.generate`.
+      temperature: sampling temperature, 0 for greedy decoding.
+      batch: prompts decoded together.
+      max_new_tokens: most new tokens per prompt.
+      ignore_eos: whether to decode past the end of text.
+      seed: seed of sampling.
+      kinds: drafters to consider: model, tree, dynamic-tree, ngram, suffix, suffix-tree, lookahead, cascade,
+        layer-skip, quantized. None: all, the last two only without draft models.
+      verify: number of candidates to try, up to three more follow where predictions were off; 0: predictions only.
+      turns: timed runs of each strategy, of which the median counts.
+      sweep: whether to decode `rank.field` of the candidates afterwards, which measures how good the recommendation
+        is (`Advice.behind`) and takes longer than the recommendation itself.
+      progress: receives one line before each run.
+      stop: polled between runs; True ends measuring, and what has been measured is returned.
+
+    Returns:
+      An `Advice` with the recommended strategy, its speed-up, and everything measured.
+
+    Raises:
+      ValueError: an invalid argument, before anything runs.
+      RuntimeError: the logits contain NaN.
+    """
+    given = (drafts,) if isinstance(drafts, Model) else tuple(drafts)
+    kinds = [kind for kind in KINDS if not (given and kind in SELF)] if kinds is None else kinds
+    check(target, given, kinds)
+    numbers = {"batch": batch, "turns": turns, "max_new_tokens": max_new_tokens}
+    for name, value in numbers.items():
+        checks.integer(name, value, least=1)
+    checks.integer("verify", verify, least=0)
+    checks.number("temperature", temperature, least=0)
+    tokens, length = api.tokenize(target, prompts)
+    ids = [tokens[row, :count].tolist() for row, count in enumerate(length)]
+    options = {
+        "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
+    }  # fmt: skip
+    work = Workload(target, given, measure.make_batches(ids, batch), options, tuple(kinds), turns, progress, stop)
+    log = measure.empty_log()
+    measure.survey(work, log)
+    measured = measure.gather(log)
+    candidates = [] if measured is None else [one for one in rank.rank(measured) if one.strategy.name in kinds]
+    tried = trials.try_out(work, log, candidates, verify)
+    settings = options | {
+        "batch": batch, "kinds": list(kinds), "verify": verify, "turns": turns, "sweep": sweep, "prompts": len(ids),
+    }  # fmt: skip
+    load = lambda: max(log.load, default=0.0)
+    names = [draft.name for draft in given]
+    advice = Advice(
+        target.name, names, measured, candidates, tried, [], log.left_out, stop(), load(), settings, log
+    )  # fmt: skip
+    if not sweep or advice.interrupted:
+        return advice
+    swept = trials.sweep(work, log, candidates, advice.strategy)
+    return advice._replace(swept=swept, interrupted=stop(), load=load())
+
+
+def check(target: Model, drafts: Sequence[Model], kinds: Sequence[str]) -> None:
+    """Raises ValueError unless the models fit together and the kinds exist."""
+    for model in (target, *drafts):
+        if not isinstance(model, Model):
+            raise ValueError(f"target and drafts must be models from specjax.load, got {type(model).__name__}")
+    if len(drafts) > DRAFTS:
+        raise ValueError(f"drafts must be at most {DRAFTS} models, got {len(drafts)}")
+    if not kinds:
+        raise ValueError(f"kinds must name at least one of {', '.join(KINDS)}")
+    for kind in kinds:
+        checks.check_name(kind, KINDS, "drafter in kinds")
+    for draft in drafts:
+        drafters.model(draft, gamma=measure.LONG).check(target)
