@@ -31,7 +31,7 @@ def reached(alpha: float, depth: int = 8, rounds: int = 10**9) -> tuple[int, ...
 
 
 def chain(
-    alpha: float, cost: DraftingCost = FREE, *, kind: str = "model", draft: int = 0, verifier: str = "token"
+    alpha: float, cost: DraftingCost = FREE, *, kind: str = "model", draft: int = 0, verifier: str | None = None
 ) -> ChainCounts:
     return ChainCounts(
         rank.chain(kind, 8, *([draft] if kind == "model" else []), verifier=verifier), reached(alpha), cost
