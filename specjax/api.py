@@ -364,8 +364,8 @@ def prepare(
     if cache_len is not None:
         checks.integer("cache_len", cache_len, least=1)
     slots, limit = cache_size(target, length, budget, cache_len)
-    width = programs.prompt_bucket(tokens.shape[1])
-    width = width if target.encoder_decoder else min(width, slots)
+    # Prefill of a decoder reads as many blocks as the longest prompt needs, so that one program serves each cache size.
+    width = programs.prompt_bucket(tokens.shape[1]) if target.encoder_decoder else slots
     tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
     settings = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,

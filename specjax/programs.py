@@ -17,7 +17,7 @@ import jax
 
 from specjax import checks
 
-SMALLEST_PROMPT, SMALLEST_CACHE = 32, 128  # buckets of prompt widths and of cache lengths; see `limit_programs`
+SMALLEST_PROMPT, SMALLEST_CACHE = 32, 128  # see `limit_programs`
 
 memoize = functools.lru_cache(maxsize=512)  # for functions that build closures: equal arguments, one static argument
 
@@ -30,7 +30,7 @@ class CompiledPrograms(NamedTuple):
       maps: memory maps of this process, 0 where the system does not report them. Programs are dropped, oldest use
         first, until at most `max_maps` are left before another one is compiled.
       evicted: programs dropped since the process started.
-      smallest_prompt, smallest_cache: smallest buckets of prompt widths and of cache lengths.
+      smallest_prompt, smallest_cache: smallest buckets of the prompt widths of encoders and of cache lengths.
     """
 
     count: int
@@ -90,12 +90,15 @@ def compiled_programs() -> CompiledPrograms:
 
 
 def prompt_bucket(width: int) -> int:
-    """Width that prompts of at most `width` tokens are padded to: a power of two times the smallest bucket."""
+    """Width that an encoder's prompts of at most `width` tokens are padded to: a power of two times the smallest."""
     return _bucket(width, _table.smallest_prompt)
 
 
 def cache_bucket(tokens: int, largest: int | None = None) -> int:
-    """Cache slots for this many tokens: a power of two times the smallest bucket, at most `largest`."""
+    """Cache slots for this many tokens: a power of two times the smallest bucket, at most `largest`.
+
+    The prompts of decoder-only models are as wide as their caches.
+    """
     size = _bucket(tokens, _table.smallest_cache)
     return size if largest is None else min(size, largest)
 

@@ -145,22 +145,37 @@ def long_model():
     return Model("long", opt, config, battery.FMT, params)
 
 
-def check_requests(count: int, most: int) -> None:
-    """Random requests: their programs are few, counted as traces, as the table's entries, and by the backend."""
+def check_requests(count: int, *, prompt: int, new: int, most: int) -> None:
+    """Random requests of at most that many tokens: their programs are few, counted as traces and by the backend."""
     compiled, model, rng = [], long_model(), np.random.default_rng(0)
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **__: compiled.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
     )
     traces, before = decoding.trace_count(), programs.compiled_programs().count
     for _ in range(count):
-        prompt, new = rng.integers(0, battery.VOCAB, rng.integers(1, 1501)), int(rng.integers(1, 501))
-        out = sj.generate(model, [prompt.tolist()], max_new_tokens=new, ignore_eos=True, temperature=0.0)
-        assert [len(row) for row in out.tokens] == [new]
+        tokens, budget = rng.integers(0, battery.VOCAB, rng.integers(1, prompt + 1)), int(rng.integers(1, new + 1))
+        out = sj.generate(model, [tokens.tolist()], max_new_tokens=budget, ignore_eos=True, temperature=0.0)
+        assert [len(row) for row in out.tokens] == [budget]
     assert decoding.trace_count() - traces <= most
-    assert programs.compiled_programs().count - before <= most + 1  # and the keys of the rows
+    assert programs.compiled_programs().count - before <= most + 1  # the keys of the rows are a program
     assert len(compiled) <= most + 1
+
+
+def test_random_requests_share_programs():
+    check_requests(12, prompt=200, new=50, most=4)
 
 
 @pytest.mark.slow
 def test_100_random_requests_compile_at_most_12_programs():
-    check_requests(100, 12)
+    check_requests(100, prompt=1500, new=500, most=12)
+
+
+@pytest.mark.slow
+def test_rotary_positions_do_not_end():
+    """5,000 tokens of a model that was trained on 64 positions, with a draft and without."""
+    target, draft = battery.target("llama"), battery.draft("llama")
+    assert target.config.max_positions == 64
+    options = {"max_new_tokens": 5000, "temperature": 0.0, "ignore_eos": True}
+    plain, drafted = (sj.generate(target, [[5, 6, 7]], drafter=d, **options) for d in (None, sj.drafters.model(draft)))
+    assert len(plain.tokens[0]) == 5000 and plain.stop_reasons == ["max_tokens"]
+    assert drafted.tokens == plain.tokens
