@@ -204,7 +204,8 @@ def table(fitted: Any, *, gamma: int = 5) -> LoadedDrafter:
     """A unigram, bigram or n-gram table: laws that are looked up, at next to no cost (Leviathan et al. 2023, table 3).
 
     Args:
-      fitted: from `fitting.fit`, `fit_texts` or `fit_samples`, or the path of one that `fitting.save` wrote.
+      fitted: from `fitting.fit`, `fitting.fit_texts` or `training.table.fit_samples`, or the path of one that
+        `fitting.save` wrote.
       gamma: draft tokens a round, at least 1.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tables for `drafters.table`: counted from tokens, from text, or from what the target says; saved and loaded."""
+"""Tables for `drafters.table`: counted from tokens or text; saved and loaded."""
 
 import os
 import re
@@ -111,48 +111,6 @@ def fit_file(target: Any, text: str | os.PathLike[str], *, order: int = 2) -> Ta
       order: order of the table fitted to a text: 1 unigram, 2 bigram, n looks at n - 1 tokens.
     """
     return fit_texts(target, files.read_lines(text), order=order)
-
-
-def fit_samples(
-    model: Any,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 1.0,
-    batch: int = 8,
-    seed: int = 0,
-    order: int = 2,
-    **options: Any,
-) -> Table:
-    """`fit` to what the target itself says after some prompts: its own law is what a drafter has to meet.
-
-    Only tokens that the model wrote are counted, the first of them after the end of its prompt.
-
-    Args:
-      model: from `specjax.load`.
-      prompts: strings, or lists of token ids.
-      max_new_tokens, temperature: of the samples; sample as you will decode.
-      batch: prompts generated at a time.
-      seed: of the samples.
-      order, options: see `fit`.
-    """
-    import specjax  # generation is built on drafters, so it cannot be imported above them
-
-    checks.integer("batch", batch, least=1)
-    given = checks.prompt_rows(prompts)
-    sequences = []
-    for start in range(0, len(given), batch):
-        part = given[start : start + batch]
-        full: Any = part + [part[0]] * (min(batch, len(given)) - len(part))  # one batch size, one compile
-        out = specjax.generate(
-            model, full, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
-            rows=range(start, start + len(full)),
-        )  # fmt: skip
-        for prompt, new in zip(part, out.tokens, strict=False):
-            ids = model.text.encode(prompt) if isinstance(prompt, str) else prompt
-            known = [model.config.start_token] if model.encoder_decoder else ids
-            sequences.append([*known[1 - order :], *new] if order > 1 else new)
-    return fit(sequences, vocab_size=model.vocab_size, order=order, **options)
 
 
 def save(table: Table, path: str | os.PathLike[str]) -> None:

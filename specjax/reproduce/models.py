@@ -98,7 +98,7 @@ def table(order: int) -> Stand:
 
     def make(shelf: Shelf, work: Drafting) -> Any:
         from specjax import drafters
-        from specjax.drafters import fitting
+        from specjax.training.table import fit_samples
 
         def fitted() -> Any:
             texts = other_texts(work.task)
@@ -106,7 +106,7 @@ def table(order: int) -> Stand:
                 texts = texts[: 4 * work.setup.count]
             draws = work.setup.draws if work.temperature > 0 else 1
             asked = spelled(work.task, texts * draws, encoder_decoder=work.target.encoder_decoder)
-            return fitting.fit_samples(
+            return fit_samples(
                 work.target, asked, order=order, max_new_tokens=work.setup.max_new_tokens, temperature=work.temperature,
                 batch=work.setup.batch, seed=work.setup.seed,
             )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Recipes that train models and drafters, one a file."""
+"""Recipes that train models and drafters, one per file."""

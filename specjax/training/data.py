@@ -1,4 +1,4 @@
-"""Text in, batches out: documents, held-out splits by hash, tokens packed on disk, batches as functions of the step."""
+"""From text to batches: documents, held-out splits by hash, tokens packed on disk, batches as functions of the step."""
 
 import hashlib
 import json
@@ -13,24 +13,23 @@ from specjax import files
 if TYPE_CHECKING:
     from specjax.model import Model
 
-SEPARATOR = "<|endofbook|>"  # stands alone on a line between two documents of a text file
+SEPARATOR = "<|endofbook|>"  # a line of its own between two documents of a text file
 
 
 def documents(file: Path | str, *, field: str = "text") -> Iterator[str]:
-    """Documents of a text file (separated by SEPARATOR lines) or of a JSONL file (one a line, under `field`).
+    """Documents of a text file (separated by SEPARATOR lines) or of a JSONL file (one per line, in `field`).
 
     Raises:
-      ValueError: a file that cannot be read, or a line of JSONL that does not parse or lacks the field; the message
-        names file and line.
+      ValueError: the file cannot be read, or a JSONL line is invalid or lacks the field; names file and line.
     """
     if ".jsonl" in Path(file).suffixes:
         for number, line in files.lines(file, "documents"):
             try:
                 text = json.loads(line)[field]
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from error
+                raise ValueError(f"{file}, line {number}: expected a JSON object with field {field!r}") from error
             if not isinstance(text, str):
-                raise ValueError(f"{file}, line {number}: the field {field!r} is no text")
+                raise ValueError(f"{file}, line {number}: field {field!r} must be text")
             yield text
         return
     held: list[str] = []
@@ -45,21 +44,21 @@ def documents(file: Path | str, *, field: str = "text") -> Iterator[str]:
 
 
 def pairs(file: Path | str) -> Iterator[tuple[str, str]]:
-    """(source, target) of a file with a tab between them on every line."""
+    """(source, target) pairs of a file, one tab-separated pair per line."""
     for number, line in files.lines(file, "pairs"):
         cells = line.rstrip("\n").split("\t")
         if len(cells) < 2:
-            raise ValueError(f"{file}, line {number}: expected two columns with a tab between them")
+            raise ValueError(f"{file}, line {number}: expected two tab-separated columns")
         yield cells[0], cells[1]
 
 
 def share(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone: texts below a threshold are held out, on every machine."""
+    """A hash of the text in [0, 1): texts below a threshold are held out, reproducibly on every machine."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
 
 
 class Split(NamedTuple):
-    """Documents to train on and documents held out."""
+    """Training documents and held-out documents."""
 
     train: list[str]
     held_out: list[str]
@@ -76,20 +75,20 @@ def split(texts: Iterable[str], held_out: float) -> Split:
 def pack(
     texts: Sequence[str], encode: Callable[[list[str]], list[list[int]]], file: Path, *, end: int, block: int = 20_000
 ) -> None:
-    """Writes the tokens of all documents, each followed by `end`, as one uint16 array on disk.
+    """Writes the tokens of all documents, each followed by `end`, to disk as one uint16 array.
 
-    Long documents are encoded in pieces cut at line ends, so that the tokenizer can work on several at once.
+    Long documents are encoded in pieces that end at line breaks, so that the tokenizer can process several at once.
 
     Args:
       encode: texts -> token ids without special tokens; ids below 65,536.
-      block: characters a piece, at least.
+      block: minimum number of characters per piece.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.whole(file) as aside, aside.open("wb") as stream:
         for text in texts:
             for ids in (*encode(_pieces(text, block)), [end]):
                 if max(ids, default=0) > np.iinfo(np.uint16).max:
-                    raise ValueError(f"token {max(ids)} does not fit into 16 bits: use a vocabulary of at most 65,536")
+                    raise ValueError(f"token {max(ids)} does not fit into 16 bits: use at most 65,536 tokens")
                 np.asarray(ids, np.uint16).tofile(stream)
 
 
@@ -104,19 +103,19 @@ def _pieces(text: str, block: int) -> list[str]:
 
 
 def tokens(file: Path) -> np.ndarray:
-    """A packed file, memory-mapped."""
+    """Memory-maps a packed file."""
     return np.memmap(file, np.uint16, mode="r")
 
 
 def batch(packed: np.ndarray, *, seed: int, step: int, rows: int, length: int) -> np.ndarray:
-    """Windows [rows, length + 1] int32 at random places: a function of (seed, step), so resuming needs no state."""
+    """Random windows [rows, length + 1] int32: a function of (seed, step), so resuming needs no state."""
     rng = np.random.Generator(np.random.Philox(key=[seed, step]))
-    starts = rng.integers(0, len(packed) - length, size=rows)  # the last window ends with the file
+    starts = rng.integers(0, len(packed) - length, size=rows)  # the last window ends at the end of the file
     return np.stack([packed[s : s + length + 1] for s in starts]).astype(np.int32)
 
 
 class PairBatch(NamedTuple):
-    """A translation batch: padding is 0; labels are what the decoder should say, its inputs are they shifted right."""
+    """A batch of pairs, padded with 0; the decoder's inputs are the labels shifted right."""
 
     source: np.ndarray  # [rows, P]
     length: np.ndarray  # [rows]
@@ -125,7 +124,7 @@ class PairBatch(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Encoded pairs, padded with 0 to fixed widths; pairs that do not fit were left out."""
+    """Encoded pairs, padded with 0 to a fixed width; longer pairs are dropped."""
 
     source: np.ndarray
     target: np.ndarray
@@ -134,7 +133,7 @@ class Pairs(NamedTuple):
 def encode_pairs(
     examples: Sequence[tuple[str, str]], encode: Callable[[list[str]], list[list[int]]], *, width: int
 ) -> Pairs:
-    """Token ids with their end token, [n, width] each."""
+    """Token ids including the end token, [n, width] for each side."""
     sides = [encode([example[side] for example in examples]) for side in (0, 1)]
     kept = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= width]
     arrays = [np.zeros((len(kept), width), np.uint16) for _ in sides]
@@ -147,10 +146,9 @@ def encode_pairs(
 def own_outputs(
     teacher: "Model", pairs: Pairs, *, folder: Path, name: str, most: int, say: Callable[[str], None], rows: int = 64
 ) -> Pairs:
-    """At most `most` sources, evenly spread, with the teacher's greedy outputs as targets; kept in `folder`, so that a
-    run resumes.
+    """Replaces targets by the teacher's greedy outputs, for at most `most` evenly spaced sources.
 
-    Outputs that do not end within the width of the pairs are cut there.
+    The result is cached in `folder`, so that a run can resume. Outputs are truncated at the width of the pairs.
     """
     from specjax import api
 
@@ -166,7 +164,7 @@ def own_outputs(
     targets = np.zeros((len(sources), width), np.uint16)
     for start in range(0, len(sources), rows):
         part = [row[row != 0].tolist() for row in sources[start : start + rows]]
-        full = part + [part[0]] * (rows - len(part))  # one shape, one compile
+        full = part + [part[0]] * (rows - len(part))  # one shape compiles
         out = api.generate(teacher, full, max_new_tokens=width, temperature=0.0)
         for row, tokens in enumerate(out.tokens[: len(part)]):
             targets[start + row, : len(tokens)] = tokens
@@ -178,9 +176,9 @@ def own_outputs(
 
 
 def buckets(pairs: Pairs, widths: Sequence[int]) -> tuple[Pairs, ...]:
-    """The pairs by the narrowest of the rising `widths` that holds both sides, trimmed to it; empty buckets left out.
+    """Groups pairs by the narrowest of the increasing `widths` that fits both sides; drops empty buckets.
 
-    Short sentences need not be multiplied at the width of the longest; each bucket compiles once.
+    Short sentences are not padded to the longest width; each bucket compiles once.
     """
     longest = np.maximum(*((side != 0).sum(1) for side in pairs))
     found, least = [], 0
@@ -193,9 +191,9 @@ def buckets(pairs: Pairs, widths: Sequence[int]) -> tuple[Pairs, ...]:
 
 
 def pair_batch(parts: Sequence[Pairs], *, seed: int, step: int, tokens: int) -> PairBatch:
-    """Pairs drawn at random from one bucket, about `tokens` target tokens with padding: a function of (seed, step).
+    """Random pairs from one bucket, about `tokens` target tokens including padding: a function of (seed, step).
 
-    Buckets are drawn by their number of such batches, so every pair is as likely as every other.
+    Buckets are sampled in proportion to their number of batches, so all pairs are equally likely.
     """
     rng = np.random.Generator(np.random.Philox(key=[seed, step]))
     rows = [max(1, tokens // part.target.shape[1]) for part in parts]
@@ -207,7 +205,7 @@ def pair_batch(parts: Sequence[Pairs], *, seed: int, step: int, tokens: int) -> 
 def split_pairs(
     examples: Iterable[tuple[str, str]], held_out: float
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(train, held out): by hash of the source, and without held-out pairs whose target is also trained on."""
+    """(train, held out) by hash of the source, without held-out pairs whose target occurs in the training pairs."""
     parts: tuple[list, list] = ([], [])
     for source, target in examples:
         parts[share(source) < held_out].append((source, target))
@@ -216,7 +214,7 @@ def split_pairs(
 
 
 def shifted(data: Pairs, index: np.ndarray) -> PairBatch:
-    """The chosen pairs as a batch; T5's decoder starts with the padding token, 0."""
+    """The selected pairs as a batch; T5's decoder starts with the padding token, 0."""
     source, labels = (a[index].astype(np.int32) for a in data)
     inputs = np.pad(labels, ((0, 0), (1, 0)))[:, :-1]
     return PairBatch(source, (source != 0).sum(1).astype(np.int32), inputs, labels)

@@ -1,12 +1,12 @@
-"""The recipe of DISCO's classifier (Mamou et al. 2024, arXiv 2405.04304): record rounds, fit, choose where to stop.
+"""Training of DISCO's classifier (Mamou et al. 2024, arXiv 2405.04304): record rounds, fit, tune the threshold.
 
-    traces = disco.record(target, draft, prompts)     rounds of gamma_max drafts: features of each, how many passed
-    params = disco.fit(traces)                        the chance that a draft token is accepted
-    params = disco.tune(params, traces, c=0.2)        where drafting on no longer pays on this machine
-    drafter = drafters.model(draft, policy=policies.disco(params))
+    traces = disco.record(target, draft, prompts)     rounds of gamma_max draft tokens: features, number accepted
+    params = disco.fit(traces)                        the probability that a draft token is accepted
+    tuned = disco.tune(params, traces, c=0.2)         the threshold where drafting stops to pay on this machine
+    drafter = drafters.model(draft, policy=policies.disco(tuned.params))
 
-Seconds of work, for a classifier of about 450 numbers. The pair, the temperature and the kind of text should be those
-of its use: what it learns is how often this draft, as sure as it is, is right about this target.
+The classifier has about 450 parameters and trains in seconds. Record with the models, temperature and kind of text of
+the later use: the classifier learns how often this draft agrees with this target, given its confidence.
 """
 
 import functools
@@ -29,23 +29,25 @@ from specjax.policies.policy import Policy, Rule, as_planned, check_gamma, learn
 
 HIDDEN, STEPS, RATE = 32, 600, 1e-2
 FEATURES = TOP + 2
-GRID = 200  # thresholds that `tune` tries
+GRID = 200  # number of thresholds tried by `tune`
 
 
 class Traces(NamedTuple):
-    """Rounds in which gamma_max tokens were drafted whatever they were."""
+    """R rounds in which always gamma_max tokens were drafted."""
 
     features: Float[np.ndarray, "R G F"]
     accepted: Int[np.ndarray, "R"]
 
 
 class Tuned(NamedTuple):
-    """A tuned policy's numbers, and what the recorded rounds say of speeds over plain decoding.
+    """Tuned parameters, and the speeds over plain decoding on the recorded rounds.
 
     Attributes:
-      disco, best_fixed, oracle: tokens over costs if the recorded rounds had been cut where the policy, the best fixed
-        length and one who knows what will be accepted would have cut them.
+      params: the classifier with its tuned threshold.
+      disco: tokens per cost if the policy had truncated the recorded rounds.
+      best_fixed: the same for the best fixed length.
       gamma: the best fixed length.
+      oracle: the same if the number of accepted tokens were known in advance.
     """
 
     params: Disco
@@ -57,7 +59,7 @@ class Tuned(NamedTuple):
 
 @functools.cache
 def _recorder(gamma_max: int) -> Policy:
-    """Drafts gamma_max tokens always, and keeps the features of all in its state."""
+    """A policy that always drafts gamma_max tokens and stores the features of all in its state."""
 
     def go_on(params, state, drawn, position):
         del params
@@ -69,17 +71,20 @@ def _recorder(gamma_max: int) -> Policy:
 
 
 def record(target: Any, draft: Any, prompts: api.Prompts, *, gamma_max: int = 16, **options: Any) -> Traces:
-    """Decodes the prompts with drafts of gamma_max tokens and notes each round.
+    """Decodes the prompts with gamma_max draft tokens per round and records each round.
 
     Args:
-      target, draft: models from `specjax.load`.
-      options: of `specjax.generate`; temperature, max_new_tokens and seed among them.
+      target: model from `specjax.load`.
+      draft: model from `specjax.load`.
+      prompts: as in `specjax.generate`.
+      gamma_max: draft tokens per round.
+      options: of `specjax.generate`, such as temperature, max_new_tokens and seed.
     """
     rule = Rule(f"record {gamma_max}", _recorder(check_gamma(gamma_max)))
     job = api.prepare(target, prompts, drafter=drafters.model(draft, policy=rule, buckets=()), **options)
     seen, accepted = [], []
     for state, info in loop.stream(job.params, job.state, **job.static):
-        # The state is lent to the next round: what is kept of it is copied.
+        # The next round donates the state: copy what is kept.
         active, count, read = jax.device_get((info.active, info.accepted, state.draft.policy))
         seen.append(np.array(read)[active])
         accepted.append(count[active])
@@ -87,16 +92,16 @@ def record(target: Any, draft: Any, prompts: api.Prompts, *, gamma_max: int = 16
 
 
 def fit(traces: Traces, *, steps: int = STEPS, rate: float = RATE, seed: int = 0) -> Disco:
-    """The classifier of least cross-entropy on the tokens that were tested; `stop` is 0 until it is tuned.
+    """Fits the classifier by cross-entropy on the tested tokens; `stop` is 0 until `tune`.
 
     Raises:
-      ValueError: no round.
+      ValueError: traces contain no round.
     """
     if not len(traces.accepted):
-        raise ValueError("no round to learn from: record some first")
+        raise ValueError("traces must contain at least one round")
     gamma = traces.features.shape[1]
     at = np.arange(gamma)[None]
-    tested = at < np.minimum(traces.accepted + 1, gamma)[:, None]  # past the first refusal nothing is known
+    tested = at < np.minimum(traces.accepted + 1, gamma)[:, None]  # tokens after the first rejection were not tested
     label = at < traces.accepted[:, None]
     key = jax.random.key(seed)
     params = Disco(
@@ -112,7 +117,7 @@ def fit(traces: Traces, *, steps: int = STEPS, rate: float = RATE, seed: int = 0
 
 @functools.partial(jax.jit, static_argnames=("steps", "rate"))
 def _descend(params: Disco, read: Float[Array, "n F"], label: Float[Array, "n"], *, steps: int, rate: float) -> Disco:
-    """Adam on all of it at once, the rate falling to nothing."""
+    """Full-batch Adam with a cosine-decayed rate."""
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
 
     def loss(params):
@@ -136,17 +141,20 @@ def tune(
     verify_cost: Sequence[float] | np.ndarray | None = None,
     overhead: float = 0.0,
 ) -> Tuned:
-    """Chooses `stop` for the most tokens a cost on the recorded rounds: the policy asked where to cut each of them.
+    """Selects the `stop` with the most tokens per cost on the recorded rounds, truncated as the policy would.
 
     Args:
-      c: a step of the draft over one of the target.
-      verify_cost: [gamma_max + 1], see `theory.best_gamma`. overhead: what else a round takes.
+      params: from `fit`.
+      traces: from `record`.
+      c: time of a draft step over that of a target step.
+      verify_cost: [gamma_max + 1], see `theory.best_gamma`.
+      overhead: other time per round.
 
     Raises:
-      ValueError: costs out of range, or a curve of another length.
+      ValueError: costs out of range, or a cost curve of the wrong length.
     """
     gamma = traces.features.shape[1]
-    theory.best_gamma(0.5, c, gamma_max=gamma, verify_cost=verify_cost, overhead=overhead)  # checks the costs
+    theory.best_gamma(0.5, c, gamma_max=gamma, verify_cost=verify_cost, overhead=overhead)  # validates the costs
     check = np.ones(gamma + 1) if verify_cost is None else np.asarray(verify_cost, float)
     price = np.arange(gamma + 1) * c + check + overhead
 
@@ -154,7 +162,7 @@ def tune(
         return float((np.minimum(drafted, traces.accepted) + 1).sum() / price[drafted].sum())
 
     chance = np.asarray(jax.nn.sigmoid(score(params, jnp.asarray(traces.features))), np.float64)
-    alive = np.cumprod(chance, axis=1)[:, :-1]  # falling: after token i, it goes on while this is at least `stop`
+    alive = np.cumprod(chance, axis=1)[:, :-1]  # drafting continues after token i while this is at least `stop`
     cut = lambda stop: 1 + (alive >= stop).sum(axis=1)
     stops = np.unique(np.quantile(alive, np.linspace(0, 1, GRID))) if alive.size else np.zeros(1)
     speeds = [speed(cut(stop)) for stop in stops]
@@ -167,7 +175,7 @@ def tune(
 
 
 def save(params: Disco, file: Path | str) -> None:
-    """One safetensors file, under a temporary name until it is whole."""
+    """Writes the classifier as one safetensors file, atomically."""
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.whole(file) as aside:
@@ -175,18 +183,18 @@ def save(params: Disco, file: Path | str) -> None:
 
 
 def load(file: Path | str) -> Disco:
-    """What `save` wrote.
+    """Reads a classifier written by `save`.
 
     Raises:
-      ValueError: no such file, or one that holds something else; it is named.
+      ValueError: no such file, or the file contains something else.
     """
     file = Path(file)
     if not file.is_file():
-        raise ValueError(f"there is no classifier at {file}: write one with specjax.training.disco.save")
+        raise ValueError(f"{file} does not exist: write a classifier with specjax.training.disco.save")
     try:
         found = load_file(file)
     except SafetensorError as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from error
+        raise ValueError(f"{file} is not a safetensors file: {error}") from error
     if set(found) != set(Disco._fields):
-        raise ValueError(f"{file} holds {', '.join(sorted(found))}; a classifier is {', '.join(Disco._fields)}")
+        raise ValueError(f"{file} contains {', '.join(sorted(found))}, expected {', '.join(Disco._fields)}")
     return Disco(**{name: jnp.asarray(value) for name, value in found.items()})

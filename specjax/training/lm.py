@@ -1,9 +1,10 @@
-"""The recipe that trains language models and drafts: AdamW, warm-up, constant, decay; resumable at any step.
+"""The recipe for language models and drafts: AdamW or Muon, warm-up, constant rate, decay; resumable at any step.
 
-A run lives in one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` and, when it ends, `model/` in Hugging
-Face's layout. Everything that a step sees is a function of (seed, step), so a run that was stopped goes on bit for bit.
+A run is one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` and, at the end, `model/` in Hugging Face's
+layout. All inputs of a step are functions of (seed, step), so a stopped run resumes bit for bit.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -24,7 +25,8 @@ import optax.contrib
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
-from specjax import checkpoint, convert, files
+from specjax import checkpoint, checks, convert, files
+from specjax.defaults import LARGEST_SEED
 from specjax.models.format import Format
 from specjax.training import losses
 from specjax.types import Params, PyTree
@@ -32,21 +34,36 @@ from specjax.types import Params, PyTree
 KEPT = 2  # checkpoints kept on disk
 FORMAT = Format(dtype="float32")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+LOG_EVERY = 50  # steps between records in metrics.jsonl, evaluations apart
+IN_FLIGHT = 2  # steps dispatched ahead of the device: it never idles, and a signal ends the run soon
+LARGEST = 2**30  # steps, which are counted in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a run trains.
+    """Hyperparameters of a run.
 
     Attributes:
-      steps: of the whole run; the learning rate falls to a tenth over the last `decay` of them.
-      warmup: steps over which the learning rate rises.
-      rate: peak learning rate. weight_decay: of AdamW, on matrices only. clip: global norm of the gradient.
-      muon: Muon (Jordan et al. 2024) on the layers' kernels, its step sized as AdamW's (Liu et al. 2025, arXiv
-        2502.16982), and AdamW on the rest; False: AdamW on all.
+      steps: total number of steps; the learning rate decays to a tenth over the last `decay` of them.
+      warmup: steps over which the learning rate increases.
+      decay: steps over which the learning rate decreases.
+      rate: peak learning rate, in (0, 1).
+      weight_decay: applied to matrices only.
+      clip: maximum global norm of the gradient.
+      muon: use Muon (Jordan et al. 2024) for the layers' kernels, with AdamW's step size (Liu et al. 2025, arXiv
+        2502.16982), and AdamW for the rest; False: AdamW for all.
       half: multiply in bfloat16; master weights stay float32.
-      distill: weight of the divergence from the teacher, the rest being cross-entropy with the data.
+      distill: weight of the divergence from the teacher in [0, 1]; the rest is cross-entropy on the data.
       every: steps between evaluations, which also save a checkpoint.
+      seed: of the initialization.
+
+    Raises:
+      ValueError: a number is out of range.
+
+    >>> from specjax.training import lm
+    >>> recipe = lm.Recipe(steps=100, warmup=10, decay=20, rate=1e-3)
+    >>> [round(float(recipe.schedule(step)), 5) for step in (0, 50, 99)]
+    [0.0001, 0.001, 0.00014]
     """
 
     steps: int = 10_000
@@ -61,8 +78,18 @@ class Recipe:
     every: int = 500
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "every"):
+            checks.integer(name, getattr(self, name), least=1, most=LARGEST)
+        for name in ("warmup", "decay"):
+            checks.integer(name, getattr(self, name), least=0, most=LARGEST)
+        checks.integer("seed", self.seed, least=0, most=LARGEST_SEED)
+        if not 0.0 < self.rate < 1.0:
+            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
+        checks.number("distill", self.distill, least=0, most=1)
+
     def schedule(self, step: ArrayLike) -> Array:
-        """Warm-up, constant, linear decay to a tenth (WSD): a constant part can be prolonged by a later run."""
+        """Warm-up, constant, linear decay to a tenth (WSD). A later run can extend the constant part."""
         step = jnp.asarray(step)
         up = jnp.minimum(1.0, (step + 1) / max(self.warmup, 1))
         down = jnp.clip((self.steps - step) / max(self.decay, 1), 0.0, 1.0)
@@ -82,7 +109,7 @@ class Recipe:
 
 
 def orthogonal(params: Params) -> PyTree:
-    """Which parameters Muon steps: kernels [in, out], or [layers, in, out] where layers are stacked."""
+    """Parameters updated by Muon: kernels [in, out], or [layers, in, out] if layers are stacked."""
 
     def one(keys: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
@@ -94,20 +121,24 @@ def orthogonal(params: Params) -> PyTree:
 
 
 class TrainState(NamedTuple):
-    """What a step carries to the next."""
+    """The state carried between steps."""
 
     params: Params
     optimizer: PyTree
     step: Int[Array, ""]
 
 
-class Task(NamedTuple):
+class TrainingTask(NamedTuple):
     """A model and its data, as functions.
 
-    init: (key) -> params.
-    logits: (params, batch) -> [B,S,V]. labels: (batch) -> (labels [B,S], mask [B,S]).
-    batch: (step) -> a training batch of numpy arrays. held_out: batches to evaluate on.
-    teacher: (batch) -> [B,S,V] logits to distill from, or None; runs inside the step with `teacher_params`.
+    Attributes:
+      init: (key) -> params.
+      logits: (params, batch) -> [B, S, V] float32.
+      labels: (batch) -> (labels [B, S] int32, mask [B, S] bool).
+      batch: (step) -> a training batch of numpy arrays.
+      held_out: batches for evaluation.
+      teacher: (teacher_params, batch) -> [B, S, V] logits to distill from, traced inside the step; None: no teacher.
+      teacher_params: its parameters.
     """
 
     init: Callable[[jax.Array], Params]
@@ -120,7 +151,7 @@ class Task(NamedTuple):
 
 
 def halved(params: Params) -> Params:
-    """Kernels and tables in bfloat16; norms, biases and positions as they are."""
+    """Casts kernels and token tables to bfloat16; norms, biases and positions keep their dtype."""
 
     def one(keys: tuple, leaf: Array) -> Array:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
@@ -130,8 +161,8 @@ def halved(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def make_step(task: Task, recipe: Recipe) -> Callable:
-    """`step(state, teacher_params, batch) -> (state, metrics)`, jitted with the state donated."""
+def make_step(task: TrainingTask, recipe: Recipe) -> Callable:
+    """Returns the jitted `step(state, teacher_params, batch) -> (state, metrics)`, which donates the state."""
     optimizer = recipe.optimizer()
 
     def loss(params, teacher_params, batch):
@@ -154,8 +185,8 @@ def make_step(task: Task, recipe: Recipe) -> Callable:
     return jax.jit(step, donate_argnums=0)
 
 
-def make_evaluate(task: Task) -> Callable[[Params], dict[str, float]]:
-    """Held-out cross-entropy, perplexity and, with a teacher, the acceptance rates that the student would have."""
+def make_evaluate(task: TrainingTask) -> Callable[[Params], dict[str, float]]:
+    """Returns `evaluate(params)`: held-out cross-entropy, perplexity and, with a teacher, acceptance rates."""
 
     @jax.jit
     def one(params, teacher_params, batch):
@@ -184,7 +215,7 @@ def make_evaluate(task: Task) -> Callable[[Params], dict[str, float]]:
 
 
 def train(
-    task: Task,
+    task: TrainingTask,
     recipe: Recipe,
     folder: Path,
     *,
@@ -194,27 +225,42 @@ def train(
 ) -> TrainState:
     """Trains until `recipe.steps`, from the newest checkpoint in the folder if there is one.
 
-    SIGTERM and Ctrl-C save and end the run cleanly; calling again goes on from there.
+    SIGTERM and Ctrl-C save a checkpoint and end the run; another call resumes it. Steps are dispatched ahead of the
+    device; metrics are fetched only for a record, every LOG_EVERY steps and at evaluations.
 
     Args:
-      folder: of the run; made if absent.
-      family, config: of the model, kept with every checkpoint.
-      report: called with every record that goes into metrics.jsonl.
+      task: model and data.
+      recipe: hyperparameters.
+      folder: of the run, created if absent.
+      family: of the model, stored with every checkpoint.
+      config: of the model, stored with every checkpoint.
+      report: called with every record that is written to metrics.jsonl.
+
+    Returns:
+      The state after the last step.
+
+    Raises:
+      FloatingPointError: the loss is not finite.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with signals() as received:
         state = resume(task, recipe, folder)
         step, evaluate = make_step(task, recipe), make_evaluate(task)
-        begun, since, shown = time.perf_counter(), int(state.step), {}
+        begun, since = time.perf_counter(), int(state.step)
+        at = since  # on the host: reading state.step would wait for the device
+        in_flight: collections.deque[Any] = collections.deque()
         forget_after(folder / "metrics.jsonl", since)
-        while int(state.step) < recipe.steps and not received:
-            state, metrics = step(state, task.teacher_params, task.batch(int(state.step)))
-            at = int(state.step)
+        while at < recipe.steps and not received:
+            state, metrics = step(state, task.teacher_params, task.batch(at))
+            at += 1
+            in_flight.append(metrics)
+            if len(in_flight) > IN_FLIGHT:
+                jax.block_until_ready(in_flight.popleft())
             due = at % recipe.every == 0 or at >= recipe.steps
-            if at % 50 and not due:
+            if at % LOG_EVERY and not due:
                 continue
-            seconds = (time.perf_counter() - begun) / (at - since)
-            shown = {"step": at, "seconds_a_step": seconds} | {k: float(v) for k, v in metrics.items()}
+            shown = {"step": at} | {name: float(value) for name, value in jax.device_get(metrics).items()}
+            shown["seconds_per_step"] = (time.perf_counter() - begun) / (at - since)
             if not math.isfinite(shown["loss"]):
                 raise FloatingPointError(f"the loss is {shown['loss']} at step {at}: lower the learning rate")
             if due:
@@ -222,7 +268,7 @@ def train(
             with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(shown) + "\n")
             if due:
-                # After its record: a run that dies in between forgets the record and makes it again.
+                # After its record: a run that dies in between drops the record and writes it again.
                 save(state, folder, family=family, config=config)
             report(shown)
         if received and all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params)):
@@ -231,27 +277,27 @@ def train(
 
 
 def forget_after(file: Path, step: int) -> None:
-    """Drops records past `step`, from whose checkpoint the run goes on, and a line that was not written to its end."""
+    """Drops records after `step`, where the run resumes, and incomplete lines."""
     if not file.is_file():
         return
 
-    def stays(line: str) -> bool:
+    def kept(line: str) -> bool:
         try:
             return json.loads(line)["step"] <= step
         except (ValueError, TypeError, KeyError):
             return False
 
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    files.write_text(file, "".join(line + "\n" for line in lines if stays(line)))
+    files.write_text(file, "".join(line + "\n" for line in lines if kept(line)))
 
 
-def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
-    """The newest checkpoint of the run that can be read, or a fresh state.
+def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
+    """Restores the newest readable checkpoint of the run, or initializes a new state.
 
-    Damaged ones that are newer are set aside as `<step>.damaged`, with a warning.
+    Newer damaged checkpoints are renamed to `<step>.damaged`, with a warning.
 
     Raises:
-      ValueError: there are checkpoints, and none can be read.
+      ValueError: there are checkpoints but none is readable.
     """
 
     def fresh(key: jax.Array) -> TrainState:
@@ -270,16 +316,16 @@ def resume(task: Task, recipe: Recipe, folder: Path) -> TrainState:
         except ValueError as error:
             damaged.append((file, error))
             continue
-        for other, error in damaged:  # set aside only now: with none that can be read, the fault may lie elsewhere
+        for other, error in damaged:  # only now: if none is readable, the checkpoints may not be at fault
             shutil.rmtree(aside := other.with_suffix(".damaged"), ignore_errors=True)
             other.rename(aside)
-            warnings.warn(f"{error}; going on from step {int(state.step)}", stacklevel=2)
+            warnings.warn(f"{error}; resuming from step {int(state.step)}", stacklevel=2)
         return state
     raise damaged[0][1]
 
 
 def restore_tuple(file: Path, wanted: TrainState, device: jax.sharding.Sharding) -> tuple:
-    """A saved state; the optimizer's state is stored as a list of its leaves, whose order its structure gives back."""
+    """A saved state; the optimizer state is stored as a list of leaves, and `wanted` gives its structure."""
     stored = {"params": wanted.params, "optimizer": dict(enumerate_leaves(wanted.optimizer)), "step": wanted.step}
     tree = checkpoint.restore(file, checkpoint.like(stored, jax.tree.map(lambda _: device, stored)))
     leaves = [tree["optimizer"][name] for name, _ in enumerate_leaves(wanted.optimizer)]
@@ -292,7 +338,7 @@ def enumerate_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 
 
 def save(state: TrainState, folder: Path, *, family: str, config: Any) -> None:
-    """Writes a checkpoint and removes all but the newest few."""
+    """Writes a checkpoint and removes all but the KEPT newest."""
     target = folder / "checkpoints" / f"{int(state.step):08d}"
     if not target.exists():
         stored = {"params": state.params, "optimizer": dict(enumerate_leaves(state.optimizer)), "step": state.step}
@@ -302,12 +348,12 @@ def save(state: TrainState, folder: Path, *, family: str, config: Any) -> None:
 
 
 def saved(folder: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
+    """The checkpoints of a run, oldest first."""
     return sorted(path for path in (folder / "checkpoints").glob("[0-9]" * 8) if path.is_dir())
 
 
 def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype: str, tokenizer: Path) -> None:
-    """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer's files."""
+    """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer files."""
     fmt = dataclasses.replace(FORMAT, dtype=dtype)
     convert.save_pretrained(folder, halved(params) if dtype == "bfloat16" else params, published, fmt=fmt)
     for file in sorted(tokenizer.glob("tokenizer*.json")):
@@ -315,7 +361,7 @@ def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype:
 
 
 def draw_curve(folder: Path) -> Path | None:
-    """Loss over steps as curve.png, from metrics.jsonl; None without matplotlib, or before the first record."""
+    """Plots the loss of metrics.jsonl as curve.png; None without matplotlib or before the first record."""
     if not (folder / "metrics.jsonl").is_file():
         return None
     try:
@@ -332,7 +378,7 @@ def draw_curve(folder: Path) -> Path | None:
     if held:
         axes.plot(*np.transpose(held), "o-", label="held out", markersize=3)
     axes.set_xlabel("step")
-    axes.set_ylabel("cross-entropy, nats a token")
+    axes.set_ylabel("cross-entropy, nats per token")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
@@ -343,9 +389,9 @@ def draw_curve(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-    """A list that stays empty until SIGTERM or Ctrl-C arrives, so that the running step is finished first.
+    """Yields a list that receives SIGTERM and Ctrl-C, so that the current step can finish.
 
-    The handlers that were there before come back at the end.
+    Restores the previous handlers at the end.
     """
     received: list[int] = []
     before = {number: signal.signal(number, lambda n, frame: received.append(n)) for number in STOPPING}

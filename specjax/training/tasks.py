@@ -1,4 +1,4 @@
-"""What is trained on what: OPT on packed text, T5 on pairs; either from a teacher's probabilities as well."""
+"""Training tasks: OPT on packed text, T5 on pairs, each optionally with a teacher."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from specjax.models.opt import OPTConfig
 from specjax.models.t5 import T5Config
 from specjax.training import data
 from specjax.training.data import Pairs
-from specjax.training.lm import FORMAT, Task
+from specjax.training.lm import FORMAT, TrainingTask
 
 
 def text_task(
@@ -25,13 +25,13 @@ def text_task(
     seed: int = 0,
     evaluations: int = 16,
     teacher: Model | None = None,
-) -> Task:
-    """An OPT-shaped model on packed tokens: windows of `length` tokens, `rows` a step."""
+) -> TrainingTask:
+    """An OPT model on packed tokens: `rows` windows of `length` tokens per step."""
 
     def labels(batch):
         return batch[:, 1:], jnp.ones(batch[:, 1:].shape, bool)
 
-    return Task(
+    return TrainingTask(
         init=lambda key: opt.init(key, config, FORMAT),
         logits=lambda params, batch: opt.score(params, config, FORMAT, batch[:, :-1]),
         labels=labels,
@@ -55,8 +55,8 @@ def pair_task(
     widths: Sequence[int] = (),
     seed: int = 0,
     teacher: Model | None = None,
-) -> Task:
-    """A T5-shaped model on pairs of sentences: batches of about `tokens` target tokens, one of `widths` wide."""
+) -> TrainingTask:
+    """A T5 model on pairs: batches of about `tokens` target tokens, padded to one of `widths`."""
     parts = data.buckets(train, widths or (train.source.shape[1],))
     pieces = max(1, held_out.target.size // tokens)
 
@@ -66,7 +66,7 @@ def pair_task(
     def logits(params: Any, batch, config=config, fmt=FORMAT):
         return t5.score(params, config, fmt, batch.source, batch.length, batch.inputs)
 
-    return Task(
+    return TrainingTask(
         init=lambda key: t5.init(key, config, FORMAT),
         logits=logits,
         labels=labels,

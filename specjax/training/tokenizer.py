@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers of a chosen size, saved as folders that transformers loads as they stand."""
+"""Training of byte-level BPE tokenizers, saved as folders that transformers loads."""
 
 import json
 from collections.abc import Iterable
@@ -9,17 +9,18 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from specjax import files
 
-OPT_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0..3, as OPT has them
-T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # ids 0..2, as T5 has them
+OPT_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0..3, as in OPT
+T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # ids 0..2, as in T5
 
 
 def train_bpe(texts: Iterable[str], size: int, *, specials: tuple[str, ...], template: str) -> tokenizers.Tokenizer:
-    """A byte-level BPE of `size` tokens.
+    """Trains a byte-level BPE tokenizer of `size` tokens.
 
     Args:
-      texts: what it learns its merges from.
-      specials: special tokens, numbered from 0 in this order.
-      template: what every text is wrapped in: "</s> $A" (OPT begins with its end token) or "$A </s>" (T5 ends with it).
+      texts: training data.
+      size: vocabulary size.
+      specials: special tokens, with ids from 0 in this order.
+      template: wraps every text: "</s> $A" (OPT begins with its end token) or "$A </s>" (T5 ends with it).
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,7 +40,7 @@ def train_bpe(texts: Iterable[str], size: int, *, specials: tuple[str, ...], tem
 
 
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path, *, specials: tuple[str, ...]) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, each under a temporary name and then renamed."""
+    """Writes tokenizer.json and tokenizer_config.json, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from specjax import api, drafters
 from specjax import decoding as loop
-from specjax import drafters
 from specjax.drafters import fitting, history
 from specjax.drafters.table import Table, bucket, log_law
+from specjax.training.table import fit_samples
 from specjax.verify.token import token_level
 from tests import battery, distributions
 from tests.battery import run, texts
@@ -259,18 +260,16 @@ def test_a_table_fitted_to_the_target_meets_it_more_often():
 
 @pytest.mark.parametrize("family", ["opt", "t5"])
 def test_samples_are_counted_from_the_end_of_the_prompt(family, monkeypatch):
-    """Through the public `generate`, in batches of one size."""
-    import specjax
-
+    """Through `api.generate`, in batches of one size."""
     model, calls = battery.target(family), []
 
     def generate(model, prompts, **options):
         calls.append((len(prompts), list(options["rows"])))
         return types.SimpleNamespace(tokens=[[p[-1] + 1, 5] for p in prompts])
 
-    monkeypatch.setattr(specjax, "generate", generate)
+    monkeypatch.setattr(api, "generate", generate)
     prompts = [[1, 2, 3], [7], [4, 4]]
-    fitted = fitting.fit_samples(model, prompts, batch=2, order=3, buckets=8, max_new_tokens=2)
+    fitted = fit_samples(model, prompts, batch=2, order=3, buckets=8, max_new_tokens=2)
     assert calls == [(2, [0, 1]), (2, [2, 3])]
     first = {"opt": [[2, 3, 4, 5], [7, 8, 5], [4, 4, 5, 5]], "t5": [[0, 4, 5], [0, 8, 5], [0, 5, 5]]}[family]
     wanted = fitting.fit(first, vocab_size=V, order=3, buckets=8)
@@ -279,5 +278,5 @@ def test_samples_are_counted_from_the_end_of_the_prompt(family, monkeypatch):
 
 
 def test_samples_of_a_model_make_a_table():
-    fitted = fitting.fit_samples(battery.target("opt"), [[1, 2], [3]], max_new_tokens=4, batch=2)
+    fitted = fit_samples(battery.target("opt"), [[1, 2], [3]], max_new_tokens=4, batch=2)
     assert (fitted.order, fitted.vocab_size) == (2, V)

@@ -10,7 +10,7 @@ import pytest
 from specjax.training import data
 
 
-def test_documents_of_every_kind(tmp_path):
+def test_documents_of_every_format(tmp_path):
     text = "one\ntwo\n<|endofbook|>\nthree\n"
     (tmp_path / "a.txt").write_text(text)
     with gzip.open(tmp_path / "b.txt.gz", "wt") as stream:
@@ -23,19 +23,19 @@ def test_documents_of_every_kind(tmp_path):
     assert list(data.documents(tmp_path / "d.jsonl")) == ["x", "y"]
 
 
-def test_a_bad_line_is_named(tmp_path):
+def test_invalid_lines_raise_with_file_and_line(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"text": "x"}\n{"other": "y"}\n')
-    with pytest.raises(ValueError, match=r"d\.jsonl, line 2: no JSON object with a field 'text'"):
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 2"):
         list(data.documents(tmp_path / "d.jsonl"))
     (tmp_path / "d.jsonl").write_text('{"text": 5}\n')
-    with pytest.raises(ValueError, match=r"d\.jsonl, line 1: the field 'text' is no text"):
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 1"):
         list(data.documents(tmp_path / "d.jsonl"))
     (tmp_path / "e.tsv").write_text("a\tb\nalone\n")
-    with pytest.raises(ValueError, match=r"e\.tsv, line 2: expected two columns"):
+    with pytest.raises(ValueError, match=r"e\.tsv, line 2"):
         list(data.pairs(tmp_path / "e.tsv"))
 
 
-def test_splits_depend_on_the_text_alone():
+def test_splits_depend_only_on_the_text():
     texts = [f"document {i}" for i in range(2000)]
     one, other = data.split(texts, 0.1), data.split(texts[::-1], 0.1)
     assert set(one.held_out) == set(other.held_out)
@@ -52,8 +52,8 @@ def test_pack_keeps_every_token_in_order(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
 
 
-def test_pack_refuses_what_does_not_fit(tmp_path):
-    with pytest.raises(ValueError, match="token 70000 does not fit into 16 bits"):
+def test_pack_raises_for_tokens_above_16_bits(tmp_path):
+    with pytest.raises(ValueError, match="70000"):
         data.pack(["a"], lambda pieces: [[70000] for _ in pieces], tmp_path / "x.bin", end=2)
     assert list(tmp_path.iterdir()) == []
 
@@ -77,7 +77,7 @@ def test_pairs_are_padded_and_shifted():
     assert batch.inputs.tolist() == [[0, 102, 103, 1]]
 
 
-def test_json_lines_may_be_packed(tmp_path):
+def test_json_lines_may_be_compressed(tmp_path):
     with gzip.open(tmp_path / "s.jsonl.gz", "wt") as stream:
         stream.write(json.dumps({"text": "héllo"}) + "\n")
     assert list(data.documents(tmp_path / "s.jsonl.gz")) == ["héllo"]

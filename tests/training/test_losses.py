@@ -14,18 +14,18 @@ MASK = np.array([[True, True, False], [True, False, False]])
 A, B, Y, M = (jnp.asarray(x) for x in (P, Q, LABELS, MASK))
 
 
-def law(logits):
+def softmax(logits):
     e = np.exp(logits.astype(np.float64))
     return e / e.sum(-1, keepdims=True)
 
 
 def test_cross_entropy():
-    expected = -np.log(np.take_along_axis(law(P), LABELS[..., None], -1)[..., 0])[MASK].mean()
+    expected = -np.log(np.take_along_axis(softmax(P), LABELS[..., None], -1)[..., 0])[MASK].mean()
     assert float(losses.cross_entropy(A, Y, M)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_forward_kl_and_overlap():
-    p, q = law(P), law(Q)
+    p, q = softmax(P), softmax(Q)
     kl = (p * np.log(p / q)).sum(-1)[MASK].mean()
     assert float(losses.forward_kl(A, B, M)) == pytest.approx(kl, rel=1e-5)
     assert float(losses.overlap(A, B, M)) == pytest.approx(np.minimum(p, q).sum(-1)[MASK].mean(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""`specjax train t5`: buckets and splits of pairs, a run that stops and goes on, an export that translates by rote."""
+"""`specjax train t5`: buckets and splits of pairs, a resumed run, an exported model and its draft."""
 
 import dataclasses
 
@@ -7,22 +7,22 @@ import pytest
 
 import specjax as sj
 from specjax.cli import train_t5 as command
-from specjax.cli.training import Course
+from specjax.cli.train import Course
 from specjax.training import data
 from specjax.training.data import Pairs
 
 WORDS = ("one", "two", "six", "ten")
 
 
-def test_buckets_hold_every_pair_once_at_its_narrowest_width():
+def test_buckets_contain_every_pair_once_at_its_narrowest_width():
     lengths = np.array([[1, 4], [2, 2], [6, 1], [5, 5], [9, 1]])
     sides = [np.array([[1] * n + [0] * (9 - n) for n in lengths[:, side]], np.uint16) for side in (0, 1)]
     parts = data.buckets(Pairs(*sides), (4, 5, 7))
-    assert [part.source.shape for part in parts] == [(2, 4), (1, 5), (1, 7)]  # the pair of 9 is left out
+    assert [part.source.shape for part in parts] == [(2, 4), (1, 5), (1, 7)]  # the pair of length 9 is dropped
     assert (parts[0].source != 0).sum(1).tolist() == [1, 2] and (parts[0].target != 0).sum(1).tolist() == [4, 2]
 
 
-def test_batches_come_from_the_buckets_by_their_share_of_the_pairs():
+def test_batches_sample_buckets_in_proportion_to_their_pairs():
     short, long = (Pairs(*[np.full((n, width), width, np.uint16)] * 2) for n, width in ((600, 4), (200, 8)))
     seen = [data.pair_batch((short, long), seed=0, step=step, tokens=32).source.shape for step in range(400)]
     assert set(seen) == {(8, 4), (4, 8)}
@@ -71,33 +71,33 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
     draft = command.run(drafted, lambda text: None)
     own = np.load(tmp_path / "draft" / "own_train.npz", allow_pickle=False)
     source = [token for token in own["source"][5].tolist() if token]
-    said = sj.generate(target, [source], max_new_tokens=32, temperature=0.0).tokens[0]
-    assert len(own["source"]) == 70 and own["target"][5, : len(said)].tolist() == said
-    assert not own["target"][5, len(said) :].any()
-    guide = sj.drafters.model(sj.load(draft), gamma=2)
-    fast = sj.generate(sj.load(folder), ["one two", "six"], drafter=guide, max_new_tokens=6, temperature=0.0)
+    expected = sj.generate(target, [source], max_new_tokens=32, temperature=0.0).tokens[0]
+    assert len(own["source"]) == 70 and own["target"][5, : len(expected)].tolist() == expected
+    assert not own["target"][5, len(expected) :].any()
+    drafter = sj.drafters.model(sj.load(draft), gamma=2)
+    fast = sj.generate(sj.load(folder), ["one two", "six"], drafter=drafter, max_new_tokens=6, temperature=0.0)
     slow = sj.generate(sj.load(folder), ["one two", "six"], max_new_tokens=6, temperature=0.0)
     assert fast.tokens == slow.tokens
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, argument",
     [
-        ({"data": "absent.tsv"}, "absent.tsv: no such data file"),
-        ({"widths": (24, 12)}, "--widths must rise"),
-        ({"distill": 2.0}, "--distill must lie in 0..1"),
-        ({"own_outputs": 5}, "--own-outputs 5: must be at least 0, and needs a --teacher"),
-        ({"held_out": 0.0}, "--held-out must lie between 0 and 1"),
-        ({"heads": 0}, "--heads must be at least 1, got 0"),
-        ({"tokens": -4}, "--tokens must be at least 1, got -4"),
-        ({"every": 0}, "--every must be at least 1"),
-        ({"rate": 0.0}, "--rate must lie between 0 and 1"),
-        ({"seed": -1}, "--seed must be at least 0"),
+        ({"data": "absent.tsv"}, "absent.tsv"),
+        ({"widths": (24, 12)}, "widths"),
+        ({"distill": 2.0}, "distill"),
+        ({"own_outputs": 5}, "own_outputs"),
+        ({"held_out": 0.0}, "held_out"),
+        ({"heads": 0}, "heads"),
+        ({"tokens": -4}, "tokens"),
+        ({"every": 0}, "every"),
+        ({"rate": 0.0}, "rate"),
+        ({"seed": -1}, "seed"),
     ],
 )
-def test_bad_options_are_named(corpus, tmp_path, change, message):
+def test_invalid_options_raise(corpus, tmp_path, change, argument):
     from pathlib import Path
 
     change = {key: Path(value) if key == "data" else value for key, value in change.items()}
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=argument):
         command.check(small(corpus, tmp_path / "run", **change))
