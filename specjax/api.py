@@ -13,7 +13,6 @@ import numpy as np
 from specjax import checks, defaults, drafters, placement, programs, sampling, stopping, verify
 from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
-from specjax.drafters.bounded import BoundedModel
 from specjax.measuring import timed
 from specjax.metrics import Stats, split_seconds, stats, steady
 from specjax.model import Model
@@ -410,11 +409,6 @@ def check_parts(target: Model, drafter: LoadedDrafter, verifier: str | Verifier 
     """
     if not isinstance(target, Model):
         raise ValueError(f"target must be a model from specjax.load, got {type(target).__name__}")
-    if isinstance(target, BoundedModel):
-        raise ValueError(
-            f"target {target.name} has a bounded KV cache and only approximates the model: use it as the draft and "
-            "pass the original model as the target"
-        )
     if not isinstance(drafter, LoadedDrafter):
         raise ValueError(
             f"drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model, pass "

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Output, PyTree, Siblings, Verdict
 
-Cache = PyTree  # what it holds is the model's private matter, except `length`
+Cache = PyTree  # private to the model, except `length`
 DraftState = PyTree
 
 
@@ -30,7 +30,7 @@ class Prefilled(NamedTuple):
 
 
 class LanguageModel(NamedTuple):
-    """All that the decoding loop knows about OPT, T5 or Llama.
+    """A language model as the decoding loop sees it.
 
     prefill: (params, prompt [B,P], length [B], cache_len) -> Prefilled. `prompt` is left-aligned; what lies past
         `length` is ignored. Decoder-only: the cache holds prompt[:length-1] and `pending` is the last prompt token.
@@ -45,6 +45,7 @@ class LanguageModel(NamedTuple):
     encoder_decoder: whether the prompt is read by an encoder.
     positions: size of the table of positions; None where there is none (rotary and relative positions). Features and
         logits at a position past the table are finite but undefined: a draft proposes nothing there (`proposable`).
+    rollback: tokens that `keep` can roll back; None: all of them.
     """
 
     prefill: Callable[..., Prefilled]
@@ -53,6 +54,13 @@ class LanguageModel(NamedTuple):
     vocab_size: int
     encoder_decoder: bool = False
     positions: int | None = None
+    rollback: int | None = None
+
+    def check_rollback(self, tokens: int, doing: str) -> None:
+        """Raises ValueError where a round rolls back more tokens than `keep` can."""
+        if self.rollback is not None and tokens > self.rollback:
+            raise ValueError(f"slack={self.rollback} tokens can be rolled back, and {doing} rolls back up to {tokens}: "
+                             f"pass slack={tokens} to drafters.bounded")  # fmt: skip
 
     def proposable(self, root: Int[Array, "B"], depth: Int[Array | np.ndarray, "N"]) -> Bool[Array, "B N"]:
         """Draft nodes that this model can propose: their parents' positions are within its table.
@@ -125,7 +133,7 @@ class Drafter(NamedTuple):
 class VerifyFn(Protocol):
     """Decides which path of the tree to accept, and what to append. Stateless, so a function.
 
-    Args: key [B] typed keys, consumed once; tree; draft; log_p [B,N,V] the target's warped law after every node.
+    Args: key [B] typed keys, consumed once; tree; draft; log_p [B,N,V] warped target distribution at every node.
     """
 
     def __call__(self, key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict: ...

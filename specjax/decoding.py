@@ -1,19 +1,19 @@
 """The decoding loop: a round is draft, verify, commit; `generate` runs rounds in one while_loop, `stream` on the host.
 
 committed tokens          t0 t1 t2 ... t_n          cache holds t0 .. t_{n-1}; t_n is `pending`
-one round                 draft a tree below t_n, feed it to the target in one call, walk down the accepted path,
-                          append it and one more token, compact the cache, tell the drafter
+one round                 draft a tree below t_n, verify it in one target forward pass, commit the accepted path and
+                          one more token, compact the cache, pass the commit to the drafter
 """
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from specjax import branch, programs, sampling, stopping
+from specjax import programs, sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.categorical import argmax
 from specjax.models.cache import put_rows
@@ -23,6 +23,8 @@ from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
 from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, Verdict
 from specjax.verify.token import overlap, tested
+
+Carry = TypeVar("Carry")
 
 
 class DecodeParams(NamedTuple):
@@ -35,7 +37,7 @@ class DecodeParams(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums of `Info` over the rounds of each row; `rounds` counts target calls in which the row was active."""
+    """Sums of `Info` over the rounds of each row; `rounds` counts target passes in which the row was active."""
 
     rounds: Int[Array, "B"]
     drafted: Int[Array, "B"]
@@ -88,7 +90,7 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
     if drafter.vocab_size is not None and drafter.vocab_size != model.vocab_size:
         raise ValueError(
             f"draft vocabulary has {drafter.vocab_size} tokens and the target's {model.vocab_size}: "
-            "speculation compares their laws token by token, so both models must share one vocabulary"
+            "both models must share one vocabulary, since their distributions are compared token by token"
         )
     width = drafter.tree.width
     slots = cache_len + drafter.tree.size
@@ -129,7 +131,7 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
 def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> Callable:
     """`step(params, state) -> (state, Info)`: one round. Jit it, and donate the state: its caches are written in place.
 
-    The law of the emitted tokens is that of the verifier: the target's own where it is lossless.
+    With a lossless verifier, the emitted tokens follow the target distribution.
     """
     draft_half, verify_half = make_halves(model, drafter, verify, stages)
 
@@ -276,10 +278,10 @@ def judge(
     *,
     buckets: tuple[int, ...] = (),
 ) -> tuple[Output, Float[Array, "B N V"], Cache]:
-    """One call of the target: its output at every node, its warped law after each, and the cache with the block.
+    """One target forward pass: output and warped distribution at every node, and the cache with the block.
 
-    With `buckets` the call is as long as the least of them that holds the batch's longest draft; the output at nodes
-    past it means nothing.
+    With `buckets` the block is the shortest that holds the longest draft of the batch; the output at later nodes is
+    undefined.
     """
     if buckets:
         return _judge_shortest(model, tree, params, draft, cache, warp, buckets)
@@ -322,12 +324,20 @@ def _judge_shortest(model, tree: Tree, params, draft: Draft, cache, warp, bucket
     out, log_p = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:2])
     carry = out, log_p, cache
     for number, length in enumerate(buckets):
-        carry = branch.where(chosen == number, prefix(length), carry)
+        carry = run_if(chosen == number, prefix(length), carry)
     return carry
 
 
+def run_if(condition: Bool[Array, ""], run: Callable[[Carry], Carry], carry: Carry) -> Carry:
+    """`run(carry)` where the condition holds, else the carry: a loop of at most one iteration.
+
+    Around the branches of a conditional XLA copies every cache that one of them writes; a loop writes it in place.
+    """
+    return jax.lax.while_loop(lambda s: s[0], lambda s: (jnp.zeros((), bool), run(s[1])), (condition, carry))[1]
+
+
 def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] | None) -> Warp:
-    """The stack of logits processors as one function for target and draft laws alike (invariant 4)."""
+    """The logits processors as one function, for target and draft alike (invariant 4)."""
 
     def warp(logits, ancestors=None):
         if seen is None:

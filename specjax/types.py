@@ -1,4 +1,4 @@
-"""The records that pass between rooms, and the alphabet of their shapes.
+"""Records that pass between the parts of a round, and the alphabet of their shapes.
 
 B batch - P prompt - S block of new positions - N tree nodes, root included - W = depth + 1, tokens that one round
 can commit - T cache slots - V vocabulary - D model width - L layers - H heads - K key-value heads.
@@ -25,7 +25,7 @@ class Shared(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a language model says of a block of S new positions."""
+    """Output of a language model for a block of S new positions."""
 
     logits: Float[Array, "B S V"]  # float32, before any warp
     features: Float[Array, "B S D"]  # last hidden state after the final norm: what the head reads
@@ -33,31 +33,31 @@ class Output(NamedTuple):
 
 
 class Siblings(enum.Enum):
-    """How the children of one node came about: what decides which verifiers serve a tree of them.
+    """How the children of a node are chosen, which determines the verifiers that support the tree.
 
-    The children of a chain are single, so that WITH and WITHOUT replacement are one there.
+    In a chain every node has one child, so that WITH_REPLACEMENT and WITHOUT_REPLACEMENT are the same.
     """
 
-    WITH_REPLACEMENT = "independent draws of one law"
+    WITH_REPLACEMENT = "independent draws"
     WITHOUT_REPLACEMENT = "draws without replacement, oldest first"
     POINTS = "point masses"
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes: the tokens at the nodes of a tree; node 0, the root, is `pending`."""
+    """Proposal of a drafter: tokens at the nodes of a tree, whose root, node 0, is `pending`."""
 
     tokens: Int[Array, "B N"]
     valid: Bool[Array, "B N"]  # False: this node was not proposed. Static shape, dynamic content
-    log_q: Float[Array, "B N V"] | None  # the law that node i's children were drawn from; None: point masses
+    log_q: Float[Array, "B N V"] | None  # distribution that node i's children were drawn from; None: point masses
     parents: Int[Array, "B N"] | None = None  # of a dynamic tree: one tree a row; None: the drafter's own tree
 
 
 class Verdict(NamedTuple):
-    """Which path of the tree the verifier accepted, and the token that it appends."""
+    """The accepted path of the tree, and the token that the verifier appends."""
 
     path: Int[Array, "B W"]  # nodes, root first; entries past `accepted` repeat the last one
     accepted: Int[Array, "B"]  # nodes accepted below the root: 0 .. W-1
-    token: Int[Array, "B"]  # the correction or the bonus: always emitted
+    token: Int[Array, "B"]  # correction or bonus token; always emitted
 
 
 class Commit(NamedTuple):
@@ -84,17 +84,17 @@ class Commit(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Diagnostics of one round; a row that had stopped has zeros everywhere. What nobody reads costs nothing."""
+    """Diagnostics of one round, zero for rows that had stopped. XLA removes the fields that nothing reads."""
 
     active: Bool[Array, "B"]
     drafted: Int[Array, "B"]  # nodes proposed (valid, root apart)
-    tested: Int[Array, "B"]  # nodes on the walked path that were accepted or refused
+    tested: Int[Array, "B"]  # nodes that were accepted or rejected
     accepted: Int[Array, "B"]
     emitted: Int[Array, "B"]  # tokens committed: accepted + 1, or fewer where the row stopped inside the block
     overlap: Float[Array, "B"]  # sum over tested nodes of sum_x min(p, q)
     depth_tested: Int[Array, "B W"]  # [:, d]: 1 where a node at depth d + 1 was tested (the last column is always 0)
     depth_accepted: Int[Array, "B W"]
-    proposed: Int[Array, "B N"]  # the draft's tokens, parents, and which of them were proposed, for those who show it
+    proposed: Int[Array, "B N"]  # tokens and parents of the draft, and which nodes were proposed
     parents: Int[Array, "B N"]
     valid: Bool[Array, "B N"]
     committed: Int[Array, "B W"]

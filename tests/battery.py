@@ -185,19 +185,21 @@ def pair_logits(family: str, row: int) -> np.ndarray:
 
 
 def exact_model(family: str, row: int, temperature: float, **choice) -> distributions.Model:
-    """The target's law of the next token after one of `prompts()` and up to two tokens: by scores alone, float64."""
+    """The target's next-token distribution after one of `prompts()` and up to two tokens, from scores alone."""
     logits = pair_logits(family, row)
     first = {target(family).config.start_token} if family == "t5" else set(prompts()[row, : LENGTHS[row]].tolist())
 
-    def law(prefix: tuple[int, ...]) -> np.ndarray:
+    def probs(prefix: tuple[int, ...]) -> np.ndarray:
         at = (*prefix, 0, 0)[:2]
-        return plain_law(logits[at][len(prefix)], first | set(prefix), temperature, **choice)
+        return plain_distribution(logits[at][len(prefix)], first | set(prefix), temperature, **choice)
 
-    return law
+    return probs
 
 
-def plain_law(logits, seen, temperature, *, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0, bias=None) -> np.ndarray:
-    """The law that is asked for, written as its definition: by sorting, in float64. Ties are not met here."""
+def plain_distribution(
+    logits, seen, temperature, *, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0, bias=None
+) -> np.ndarray:
+    """The distribution that is asked for, written as its definition: by sorting, in float64. Ties are not met here."""
     x = np.array(logits, np.float64)
     for token, value in (bias or {}).items():
         x[token] += value
@@ -205,11 +207,11 @@ def plain_law(logits, seen, temperature, *, top_k=0, top_p=1.0, min_p=0.0, penal
         x[token] *= penalty if x[token] < 0 else 1 / penalty
     if temperature == 0:
         return np.eye(len(x))[x.argmax()]
-    law = np.exp((x - x.max()) / temperature)
-    order = np.argsort(-law)
+    probs = np.exp((x - x.max()) / temperature)
+    order = np.argsort(-probs)
     if top_k:
-        law[order[top_k:]] = 0.0
-    before = np.cumsum(law[order]) - law[order]
-    law[order[before >= top_p * law.sum()]] = 0.0
-    law[law < min_p * law.max()] = 0.0
-    return law / law.sum()
+        probs[order[top_k:]] = 0.0
+    before = np.cumsum(probs[order]) - probs[order]
+    probs[order[before >= top_p * probs.sum()]] = 0.0
+    probs[probs < min_p * probs.max()] = 0.0
+    return probs / probs.sum()

@@ -1,7 +1,7 @@
-"""What the tests of every verifier share: exact laws by enumeration, and chi-square tests with a stated power.
+"""What the tests of every verifier share: exact distributions by enumeration, and chi-square tests with a stated power.
 
-A law of sequences is an array of shape [V] * length, float64. A model is a function from a prefix (a tuple of tokens)
-to its law of the next token, [V].
+A distribution of sequences is an array of shape [V] * length, float64. A model is a function from a prefix (a tuple of
+tokens) to its next-token distribution, [V].
 """
 
 import itertools
@@ -17,16 +17,16 @@ ALPHA = 1e-4  # level of every chi-square test here; seeds are fixed, so a test 
 
 
 def random_model(seed: int, vocab: int, *, sharpness: float = 1.5, zeros: float = 0.0) -> Model:
-    """A law for every prefix: softmax of normal logits; a share `zeros` of the tokens has no mass, one always has."""
+    """A distribution for every prefix: softmax of normal logits; a share `zeros` of the tokens has no mass."""
 
-    def law(prefix: Prefix) -> np.ndarray:
+    def probs(prefix: Prefix) -> np.ndarray:
         rng = np.random.default_rng((seed, len(prefix), *prefix))
         mass = np.exp(sharpness * rng.normal(size=vocab))
         mass[rng.random(vocab) < zeros] = 0.0
         mass[rng.integers(vocab)] += 0.5
         return mass / mass.sum()
 
-    return law
+    return probs
 
 
 def one_hot_model(seed: int, vocab: int) -> Model:
@@ -36,15 +36,15 @@ def one_hot_model(seed: int, vocab: int) -> Model:
 
 
 def joint(model: Model, length: int, prefix: Prefix = ()) -> np.ndarray:
-    """The exact law of the next `length` tokens: [V] * length."""
+    """The exact distribution of the next `length` tokens: [V] * length."""
     if length == 0:
         return np.ones(())
-    law = model(prefix)
-    return np.stack([mass * joint(model, length - 1, (*prefix, token)) for token, mass in enumerate(law)])
+    probs = model(prefix)
+    return np.stack([mass * joint(model, length - 1, (*prefix, token)) for token, mass in enumerate(probs)])
 
 
 def completed(outcomes: Iterable[tuple[float, Prefix]], model: Model, vocab: int, length: int) -> np.ndarray:
-    """The law of the first `length` tokens when each outcome, (probability, tokens emitted), is continued by `model`.
+    """Distribution of the first `length` tokens if `model` continues each outcome, (probability, tokens emitted).
 
     A lossless round gives joint(model, length): whole blocks are compared, not only marginals.
     """
@@ -71,23 +71,23 @@ def measure(passes: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], 
     return low
 
 
-def chi_square(counts: np.ndarray, law: np.ndarray, *, least: float = 5.0) -> float:
-    """The p-value of counts under a law; cells that expect fewer than `least` are pooled. 0 where no mass was hit."""
-    counts, law = np.ravel(counts).astype(float), np.ravel(law)
-    if np.any(counts[law == 0] > 0):
+def chi_square(counts: np.ndarray, probs: np.ndarray, *, least: float = 5.0) -> float:
+    """The p-value of counts under `probs`; cells that expect fewer than `least` are pooled. 0 if a token has no mass."""
+    counts, probs = np.ravel(counts).astype(float), np.ravel(probs)
+    if np.any(counts[probs == 0] > 0):
         return 0.0
-    observed, expected = _pool(counts, law, counts.sum(), least)
+    observed, expected = _pool(counts, probs, counts.sum(), least)
     if len(expected) == 1:  # one token has all the mass, and has been all that was seen
         return 1.0
     return float(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
 
 
-def power(law: np.ndarray, other: np.ndarray, samples: int, *, least: float = 5.0) -> float:
-    """The chance that `chi_square` rejects `law`, at level ALPHA, when samples come from `other`."""
-    law, other = np.ravel(law), np.ravel(other)
-    if np.any(other[law == 0] > 0):
+def power(probs: np.ndarray, other: np.ndarray, samples: int, *, least: float = 5.0) -> float:
+    """The chance that `chi_square` rejects `distribution`, at level ALPHA, when samples come from `other`."""
+    probs, other = np.ravel(probs), np.ravel(other)
+    if np.any(other[probs == 0] > 0):
         return 1.0
-    shifted, expected = _pool(samples * other, law, samples, least)
+    shifted, expected = _pool(samples * other, probs, samples, least)
     excess = ((shifted - expected) ** 2 / expected).sum()
     freedom = len(expected) - 1
     return float(stats.ncx2.sf(stats.chi2.isf(ALPHA, freedom), freedom, excess))
@@ -100,10 +100,10 @@ def histogram(tokens: np.ndarray, vocab: int) -> np.ndarray:
     return np.bincount(flat, minlength=vocab**length).reshape((vocab,) * length)
 
 
-def _pool(values: np.ndarray, law: np.ndarray, samples: float, least: float):
+def _pool(values: np.ndarray, probs: np.ndarray, samples: float, least: float):
     """Values and expectations with the rare cells as one."""
-    rare = samples * law < least
-    expected = np.append(samples * law[~rare], samples * law[rare].sum())
+    rare = samples * probs < least
+    expected = np.append(samples * probs[~rare], samples * probs[rare].sum())
     values = np.append(values[~rare], values[rare].sum())
     return values[expected > 0], expected[expected > 0]
 

@@ -1,4 +1,4 @@
-"""The decoding loop, every drafter on every family: greedy equals plain decoding, laws are exact, rows are alone."""
+"""The decoding loop, every drafter on every family: greedy equals plain, distributions are exact, rows are alone."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -78,21 +78,21 @@ def test_a_perfect_draft_is_accepted_whole(family, plain):
     assert totals.rounds.tolist() == [battery.Setting.max_new // 4] * battery.ROWS
 
 
-# --- laws: the joint of the first three tokens -------------------------------------------------------------------
+# --- distributions: the joint of the first three tokens ---------------------------------------------------------------
 
-LAW_ROWS = 4096
+SAMPLED_ROWS = 4096
 TEMPERATURES = (0.7, 1.3)
 
 
 def exact_joint(temperature: float, family: str = "opt") -> np.ndarray:
-    """The target's own law of three tokens after one prompt, [V, V, V]."""
+    """The target's own distribution of three tokens after one prompt, [V, V, V]."""
     return distributions.joint(battery.exact_model(family, 4, temperature), 3)
 
 
 def sampled_counts(guide, family="opt", **options) -> dict[float, np.ndarray]:
     """Histograms of the first three tokens of LAW_ROWS rows a temperature, with greedy rows between them."""
     cycle = [0.0, *TEMPERATURES]
-    temperature = np.resize(cycle, LAW_ROWS * len(cycle))
+    temperature = np.resize(cycle, SAMPLED_ROWS * len(cycle))
     tokens = np.tile(battery.prompts()[4], (len(temperature), 1))
     lengths = np.full((len(temperature),), 9, np.int32)
     state = run(
@@ -104,14 +104,16 @@ def sampled_counts(guide, family="opt", **options) -> dict[float, np.ndarray]:
     return {t: distributions.histogram(new[temperature == t], battery.VOCAB) for t in TEMPERATURES}
 
 
-LAWS = [("opt", "model-2"), ("opt", "ngram-2"), ("llama", "model-2"), ("t5", "model-2")]
+DISTRIBUTION_CASES = [("opt", "model-2"), ("opt", "ngram-2"), ("llama", "model-2"), ("t5", "model-2")]
 
 
-@pytest.mark.parametrize(("family", "kind"), battery.others_slow(LAWS, [("opt", "model-2"), ("t5", "model-2")]))
-def test_sampled_rows_follow_the_joint_law(family, kind):
+@pytest.mark.parametrize(
+    ("family", "kind"), battery.others_slow(DISTRIBUTION_CASES, [("opt", "model-2"), ("t5", "model-2")])
+)
+def test_sampled_rows_follow_the_joint_distribution(family, kind):
     counts = sampled_counts(guide(kind, family), family)
     for temperature, histogram in counts.items():
-        assert histogram.sum() == LAW_ROWS
+        assert histogram.sum() == SAMPLED_ROWS
         assert distributions.chi_square(histogram, exact_joint(temperature, family)) > distributions.ALPHA
 
 
@@ -126,7 +128,7 @@ def accepts_too_much(key, tree, draft, log_p):
 
 
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
-def test_the_law_test_fails_a_broken_verifier(family):
+def test_the_distribution_test_fails_a_broken_verifier(family):
     assert (
         least(sampled_counts(guide("model-2", family), family, verify=accepts_too_much), family) < distributions.ALPHA
     )
@@ -159,14 +161,14 @@ def same_key_every_round(drafter: Drafter) -> Drafter:
     return drafter._replace(init=init, propose=propose, commit=commit)
 
 
-def test_the_law_test_fails_draft_noise_kept_between_rounds():
+def test_the_distribution_test_fails_draft_noise_kept_between_rounds():
     """As a public implementation does: marginals stay right, the joint does not."""
     right = guide("model-1", "opt")
     broken = right._replace(drafter=same_key_every_round(right.drafter))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def test_the_law_test_fails_draft_noise_shared_by_positions(monkeypatch):
+def test_the_distribution_test_fails_draft_noise_shared_by_positions(monkeypatch):
     whole = chain.uniforms
     shared = lambda key, shape: jnp.broadcast_to(whole(key, (1, *shape[1:])), (len(key), *shape))
     monkeypatch.setattr(chain, "uniforms", shared)
@@ -175,9 +177,9 @@ def test_the_law_test_fails_draft_noise_shared_by_positions(monkeypatch):
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def rescaled(log_law, power):
-    """The law at another temperature; one-hot rows stay."""
-    return jax.nn.log_softmax(jnp.where(jnp.isneginf(log_law), -jnp.inf, log_law * power))
+def rescaled(log_probs, power):
+    """The distribution at another temperature; one-hot rows stay."""
+    return jax.nn.log_softmax(jnp.where(jnp.isneginf(log_probs), -jnp.inf, log_probs * power))
 
 
 def draws_warped_and_tells_raw(propose, warmth):
@@ -200,18 +202,18 @@ def draws_raw_and_tells_warped(propose, warmth):
 @pytest.mark.parametrize(
     "lie", battery.others_slow([draws_warped_and_tells_raw, draws_raw_and_tells_warped], [draws_raw_and_tells_warped])
 )
-def test_the_law_test_fails_a_draft_law_that_is_not_the_one_drawn_from(lie):
+def test_the_distribution_test_fails_a_draft_distribution_that_is_not_the_one_drawn_from(lie):
     """Temperature on the target's side only."""
     right = guide("model-2", "opt")
     cycle = [1.0, *TEMPERATURES]  # greedy rows stay as they are
-    warmth = jnp.asarray(np.resize(cycle, LAW_ROWS * len(cycle)), jnp.float32)[:, None, None]
+    warmth = jnp.asarray(np.resize(cycle, SAMPLED_ROWS * len(cycle)), jnp.float32)[:, None, None]
     broken = right._replace(drafter=right.drafter._replace(propose=lie(right.drafter.propose, warmth)))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
 def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
     """Each tested token passes with the mass that p and q share: the sums agree within five standard errors, in a batch
-    with greedy rows too, whose laws have one token."""
+    with greedy rows too, whose distributions have one token."""
     rows = 4096
     temperature = np.resize([0.0, *TEMPERATURES], rows)
     state = run(
@@ -227,7 +229,7 @@ def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
         assert abs(accepted - overlap) < 5 * spread, (one, accepted, overlap, tested)
 
 
-def test_the_law_test_sees_another_temperature():
+def test_the_distribution_test_sees_another_temperature():
     counts = sampled_counts(guide("model-2", "opt"))
     assert distributions.chi_square(counts[0.7], exact_joint(0.85)) < distributions.ALPHA
 
@@ -347,3 +349,20 @@ def test_generate_does_not_touch_the_host():
     with jax.transfer_guard("disallow"):
         state = loop.generate(decode, state, verify=token_level, **static)
     assert state.length.tolist() == [24] * battery.ROWS
+
+
+# --- conditional work in place; that it copies no cache is tested in test_policies.py ------------------------------
+
+
+@pytest.mark.parametrize(("condition", "turns"), [(True, 1), (False, 0)])
+def test_run_if_runs_once_or_not_at_all(condition, turns):
+    ran = []
+
+    def run(carry):
+        jax.debug.callback(lambda: ran.append(1))
+        return carry[0] + 1, carry[1].at[2].set(5.0)
+
+    count, buffer = jax.jit(lambda c, x: loop.run_if(c, run, x))(condition, (jnp.int32(7), jnp.zeros(4)))
+    jax.effects_barrier()
+    assert len(ran) == turns and int(count) == 7 + turns
+    np.testing.assert_array_equal(buffer, [0.0, 0.0, 5.0 * turns, 0.0])

@@ -173,29 +173,29 @@ WARP = {
 
 
 class Test4OneWarpInFloat32:
-    """Broken by a draft law warped otherwise than the target's, or by one that is not the law drawn from."""
+    """Broken by a draft distribution with another warp than the target's, or by a log_q that was not drawn from."""
 
     @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
-    def test_a_draft_with_the_targets_weights_has_the_targets_laws(self, family):
+    def test_a_draft_with_the_targets_weights_has_the_targets_distributions(self, family):
         decode, state, static = prepare(family, drafters.model(battery.target(family), gamma=3), **WARP)
         tree, stages = static["drafter"].tree, static["stages"]
         assert all(dataclasses.astuple(stages))
 
         @jax.jit
-        def laws_of(decode, state):
+        def distributions_of(decode, state):
             warp = loop.make_warp(decode.sampling, stages, state.seen)
             draft, _ = static["drafter"].propose(decode.draft, state.key, state.draft, state.pending, warp)
             out, _ = static["model"].extend(decode.target, draft.tokens, state.cache, tree.mask, tree.depth)
             return draft.log_q, warp(out.logits, draft.tokens[:, tree.paths])
 
-        log_q, log_p = laws_of(decode, state)
+        log_q, log_p = distributions_of(decode, state)
         assert log_q.dtype == log_p.dtype == jnp.float32
         q, p = np.exp(log_q[:, :-1]), np.exp(log_p[:, :-1])
         np.testing.assert_array_equal(q == 0, p == 0)
         np.testing.assert_allclose(q, p, atol=2e-5)
 
-    def test_the_law_told_is_the_law_drawn_from(self):
-        """Both draft tokens of 4096 rows, as ranks of a uniform law by the masses that were told."""
+    def test_the_distribution_told_is_the_distribution_drawn_from(self):
+        """Both draft tokens of 4096 rows, as ranks of a uniform distribution by the masses that were told."""
         count = 4096
         plan = {"temperature": np.resize([0.6, 1.4], count), "top_k": np.resize([5, 0, 9], count)}
         tokens = np.tile(battery.prompts()[4], (count, 1))
@@ -223,13 +223,13 @@ class Test4OneWarpInFloat32:
         """[8, 8] counts of F(token - 1) + u mass(token) of both draft tokens, u uniform."""
         rng, cells = np.random.default_rng(0), []
         for node in (0, 1):
-            law, drawn = told[:, node], np.asarray(tokens)[:, node + 1]
+            probs, drawn = told[:, node], np.asarray(tokens)[:, node + 1]
             at = np.arange(len(drawn))
-            below = law.cumsum(-1)[at, drawn] - law[at, drawn]
-            cells.append(np.minimum((below + rng.random(len(drawn)) * law[at, drawn]) * 8, 7).astype(int))
+            below = probs.cumsum(-1)[at, drawn] - probs[at, drawn]
+            cells.append(np.minimum((below + rng.random(len(drawn)) * probs[at, drawn]) * 8, 7).astype(int))
         return distributions.histogram(np.stack(cells, 1), 8)
 
-    def test_half_precision_weights_give_float32_laws(self):
+    def test_half_precision_weights_give_float32_distributions(self):
         """And no softmax in bfloat16: the logits are float32 before the warp."""
         _, config = battery.FAMILIES["opt"]
         fmt = Format(dtype="bfloat16")
@@ -259,40 +259,40 @@ class Test5StrictAcceptance:
         np.testing.assert_allclose(left[2], [0, 0, 0.1, 0], atol=1e-7)
         assert left[2, 3] == left[2, 0] == 0
 
-    def test_a_draft_without_mass_in_either_law_is_refused_without_nan(self):
-        log = lambda law: jnp.log(jnp.asarray([[law, law]], jnp.float32))
+    def test_a_draft_without_mass_in_either_distribution_is_refused_without_nan(self):
+        log = lambda probs: jnp.log(jnp.asarray([[probs, probs]], jnp.float32))
         draft = Draft(jnp.asarray([[0, 2]]), jnp.ones((1, 2), bool), log([1.0, 0.0, 0.0]))
         verdict = token.walk(jnp.zeros((1, 1)), jnp.full((1, 2), 0.5), trees.chain(1), draft, log([0.0, 1.0, 0.0]))
         assert (verdict.accepted.tolist(), verdict.token.tolist()) == ([0], [1])
 
 
 class Test6ChosenNodesArePointMasses:
-    """Broken by telling q as the law of a token that was chosen without chance. Trees drawn without replacement have
+    """Broken by returning q for a token that was chosen without chance. Trees drawn without replacement have
     their own test beside their verifier."""
 
     Q = staticmethod(distributions.random_model(2, 3, sharpness=1.0))
     P = staticmethod(distributions.random_model(1, 3, sharpness=1.0))
 
     def emitted(self, told: bool):
-        """The exact law of three tokens where each draft is the argmax of q, as a point mass or told as drawn."""
+        """Exact distribution of three tokens if each draft is the argmax of q, as a point mass or returned as drawn."""
         chosen = lambda prefix: np.eye(3)[int(np.argmax(self.Q(prefix)))]
         with enable_x64(True):
             mass, draft, log_p = chain_batch(self.P, chosen, 3, 2, points=True)
             if told:
                 tokens = np.asarray(draft.tokens)
-                told_laws = [[self.Q(tuple(row[1 : i + 1].tolist())) for i in range(3)] for row in tokens]
-                draft = draft._replace(log_q=jnp.log(jnp.asarray(told_laws)))
+                told_distributions = [[self.Q(tuple(row[1 : i + 1].tolist())) for i in range(3)] for row in tokens]
+                draft = draft._replace(log_q=jnp.log(jnp.asarray(told_distributions)))
             return distributions.completed(token_outcomes(mass, draft, log_p), self.P, 3, 3)
 
-    def test_point_masses_keep_the_law(self):
+    def test_point_masses_keep_the_distribution(self):
         np.testing.assert_allclose(self.emitted(told=False), distributions.joint(self.P, 3), atol=1e-12)
 
-    def test_control_the_law_of_q_does_not(self):
+    def test_control_the_distribution_of_q_does_not(self):
         assert np.abs(self.emitted(told=True) - distributions.joint(self.P, 3)).max() > 1e-2
 
     @pytest.mark.parametrize("kind", ["plain", "model-3", "ngram-3"])
-    def test_what_tells_no_law_draws_nothing(self, kind):
-        """Drafts without a law are the same under every key; drafts with one are not."""
+    def test_what_tells_no_distribution_draws_nothing(self, kind):
+        """Drafts without a distribution are the same under every key; drafts with one are not."""
         first, second = (proposal(kind, seed) for seed in (0, 1))
         same = bool((first.tokens == second.tokens).all())
         assert same == (first.log_q is None)
@@ -323,15 +323,15 @@ class Test7DroppingLooksAtNoSampledToken:
     def test_no_drafter_does(self, kind):
         assert not self.looks_ahead([proposal(kind, seed) for seed in range(4)])
 
-    def test_control_one_that_does_is_seen_here_and_in_the_law(self):
+    def test_control_one_that_does_is_seen_here_and_in_the_distribution(self):
         drafts = [proposal("model-3", seed) for seed in range(4)]
         dropped = [d._replace(valid=d.valid.at[:, 1:].set(d.tokens[:, 1:] % 2 == 0)) for d in drafts]
         assert self.looks_ahead(dropped)
         with enable_x64(True):
             mass, draft, log_p = chain_batch(Test6ChosenNodesArePointMasses.P, Test6ChosenNodesArePointMasses.Q, 3, 2)
             cut = draft._replace(valid=draft.valid.at[:, 1:].set(draft.tokens[:, 1:] % 2 == 0))
-            law = distributions.completed(token_outcomes(mass, cut, log_p), Test6ChosenNodesArePointMasses.P, 3, 3)
-        assert np.abs(law - distributions.joint(Test6ChosenNodesArePointMasses.P, 3)).max() > 1e-3
+            probs = distributions.completed(token_outcomes(mass, cut, log_p), Test6ChosenNodesArePointMasses.P, 3, 3)
+        assert np.abs(probs - distributions.joint(Test6ChosenNodesArePointMasses.P, 3)).max() > 1e-3
 
 
 class Test8KeysOfRolesRoundsAndRows:

@@ -46,32 +46,36 @@ def batch(request):
     return mixed(request.param)
 
 
-def law_of(choice) -> np.ndarray:
+def distribution_of(choice) -> np.ndarray:
     return distributions.joint(battery.exact_model("opt", ROW, **choice), NEW)
 
 
-def test_each_row_has_the_law_that_it_asked_for(batch):
+def test_each_row_has_the_distribution_that_it_asked_for(batch):
     """Of plain decoding and of every drafter: greedy rows the one text, sampled rows the joint of two tokens."""
     for choice, new in zip(CHOICES, batch, strict=True):
         assert (
-            distributions.chi_square(distributions.histogram(new, battery.VOCAB), law_of(choice)) > distributions.ALPHA
+            distributions.chi_square(distributions.histogram(new, battery.VOCAB), distribution_of(choice))
+            > distributions.ALPHA
         ), choice
 
 
-def test_the_support_is_exactly_that_of_the_law(batch):
+def test_the_support_is_exactly_that_of_the_distribution(batch):
     """Nothing that a filter excludes comes out, and everything that it leaves and 2048 rows can show does."""
     for choice, new in zip(CHOICES, batch, strict=True):
-        law, counts = law_of(choice), distributions.histogram(new, battery.VOCAB)
-        assert not counts[law == 0].any(), choice
-        assert (counts[law > 12 / COPIES] > 0).all(), choice  # missed with a chance of exp(-12) each
+        probs, counts = distribution_of(choice), distributions.histogram(new, battery.VOCAB)
+        assert not counts[probs == 0].any(), choice
+        assert (counts[probs > 12 / COPIES] > 0).all(), choice  # missed with a chance of exp(-12) each
 
 
 def test_the_choices_differ():
-    """The control: each choice's rows refuse the law of every other choice, with a power near one."""
+    """The control: each choice's rows refuse the distribution of every other choice, with a power near one."""
     for choice in CHOICES:
         for other in CHOICES:
             if choice is not other:
-                assert distributions.power(law_of(other), law_of(choice), COPIES) > 0.99, (choice, other)
+                assert distributions.power(distribution_of(other), distribution_of(choice), COPIES) > 0.99, (
+                    choice,
+                    other,
+                )
 
 
 # --- a fault in one row ------------------------------------------------------------------------------------------

@@ -145,13 +145,13 @@ def test_greedy_equals_plain_for_all(kind, family):
 
 
 @pytest.mark.parametrize("kind", ["threshold-2", pytest.param("disco-3", marks=pytest.mark.slow)])
-def test_sampled_rows_follow_the_joint_law(kind):
+def test_sampled_rows_follow_the_joint_distribution(kind):
     assert least(sampled_counts(guide(kind, "opt"))) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["heuristic-2", "goodput-2", "threshold-3"])
-def test_sampled_rows_follow_the_joint_law_for_all(kind):
+def test_sampled_rows_follow_the_joint_distribution_for_all(kind):
     assert least(sampled_counts(guide(kind, "opt"))) > distributions.ALPHA
 
 
@@ -166,7 +166,7 @@ def looks(right: LoadedDrafter) -> LoadedDrafter:
     return right._replace(drafter=right.drafter._replace(propose=propose))
 
 
-def test_the_law_test_fails_a_policy_that_drops_the_token_it_looked_at():
+def test_the_distribution_test_fails_a_policy_that_drops_the_token_it_looked_at():
     counts = sampled_counts(looks(guide("threshold-2", "opt")))
     for temperature, histogram in counts.items():
         assert distributions.chi_square(histogram, exact_joint(temperature)) < distributions.ALPHA
@@ -189,7 +189,7 @@ def test_rows_are_alone_and_numbers_are_arguments():
     assert loop.trace_count() == traces
     totals = [jax.device_get(run("opt", each, SAMPLED).totals) for each in (chosen, other)]
     assert totals[1].drafted.sum() < totals[0].drafted.sum()
-    assert texts(state) != whole  # other lengths, other draws of the same law
+    assert texts(state) != whole  # other lengths, other draws of the same distribution
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from specjax import api, drafters, files
 from specjax.bench import machine
 from specjax.bench.decode import Row
 from specjax.drafters import LoadedDrafter, reading
-from specjax.drafters.layer_skip import check_layers
 from specjax.drafters.reading import Reading
+from specjax.drafters.self_speculation import check_layers
 from specjax.loading import load
 from specjax.model import Model
 

@@ -1,4 +1,4 @@
-"""Ways to guess what the target will say: pure functions with explicit state, joined to their weights.
+"""Drafters: pure functions with explicit state, and constructors that join them to their weights.
 
 Each constructor returns a `LoadedDrafter` for `specjax.generate(..., drafter=...)`. The `base.Drafter`s behind them are
 in the modules of this folder.
@@ -19,12 +19,11 @@ from specjax.drafters import cascade as _cascade
 from specjax.drafters import fitting as fitting
 from specjax.drafters import lookahead as _lookahead
 from specjax.drafters import ngram as _ngram
-from specjax.drafters import plain as _plain
 from specjax.drafters import suffix as _suffix
 from specjax.drafters import table as _table
-from specjax.drafters.bounded import check_slack
-from specjax.drafters.bridging import bridge as bridge
-from specjax.drafters.bridging import reencode as reencode
+from specjax.drafters.bounded import bounded as bounded
+from specjax.drafters.bridge import bridge as bridge
+from specjax.drafters.bridge import reencode as reencode
 from specjax.drafters.corpus import Corpus as Corpus
 from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
@@ -33,7 +32,6 @@ from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.drafters.loaded import LoadedDrafter as LoadedDrafter
 from specjax.drafters.select import Retrieval as Retrieval
 from specjax.drafters.select import SnapKV as SnapKV
-from specjax.drafters.self_speculation import bounded as bounded
 from specjax.drafters.self_speculation import layer_skip as layer_skip
 from specjax.drafters.self_speculation import quantized as quantized
 from specjax.drafters.self_speculation import small_kv as small_kv
@@ -42,12 +40,12 @@ from specjax.policies.policy import Rule, check_buckets, ladder
 from specjax.trees import Tree
 from specjax.types import Siblings as Siblings
 
-MODEL_GAMMA = 5  # draft tokens a round where nothing else is said
+MODEL_GAMMA = 5  # draft tokens per round by default
 
 
 def plain() -> LoadedDrafter:
-    """No draft: plain autoregressive decoding, by the same loop. The baseline."""
-    return LoadedDrafter("plain", _plain.plain())
+    """No draft: plain autoregressive decoding in the same loop, the baseline of all speed-ups."""
+    return LoadedDrafter("plain", chain.plain())
 
 
 def model(
@@ -57,30 +55,30 @@ def model(
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
-      gamma: draft tokens a round, at least 1; None: 5, or what the policy says.
+      gamma: draft tokens per round, at least 1; None: 5, or up to the policy's gamma_max.
       policy: from `specjax.policies`; each row drafts as many tokens as it wants, up to its gamma_max.
-      buckets: draft lengths that the target's call is compiled at, for a policy that varies; None: those of
+      buckets: draft lengths for which the target forward pass is compiled, for a policy that varies; None: those of
         `policies.ladder`, (): gamma_max alone.
 
     Raises:
-      ValueError: gamma beside a policy, something that is no policy, or buckets that do not fit it.
+      ValueError: gamma and policy together, not a policy, or buckets that do not fit it.
     """
     _check_model(draft)
     if policy is None:
         if buckets is not None:
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
         gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
-        check_slack(draft, gamma, f"a draft of {gamma}")
+        draft.lm.check_rollback(gamma, f"a draft of {gamma}")
         return LoadedDrafter(f"{draft.name} x{gamma}", chain.chain(draft.lm, gamma), draft.params, draft)
     if not isinstance(policy, Rule):
         raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
     if gamma is not None:
-        raise ValueError(f"gamma={gamma} beside a policy: the policy {policy.name!r} says how long to draft")
+        raise ValueError(f"pass either gamma={gamma} or policy={policy.name!r}, not both")
     most = policy.gamma_max
     if policy.policy.constant:
         check_buckets(buckets or (), most)
         return plain() if most == 0 else model(draft, gamma=most)
-    check_slack(draft, most, f"a draft of {most}")
+    draft.lm.check_rollback(most, f"a draft of {most}")
     chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
     drafter = adaptive.adaptive(draft.lm, policy.policy, chosen)
     params = adaptive.AdaptiveParams(draft.params, policy.params)
@@ -94,13 +92,13 @@ def _check_model(draft: Any) -> None:
 
 
 def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> LoadedDrafter:
-    """A smaller model writes a tree of one shape, one call a level (SpecInfer, Sequoia).
+    """A smaller model writes a tree of one shape, one forward pass per level (SpecInfer, Sequoia).
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
       shape: any tree of `specjax.trees`: regular((3, 2)), best_tree(...), sequoia(...).
-      siblings: how the children of a node come about, which decides who verifies them. WITHOUT_REPLACEMENT, draws that
-        differ: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
+      siblings: how the children of a node come about, which determines the verifiers. WITHOUT_REPLACEMENT, distinct
+        draws: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
         "traversal", "kseq". POINTS, the most probable tokens: "deterministic", "multiround", "traversal".
     """
     _check_model(draft)
@@ -119,7 +117,7 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
       size: nodes that the target reads, the root included.
-      depth: levels below the root, each one call of the draft.
+      depth: levels below the root, each one draft forward pass.
       width: nodes of a level that the draft reads, and tokens that each of them proposes.
     """
     _check_model(draft)
@@ -135,10 +133,10 @@ def ngram(*, gamma: int = 8, longest: int = 3, shortest: int = 1) -> LoadedDraft
 
 
 def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> LoadedDrafter:
-    """The target guesses for itself, in the same call that verifies (lookahead decoding). Verifier: "deterministic".
+    """The target drafts for itself while it verifies, in one pass (lookahead decoding). Verifier: "deterministic".
 
     Args:
-      window: W, columns of the window of guesses.
+      window: W, columns of the Jacobi window.
       ngram: N, tokens of an n-gram, at least 2; a round commits up to as many.
       guesses: G, n-grams that are tried in a round.
     """
@@ -152,7 +150,7 @@ def suffix(
 
     Args:
       past: of `drafters.corpus(documents)`, lists of token ids such as `Generation.tokens`; None: the request alone.
-      gamma: draft tokens a round.
+      gamma: draft tokens per round.
       longest, shortest: tokens that a match may have, at most 64.
       confidence: how large a share of the matches must go on through a token for it to be proposed.
     """
@@ -201,15 +199,15 @@ def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -
 
 
 def table(fitted: Any, *, gamma: int = 5) -> LoadedDrafter:
-    """A unigram, bigram or n-gram table: laws that are looked up, at next to no cost (Leviathan et al. 2023, table 3).
+    """A unigram, bigram or n-gram table: distributions looked up at next to no cost (Leviathan et al. 2023, table 3).
 
     Args:
       fitted: from `fitting.fit`, `fitting.fit_texts` or `training.table.fit_samples`, or the path of one that
         `fitting.save` wrote.
-      gamma: draft tokens a round, at least 1.
+      gamma: draft tokens per round, at least 1.
 
     Raises:
-      ValueError: no table, or laws that do not sum to 1.
+      ValueError: not a table, or distributions that do not sum to 1.
     """
     checks.integer("gamma", gamma, least=1)
     if isinstance(fitted, str | os.PathLike):
@@ -231,17 +229,17 @@ def cascade(
     """A smaller model writes a chain of gamma tokens, itself sped up by a drafter: speculation of three levels or more.
 
     `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
-    cascade again. The output has the target's law all the same.
+    cascade again. The output follows the target distribution.
 
     Args:
       draft: a model from `specjax.load` that shares the target's tokenizer.
       drafter: a `LoadedDrafter` that drafts for it.
-      gamma: draft tokens a round of the target, at least 1: more than a round of the inner levels yields.
+      gamma: draft tokens per round of the target, at least 1: more than a round of the inner levels yields.
       verifier: of the inner rounds: a name of `specjax.verify.TABLE`, or a `Verifier`; a lossless one. None: the one
         that suits the drafter.
 
     Raises:
-      ValueError: parts that do not fit together, a lossy verifier, or a drafter that cannot take tokens back.
+      ValueError: parts that do not fit together, a lossy verifier, or a drafter without `rewind`.
     """
     checks.integer("gamma", gamma, least=1)
     _check_model(draft)
@@ -260,12 +258,13 @@ def cascade(
     chosen.check(part.tree, part.siblings, f"inner drafter {drafter.name!r}", dynamic=part.dynamic)
     if part.rewind is None:
         raise ValueError(
-            f"drafter {drafter.name!r} cannot take tokens back (it has no `rewind`), so it cannot serve in a cascade: "
+            f"drafter {drafter.name!r} cannot roll tokens back (it has no `rewind`), so a cascade cannot use it: "
             "use one that shares the middle model's tokenizer, or looks tokens up"
         )
     over = gamma - 1 + part.tree.width  # tokens that the last inner round may end at
-    check_slack(draft, over, f"a cascade of gamma={gamma}")
-    check_slack(drafter.source, over + part.tree.size - 1, f"a cascade of gamma={gamma}")
+    draft.lm.check_rollback(over, f"a cascade of gamma={gamma}")
+    if drafter.source is not None:
+        drafter.source.lm.check_rollback(over + part.tree.size - 1, f"a cascade of gamma={gamma}")
     return LoadedDrafter(
         f"{draft.name} x{gamma} ({drafter.name})",
         _cascade.cascade(draft.variant(capture=part.capture), part, chosen.fn, gamma),

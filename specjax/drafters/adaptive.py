@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import branch, trees
+from specjax import trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
-from specjax.drafters.chain import draw, first_logits, next_logits, taken_back
+from specjax.decoding import run_if
+from specjax.drafters.chain import draw_node, first_logits, next_logits, roll_back
 from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params
@@ -56,7 +57,7 @@ class Writing(NamedTuple):
     cache: Cache
     token: Int[Array, "B"]
     drafted: Int[Array, "B N"]
-    laws: Float[Array, "B N V"]
+    log_q: Float[Array, "B N V"]
     valid: Bool[Array, "B N"]
     going: Bool[Array, "B"]  # rows that draw one more
     policy: PolicyState
@@ -65,7 +66,7 @@ class Writing(NamedTuple):
 
 @memoize
 def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), backlog: int = BACKLOG) -> Drafter:
-    """A chain of up to policy.gamma_max tokens sampled from `lm`, each from its warped law.
+    """A chain of up to policy.gamma_max tokens sampled from `lm`, each from its warped distribution.
 
     Args:
       buckets: draft lengths that the target verifies at, see `Drafter.buckets`.
@@ -98,7 +99,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
             _, cache = lm.extend(params.model, state.missing, cache, late.mask, late.depth)
             return lm.keep(cache, None, lag), jnp.zeros_like(lag)
 
-        return branch.where(due, feed, (state.cache, state.lag))
+        return run_if(due, feed, (state.cache, state.lag))
 
     def propose(params: AdaptiveParams, key, state: AdaptiveDraft, pending, warp: Warp):
         numbers = uniforms(key, (gamma, 2))
@@ -111,12 +112,12 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
 
         def one_more(now: Writing, logits, cache) -> Writing:
             """Draws the next node of the rows that are going, and asks whether another follows it."""
-            token, drafted, laws, log_q = draw(warp, numbers, now.step, logits, now.drafted, now.laws)
+            token, drafted, log_q, last = draw_node(warp, numbers, now.step, logits, now.drafted, now.log_q)
             step = now.step + 1
             valid = jax.lax.dynamic_update_slice_in_dim(now.valid, now.going[:, None], step, axis=1)
-            go, own = policy.go_on(params.policy, now.policy, Drawn(logits, log_q, token), step)
+            go, own = policy.go_on(params.policy, now.policy, Drawn(logits, last, token), step)
             going = now.going & go & (step < wanted)
-            return Writing(cache, token, drafted, laws, valid, going, rows_where(now.going, own, now.policy), step)
+            return Writing(cache, token, drafted, log_q, valid, going, rows_where(now.going, own, now.policy), step)
 
         def write(now: Writing) -> Writing:
             logits, cache = first_logits(lm, params.model, now.cache, state.missing[:, 0], lag, pending)
@@ -126,9 +127,9 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
 
         drafted = jnp.broadcast_to(pending[:, None], (pending.shape[0], gamma + 1))
         root = jnp.broadcast_to(jnp.arange(gamma + 1, dtype=jnp.int32)[None] == 0, drafted.shape)
-        laws = jnp.zeros((*drafted.shape, lm.vocab_size), jnp.float32)
-        begun = Writing(cache, pending, drafted, laws, root, wanted > 0, own, jnp.zeros((), jnp.int32))
-        done = branch.where(drafting, write, begun)
+        log_q = jnp.zeros((*drafted.shape, lm.vocab_size), jnp.float32)
+        begun = Writing(cache, pending, drafted, log_q, root, wanted > 0, own, jnp.zeros((), jnp.int32))
+        done = run_if(drafting, write, begun)
 
         idle = done.step == 0
         waiting = jnp.arange(backlog, dtype=jnp.int32)[None] == lag[:, None]  # `pending`, where it was not fed
@@ -136,7 +137,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         missing = jnp.where(jnp.where(idle, waiting, alone), done.token[:, None], state.missing)
         count = jnp.sum(done.valid[:, 1:], axis=1, dtype=jnp.int32)
         after = AdaptiveDraft(done.cache, missing, lag, state.live, done.policy, done.step, count)
-        return Draft(done.drafted, done.valid, done.laws), after
+        return Draft(done.drafted, done.valid, done.log_q), after
 
     def commit(params: AdaptiveParams, state: AdaptiveDraft, committed: Commit):
         length, running = committed.length, committed.length > 0
@@ -153,7 +154,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         del params, token
         # In a cascade a row commits nothing where it waits for its neighbors: it has not ended. What the policy has
         # seen stays seen.
-        cache, lag = taken_back(lm, state.cache, state.lag, back)
+        cache, lag = roll_back(lm, state.cache, state.lag, back)
         return state._replace(cache=cache, lag=lag, live=jnp.ones_like(state.live))
 
     buckets = check_buckets(buckets, gamma)

@@ -13,7 +13,8 @@ is kept is chosen after the prompt, and not again: to choose again takes the key
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxtyping import Array, Int
 
 from specjax import checks
 from specjax.base import LanguageModel, Prefilled
-from specjax.drafters.sparse import Choice, Selection, held_position, slot_of
+from specjax.drafters.sparse import SINKS, Choice, Selection, held_position, slot_of
 from specjax.model import Model
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
@@ -41,51 +42,75 @@ class BoundedCache(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BoundedModel(Model):
-    """A model with `bounded` functions, for drafting alone: its laws are not those of the model that it was made of."""
+class BoundedDraft:
+    """A model over bounded caches. It only approximates the model, so it drafts and is never a target.
 
-    choice: Choice | None = None
-    budget: int = 0
-    kept: int = 0
-    slack: int = 0
-    block: int = 0
+    Attributes:
+      model: the model whose weights it runs.
+      lm: pure functions over bounded caches.
+      name: for reports.
+    """
 
-    @functools.cached_property
-    def lm(self) -> LanguageModel:
-        return bounded(self.variant(), self.choice, self.budget, self.kept, self.slack, self.block)
+    model: Model
+    lm: LanguageModel
+    name: str
+    bound: Callable[[LanguageModel], LanguageModel]
+
+    def variant(self, *, capture: tuple[int, ...] = ()) -> LanguageModel:
+        """Pure functions over the same caches that return the residual streams `capture`."""
+        return self.bound(self.model.variant(capture=capture))
+
+    params = property(lambda self: self.model.params)
+    config = property(lambda self: self.model.config)
+    fmt = property(lambda self: self.model.fmt)
+    mesh = property(lambda self: self.model.mesh)
+    rules = property(lambda self: self.model.rules)
+    text = property(lambda self: self.model.text)
+    vocab_size = property(lambda self: self.model.vocab_size)
+    encoder_decoder = property(lambda self: self.model.encoder_decoder)
 
 
-def bound(model: Model, *, budget: int, selection: Selection, slack: int = 32, block: int = 32) -> BoundedModel:
-    """The same weights over a cache of `budget` slots, `slack` that can be taken back, and a block.
+def bounded(
+    draft: Any, *, budget: int = 256, selection: Selection = SINKS, slack: int = 32, block: int = 32
+) -> BoundedDraft:
+    """The same weights over a KV cache that never grows, to draft with: `model(bounded(small))`, or in a cascade.
+
+    `cascade(bounded(target, budget=4096, selection=Retrieval()), model(bounded(small)))` under the target is TriForce.
+
+    Args:
+      draft: a model from `specjax.load`.
+      budget: slots of the kept and the settled tokens.
+      selection: which slots are kept beside the latest tokens; chosen once, after the prompt.
+      slack: tokens that can be rolled back; at least what is drafted in a round.
+      block: longest block that is fed at once; at least what is drafted in a round, and one.
 
     Raises:
-      ValueError: numbers below 1, or a selection that leaves no window.
+      ValueError: not a loaded model, numbers below 1, or a selection that leaves no window.
     """
+    needs_model("bounded", draft)
     for name, value in (("budget", budget), ("slack", slack), ("block", block)):
         checks.integer(name, value, least=1)
     kept = selection.kept(budget)
-    choice = selection.choice(model, kept)
+    choice = selection.choice(draft, kept)
     if not (0 if choice is None else 1) <= kept < budget:
         raise ValueError(f"a budget of {budget} slots, {kept} of them kept, leaves a window of {budget - kept}")
-    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(Model)}
-    fields["name"] = f"{model.name} on {budget} slots"
-    return BoundedModel(**fields, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
+    bound = functools.partial(over_bounded_cache, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
+    return BoundedDraft(draft, bound(draft.lm), f"{draft.name} on {budget} slots", bound)
 
 
-def check_slack(model: Model | None, back: int, doing: str) -> None:
-    """Raises ValueError where drafting takes back more tokens than a bounded model can."""
-    if isinstance(model, BoundedModel) and back > model.slack:
-        raise ValueError(
-            f"{model.name} can take back {model.slack} tokens, and {doing} takes back up to {back}: bound it with "
-            f"slack={back}"
-        )
+def needs_model(caller: str, target: Any) -> None:
+    """Raises ValueError unless the target is a model from `specjax.load`."""
+    if not isinstance(target, Model):
+        raise ValueError(f"{caller} takes a model from specjax.load, got {type(target).__name__}: load it first")
 
 
 @memoize
-def bounded(lm: LanguageModel, choice: Choice | None, budget: int, kept: int, slack: int, block: int) -> LanguageModel:
-    """`lm` over bounded caches, with the contract of a `LanguageModel`; blocks are of `block` tokens at the most.
+def over_bounded_cache(
+    lm: LanguageModel, *, choice: Choice | None, budget: int, kept: int, slack: int, block: int
+) -> LanguageModel:
+    """`lm` over bounded caches, with the contract of a `LanguageModel`; blocks have at most `block` tokens.
 
-    `keep` may take back `slack` tokens since the cache was longest: the ring has forgotten what lies further back.
+    `keep` may roll back `slack` tokens since the cache was longest: the ring has overwritten older ones.
     """
     size = budget + slack + block
 
@@ -148,7 +173,7 @@ def bounded(lm: LanguageModel, choice: Choice | None, budget: int, kept: int, sl
         layers = caches.put_slots(layers, rest, jnp.where(over > 0, budget + ahead, size + ahead))
         return BoundedCache(small._replace(layers=layers, length=small.length - over[:, 0]), total)
 
-    return LanguageModel(prefill, extend, keep, lm.vocab_size, lm.encoder_decoder, lm.positions)
+    return LanguageModel(prefill, extend, keep, lm.vocab_size, lm.encoder_decoder, lm.positions, slack)
 
 
 def spread(new: PyTree, like: Array) -> Array:

@@ -1,13 +1,13 @@
 """Draft models with a tokenizer of their own: two bridges over tables that `drafters.vocabulary` makes.
 
-`intersection` (TLI; Timor et al. 2025, arXiv 2502.05202) draws from the draft's law over the tokens that both
+`intersection` (TLI; Timor et al. 2025, arXiv 2502.05202) draws from the draft's distribution over the tokens that both
 vocabularies share. `reencoding` (after universal assisted generation) lets the draft write greedily and proposes the
-same text in the target's tokens. Both are lossless with any lossless verifier: the first tells the law that it drew
-from, the second proposes point masses, a function of the text so far.
+same text in the target's tokens. Both are lossless with any lossless verifier: `log_q` of the first is the distribution
+that it drew from, the second proposes point masses, a function of the text so far.
 
 The draft model reads the committed text token by token through a table. That is not how its own tokenizer would write
 the whole text: a word that the target has in two tokens, the draft reads in at least two. Text to tokens and back is
-no work for a compiled loop; what is lost is some acceptance, never the law. Bridges do not serve inside a cascade: how
+no work for a compiled loop; acceptance suffers, exactness does not. Bridges do not serve inside a cascade: how
 many draft tokens each committed one took is not kept, so that none can be taken back (no `Drafter.rewind`).
 
     target     t0        t1   t2        pending        committed tokens, each a row of the table
@@ -22,10 +22,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import sampling, trees
+from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel
-from specjax.categorical import argmax, uniforms
-from specjax.categorical import draw as draw_mass
+from specjax.categorical import argmax
+from specjax.drafters import vocabulary as _vocabulary
+from specjax.drafters.chain import check_gamma, next_logits, write_chain
+from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.vocabulary import NONE, Joins, Reading, Writing
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params, Siblings
@@ -47,7 +49,7 @@ class BridgeDraft(NamedTuple):
     Attributes:
       cache: of the draft model.
       queue: draft tokens that are not in the cache yet, left-aligned.
-      count: how many, at least 1: the law of what follows is that after the last of them.
+      count: how many, at least 1: the next token follows the last of them.
       text: target tokens committed.
     """
 
@@ -59,9 +61,9 @@ class BridgeDraft(NamedTuple):
 
 @memoize
 def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int = 2) -> Drafter:
-    """A chain of gamma tokens of both vocabularies, each drawn from `lm`'s law over these, under the target's warp.
+    """A chain of gamma tokens of both vocabularies, each drawn from `lm` restricted to these, under the target's warp.
 
-    Where the warp leaves no mass to any of them, the chain ends: the law says so, not a token.
+    Where the warp leaves no mass to any of them, the chain ends: a property of the distribution, not of a token.
 
     Args:
       lm: the draft model; params are `BridgeParams`.
@@ -75,41 +77,24 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
     """
     _check(gamma, stretch)
     reader = _reader(lm, gamma, stretch)
-    one = trees.chain(0)
 
     def queue_size(width: int) -> int:
         return width + 1  # a token of the target, and the draft token that was drawn but never fed
 
     def propose(params: BridgeParams, key, state: BridgeDraft, pending, warp):
-        numbers = uniforms(key, (gamma, 2))  # [B, gamma, 2]: all of the round's randomness at once
         spelling = params.reading.spelling
-        nodes = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
 
-        def draw(step, logits, drafted, laws, valid):
-            log_q = warp(onto(params.telling, logits)[:, None], drafted[:, None])
-            banned = sampling.has_nan(log_q) & ~sampling.has_nan(logits)
-            log_q = jnp.where(banned[:, None, None], _point(log_q), log_q)
-            token = draw_mass(numbers[:, step], jnp.exp(log_q[:, 0]))
-            later = nodes > step
-            drafted = jnp.where(later, token[:, None], drafted)
-            laws = jax.lax.dynamic_update_slice_in_dim(laws, log_q, step, axis=1)
-            return spelling.tokens[token, 0], drafted, laws, valid & ~(later & banned[:, None])
+        def feed(token, cache):
+            logits, cache = next_logits(lm, params.model, cache, spelling.tokens[token, 0])
+            return onto(params.telling, logits), cache
 
+        room = reader.room(params, state)[:, None]
         logits, cache = reader.feed(params, state)
-        drafted = jnp.broadcast_to(pending[:, None], (pending.shape[0], gamma + 1))
-        laws = jnp.zeros((*drafted.shape, vocab_size), jnp.float32)
-        valid = (nodes == 0) | reader.room(params, state)[:, None]
-        carry = (cache, *draw(0, logits, drafted, laws, valid))
-
-        def body(carry, step):
-            cache, token, *chain = carry
-            out, cache = lm.extend(params.model, token[:, None], cache, one.mask, one.depth)
-            cache = lm.keep(cache, None, jnp.ones_like(token))
-            return (cache, *draw(step, out.logits[:, 0], *chain)), None
-
-        carry, _ = jax.lax.scan(body, carry, jnp.arange(1, gamma, dtype=jnp.int32))
-        cache, _, drafted, laws, valid = carry
-        return Draft(drafted, valid, laws), state._replace(cache=cache)
+        draft, cache = write_chain(
+            feed, onto(params.telling, logits), cache, pending, key, warp, gamma=gamma, restricted=True
+        )
+        valid = draft.valid & (room | (jnp.arange(gamma + 1, dtype=jnp.int32)[None] == 0))
+        return draft._replace(valid=valid), state._replace(cache=cache)
 
     def commit(params: BridgeParams, state: BridgeDraft, committed: Commit):
         # Fed were the queue and gamma - 1 drafts. A row keeps those that were accepted: they are tokens of their own.
@@ -118,7 +103,7 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
         previous = jnp.where(length >= 2, spelling.tokens[before, 0], _column(state.queue, state.count - 1))
         spelled, count = spelling.tokens[last], spelling.count[last]
         # The draft drawn last was never fed; and where the newest token says nothing to the draft, its last one is fed
-        # again, since the law after it is needed again.
+        # again, since the distribution after it is needed again.
         again = (length == gamma + 1) | (count == 0)
         alone = jnp.pad(spelled, ((0, 0), (0, 1)))
         queue = jnp.where(again[:, None], jnp.concatenate([previous[:, None], spelled], 1), alone)
@@ -134,13 +119,12 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
 
     Runs of draft tokens that are one target token are joined, the longest run first; any other draft token is told as
     the target's tokens that have its bytes. A draft token that cannot be told ends the proposal. The draft is greedy at
-    every temperature, so that what it proposes is a function of the text: point masses, whose law is the target's.
+    every temperature, so that its proposal is a function of the text: point masses.
 
     Args, Raises: as `intersection`.
     """
     _check(gamma, stretch)
     reader = _reader(lm, gamma, stretch)
-    one = trees.chain(0)
 
     def queue_size(width: int) -> int:
         return width * (gamma + 1)  # all that a round can commit
@@ -151,9 +135,9 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
 
         def body(carry, _):
             cache, token = carry
-            out, cache = lm.extend(params.model, token[:, None], cache, one.mask, one.depth)
-            following = argmax(out.logits[:, 0])
-            return (lm.keep(cache, None, jnp.ones_like(token)), following), following
+            logits, cache = next_logits(lm, params.model, cache, token)
+            following = argmax(logits)
+            return (cache, following), following
 
         first = argmax(logits)
         (cache, _), others = jax.lax.scan(body, (cache, first), length=gamma - 1)
@@ -250,7 +234,7 @@ def _reader(lm: LanguageModel, gamma: int, stretch: int) -> _Reader:
 
 
 def onto(source: Int[Array, "V"], logits: Float[Array, "B U"]) -> Float[Array, "B V"]:
-    """The draft's logits at the target's tokens, -inf where a token is not shared: once warped, the restricted law."""
+    """The draft's logits at the target's tokens, -inf where a token is not shared."""
     return jnp.where(source[None] == NONE, -jnp.inf, logits[:, jnp.maximum(source, 0)])
 
 
@@ -321,18 +305,61 @@ def pack(
     return packed, jnp.minimum(total - skip, width)
 
 
-def _point(like: Float[Array, "B S V"]) -> Float[Array, "B S V"]:
-    """All mass on token 0: the law of a node that is not proposed, which must be some law."""
-    first = jax.lax.broadcasted_iota(jnp.int32, like.shape, like.ndim - 1) == 0
-    return jnp.where(first, jnp.zeros_like(like), -jnp.inf)
-
-
 def _column(tokens: Int[Array, "B n"], at: Int[Array, "B"]) -> Int[Array, "B"]:
     return jnp.take_along_axis(tokens, at[:, None], axis=1)[:, 0]
 
 
 def _check(gamma: int, stretch: int) -> None:
-    if gamma < 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    check_gamma(gamma)
     if stretch < 1:
         raise ValueError(f"stretch must be at least 1, got {stretch}: the draft must have room for the text")
+
+
+# --- constructors ------------------------------------------------------------------------------------------
+
+
+def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
+    """A smaller model with another tokenizer, restricted to the tokens that both share (TLI, Timor et al. 2025).
+
+    Args:
+      draft, target: models from `specjax.load`, with their tokenizers.
+      gamma: draft tokens a round, at least 1.
+      width: draft tokens in which one target token is told to the draft, at the most; of longer ones it hears the end.
+      stretch: draft tokens for each target token that the draft has room for; a row that needs more decodes plainly.
+
+    Raises:
+      ValueError: something that is no model, one without a tokenizer, or tokenizers that share nothing.
+    """
+    ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
+    reading = _vocabulary.reading(ours, theirs, spelled, width=width)
+    made = intersection(draft.lm, target.vocab_size, gamma, stretch=stretch)
+    tables = jax.tree.map(jnp.asarray, (reading, _vocabulary.shared(found, theirs)))
+    name = f"{draft.name} x{gamma} by shared tokens"
+    return LoadedDrafter(name, made, BridgeParams(draft.params, *tables), draft, serves=target)
+
+
+def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
+    """A smaller model with another tokenizer writes greedily; its text is proposed in the target's tokens.
+
+    Args, Raises: as `bridge`; width limits the target tokens in which one draft token is told, too.
+    """
+    ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
+    reading = _vocabulary.reading(ours, theirs, spelled, width=width)
+    writing = _vocabulary.writing(ours, theirs, spelled, found, width=width)
+    made = reencoding(draft.lm, gamma, stretch=stretch)
+    tables = jax.tree.map(jnp.asarray, (reading, writing))
+    return LoadedDrafter(
+        f"{draft.name} x{gamma} re-encoded", made, BridgeParams(draft.params, *tables), draft, serves=target
+    )
+
+
+def _compared(draft: Any, target: Any, **numbers: int):
+    """Both vocabularies, their pairs, and the target's tokens in the draft's, after checks of what was asked."""
+    for name, value in numbers.items():
+        checks.integer(name, value, least=1)
+    for role, given in (("draft", draft), ("target", target)):
+        if not isinstance(getattr(given, "lm", None), LanguageModel):
+            raise ValueError(f"the {role} of a bridge must be a model from specjax.load, got {type(given).__name__}")
+    ours, theirs = _vocabulary.vocabulary(draft), _vocabulary.vocabulary(target)
+    found = _vocabulary.pairs(ours, theirs)
+    return ours, theirs, found, _vocabulary.spellings(theirs, ours, found)

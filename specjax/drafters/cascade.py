@@ -1,9 +1,8 @@
 """Speculation of n levels: (model, drafter, verifier) is itself a drafter, whose draft is what the model would write.
 
-The model in the middle decodes speculatively, with a drafter and a verifier of its own, until it has written gamma
-tokens; those are the draft. As the inner verifier is lossless, they have the joint law of the middle model, so its own
-warped law after each prefix is what `log_q` tells, whatever the inner drafter believed. The inner drafter may be a
-cascade again.
+The model in the middle decodes speculatively, with its own drafter and verifier, until it has written gamma tokens:
+the draft. As the inner verifier is lossless, these tokens follow the joint distribution of the middle model, so `log_q`
+is its warped distribution after each prefix, whatever the inner drafter proposed. The inner drafter may be a cascade.
 
     target      t0 | p  d1 d2 d3 d4 d5 (d6 d7)      gamma = 5: d6, d7 came with the last inner round and are dropped
     inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  by their place alone, never by what they are
@@ -19,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax import decoding, trees
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.decoding import committed_block, round_keys
+from specjax.drafters.chain import check_gamma
 from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
@@ -33,7 +33,7 @@ class CascadeParams(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What the inner rounds did, summed over the rounds of each row: calls of the middle model, and its verdicts."""
+    """Inner rounds of each row, summed: forward passes of the middle model, and the verdicts on its drafts."""
 
     rounds: Int[Array, "B"]
     drafted: Int[Array, "B"]
@@ -46,7 +46,7 @@ class CascadeDraft(NamedTuple):
 
     Where the inner rounds end at the very last draft token and all of them are accepted, that token was never fed:
     cache and inner drafter lag by one. The first inner round after it then commits the token that the outer target
-    appended, instead of what its verifier said, while rows that do not lag draft already.
+    appended in place of its verifier's choice, while rows that do not lag already draft.
     """
 
     cache: Cache  # of the middle model: all that is committed but `pending`, and the token it lags by
@@ -68,13 +68,13 @@ class Rounds(NamedTuple):
     pending: Int[Array, "B"]
     count: Int[Array, "B"]  # tokens below the root; -1 for a row that lags: its next token is the root
     drafted: Int[Array, "B N"]
-    laws: Float[Array, "B N V"]
+    log_q: Float[Array, "B N V"]
     tally: Tally
 
 
 @memoize
 def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
-    """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`, each told with the law of `lm`.
+    """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`; `log_q` is that of `lm`.
 
     Guarantees the drafter's contract (tokens drawn from `log_q`) if `verify` is lossless. All rows draft gamma tokens;
     a batch takes as many inner rounds as its slowest row, gamma + 1 at the most.
@@ -82,15 +82,14 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
     Seed of the idea: Leviathan et al. 2023 (arXiv 2211.17192), section 6; TriForce (2404.11912) runs three levels.
 
     Raises:
-      ValueError: gamma below 1, laws of two vocabularies, or an inner drafter that cannot take tokens back.
+      ValueError: gamma below 1, two vocabularies, or an inner drafter without `rewind`.
     """
-    if gamma < 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    check_gamma(gamma)
     if drafter.vocab_size not in (None, lm.vocab_size):
         raise ValueError(f"the inner drafter has {drafter.vocab_size} tokens and the middle model {lm.vocab_size}")
     if drafter.rewind is None:
-        raise ValueError("the inner drafter cannot take tokens back (it has no `rewind`): it cannot serve in a cascade")
-    take_back = drafter.rewind
+        raise ValueError("the inner drafter cannot roll tokens back (it has no `rewind`): a cascade needs one that can")
+    roll_back_inner = drafter.rewind
     tree = drafter.tree
     linear = tree.is_chain and not drafter.dynamic  # node i continues node i - 1 in every row
 
@@ -115,10 +114,10 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         out, log_p, cache = decoding.judge(lm, tree, params.model, draft, cache, warp, buckets=drafter.buckets)
         verdict = verify(verify_key, tree, draft, log_p)
         tally = counts(tree, draft, verdict, running, lagging)
-        verdict = told_instead(verdict, lagging, now.drafted[:, 0])
+        verdict = with_known_token(verdict, lagging, now.drafted[:, 0])
         block = committed_block(tree, draft, verdict)
         n = jnp.where(running, verdict.accepted + 1, 0)
-        drafted, laws = record(now, block, laws_along(linear, verdict, log_p), n)
+        drafted, log_q = record(now, block, along_path(linear, verdict, log_p), n)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
         committed = decoding.commit_of(drafter, out, log_p, verdict, block, n)
         inner, cache = decoding.commit(lm, drafter, params.drafter, inner, cache, verdict, committed)
@@ -129,7 +128,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
             pending=jnp.where(running, last, now.pending),
             count=now.count + n,
             drafted=drafted,
-            laws=laws,
+            log_q=log_q,
             tally=jax.tree.map(jnp.add, now.tally, tally),
         )
 
@@ -149,7 +148,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
             lambda now: jnp.any(now.count < gamma), lambda now: inner_round(params, warp, now), start
         )
         valid = lm.proposable(state.cache.length + state.lag, np.arange(gamma + 1))
-        draft = Draft(end.drafted, valid, end.laws)
+        draft = Draft(end.drafted, valid, end.log_q)
         state = CascadeDraft(
             end.cache, end.draft, end.drafted[:, -1], state.lag, pending, end.count, state.tally, end.tally
         )
@@ -167,7 +166,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         token = jnp.where(running, last, state.pending)
         return state._replace(
             cache=cache,
-            inner=take_back(params.drafter, state.inner, back, token, *lent(cache)),
+            inner=roll_back_inner(params.drafter, state.inner, back, token, *lent(cache)),
             lag=lag,
             tally=jax.tree.map(lambda total, new: total + jnp.where(running, new, 0), state.tally, state.fresh),
         )
@@ -175,10 +174,10 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
     def rewind(params: CascadeParams, state: CascadeDraft, back, token):
         gone = jnp.maximum(back - 1, 0)
         cache = lm.keep(state.cache, None, jnp.minimum(state.lag - gone, 0))
-        back = jnp.maximum(back - state.lag, 0)  # where the levels lag, the inner drafter was not told the last token
+        back = jnp.maximum(back - state.lag, 0)  # rows that lag have not committed the last token
         return state._replace(
             cache=cache,
-            inner=take_back(params.drafter, state.inner, back, token, *lent(cache)),
+            inner=roll_back_inner(params.drafter, state.inner, back, token, *lent(cache)),
             lag=jnp.maximum(state.lag - gone, 0),
         )
 
@@ -195,8 +194,8 @@ def after(warp: Warp, drafted: Int[Array, "B N"]) -> Warp:
     return longer
 
 
-def told_instead(verdict: Verdict, lagging: Bool[Array, "B"], token: Int[Array, "B"]) -> Verdict:
-    """The verdict, but of rows that lag: they accept nothing, and append the token that is known already."""
+def with_known_token(verdict: Verdict, lagging: Bool[Array, "B"], token: Int[Array, "B"]) -> Verdict:
+    """The verdict, except for rows that lag: they accept nothing and append the token that is already known."""
     return Verdict(
         jnp.where(lagging[:, None], 0, verdict.path),
         jnp.where(lagging, 0, verdict.accepted),
@@ -204,26 +203,26 @@ def told_instead(verdict: Verdict, lagging: Bool[Array, "B"], token: Int[Array, 
     )
 
 
-def laws_along(linear: bool, verdict: Verdict, log_p: Float[Array, "B N V"]) -> Float[Array, "B W V"]:
-    """The middle model's law of each emitted token: that after the path's node before it."""
+def along_path(linear: bool, verdict: Verdict, log_p: Float[Array, "B N V"]) -> Float[Array, "B W V"]:
+    """The middle model's distribution of each emitted token: the one after the node before it on the path."""
     if linear:
         return log_p
     return jnp.take_along_axis(log_p, verdict.path[..., None], axis=1)
 
 
-def record(now: Rounds, block: Int[Array, "B W"], laws: Float[Array, "B W V"], n: Int[Array, "B"]):
-    """`drafted` and `laws` with the first n[b] tokens of the block below the last node; what lies past gamma is
-    dropped, and so is the law of a root that was told."""
+def record(now: Rounds, block: Int[Array, "B W"], log_q: Float[Array, "B W V"], n: Int[Array, "B"]):
+    """`drafted` and `log_q` with the first n[b] tokens of the block below the last node. Entries past gamma
+    are dropped, and so is the distribution of a root that was known."""
     nodes = now.drafted.shape[1]
     rows = jnp.arange(block.shape[0], dtype=jnp.int32)[:, None]
     step = jnp.arange(block.shape[1], dtype=jnp.int32)[None]
     node = jnp.where(step < n[:, None], now.count[:, None] + step, nodes)  # whose child the token is
     drafted = now.drafted.at[rows, node + 1].set(block, mode="drop")
-    return drafted, now.laws.at[rows, jnp.where(node < 0, nodes, node)].set(laws, mode="drop")
+    return drafted, now.log_q.at[rows, jnp.where(node < 0, nodes, node)].set(log_q, mode="drop")
 
 
 def counts(tree: Tree, draft: Draft, verdict: Verdict, running: Bool[Array, "B"], lagging: Bool[Array, "B"]) -> Tally:
-    """One inner round of the running rows. One whose token was told is a call of the model, and tests nothing."""
+    """One inner round of the running rows. A row with a known token counts a forward pass and tests nothing."""
     judged = lambda x: jnp.where(running & ~lagging, x, 0)
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     return Tally(

@@ -156,10 +156,10 @@ def load(path: str | os.PathLike[str]) -> Table:
 
 
 def check(table: Table, name: str = "the table") -> None:
-    """Raises ValueError unless the arrays fit together and every law sums to 1: what a drafter's laws rest on."""
+    """Raises ValueError unless the shapes agree and every distribution sums to 1."""
     unigram = np.asarray(table.log_unigram)
     if unigram.ndim != 1 or not np.isfinite(unigram).all() or abs(np.exp(unigram, dtype=np.float64).sum() - 1) > 1e-4:
-        raise ValueError(f"{name} has no unigram law: one finite log-probability a token, whose masses sum to 1")
+        raise ValueError(f"{name} needs a unigram distribution: finite log-probabilities [V] that sum to 1")
     size = len(unigram)
     for order, level in enumerate(table.levels, start=2):
         successors, log_mass, log_back = map(np.asarray, level)

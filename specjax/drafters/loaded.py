@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 from specjax.base import Drafter
-from specjax.drafters.bounded import BoundedModel
 from specjax.types import Params
 
 
@@ -13,10 +12,10 @@ class LoadedDrafter(NamedTuple):
     Attributes:
       name: for reports.
       drafter: pure functions.
-      params: what they read.
+      params: arrays that they read.
       source: the model that it runs, None where it has none.
-      largest: the largest token id of what it copies from; None where that is the request alone.
-      serves: the target that a bridge between vocabularies was built for; None for all other drafters.
+      largest: largest token id of the corpus; None without one.
+      serves: target that a bridge between vocabularies was built for; None for all other drafters.
     """
 
     name: str
@@ -27,7 +26,7 @@ class LoadedDrafter(NamedTuple):
     serves: Any = None
 
     def check(self, target: Any) -> None:
-        """Raises ValueError where this drafter cannot serve the target; names both."""
+        """Raises ValueError where this drafter cannot draft for the target."""
         if self.largest is not None and self.largest >= target.vocab_size:
             raise ValueError(
                 f"the corpus of {self.name} holds token {self.largest}, and target {target.name} has "
@@ -44,7 +43,7 @@ class LoadedDrafter(NamedTuple):
         elif self.source.vocab_size != target.vocab_size:
             raise ValueError(
                 f"draft {self.source.name} has a vocabulary of {self.source.vocab_size} tokens and target "
-                f"{target.name} one of {target.vocab_size}: their laws are compared token by token, so use models "
+                f"{target.name} one of {target.vocab_size}: distributions are compared token by token, so use models "
                 "that share a tokenizer, or drafters.bridge(draft, target) between two tokenizers"
             )
         if self.source.encoder_decoder != target.encoder_decoder:
@@ -55,8 +54,7 @@ class LoadedDrafter(NamedTuple):
             )
         if not self.drafter.borrows:
             return
-        bounded = isinstance(target, BoundedModel)
-        if bounded or (self.source.config, self.source.fmt) != (target.config, target.fmt):
+        if target.lm.rollback is not None or (self.source.config, self.source.fmt) != (target.config, target.fmt):
             raise ValueError(
                 f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
                 f"target {target.name} has another shape, format or cache: make the drafter of the target itself"

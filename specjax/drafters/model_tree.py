@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import draw, largest, uniforms
-from specjax.drafters.chain import first_logits, taken_back
+from specjax.drafters.chain import first_logits, roll_back
 from specjax.programs import memoize
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
@@ -57,12 +57,12 @@ class Level(NamedTuple):
 
 @memoize
 def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Drafter:
-    """A tree of one shape, whose children are drawn from the model's warped law, or are its most probable tokens.
+    """A tree of one shape, with children drawn from the model's warped distribution, or its most probable tokens.
 
-    WITH_REPLACEMENT: independent draws of the law. WITHOUT_REPLACEMENT: each draw leaves the law of the next, which is
-    normalized anew, in the order of the children: the order and the law of Gumbel top-k, without a random number for
-    every entry of the vocabulary; a child past the last token that has mass is not proposed. `log_q` is the law of the
-    first draw in both. POINTS: the most probable tokens, and no law is told.
+    WITH_REPLACEMENT: independent draws. WITHOUT_REPLACEMENT: each drawn token is removed and the rest renormalized, in
+    the order of the children: the distribution of Gumbel top-k without a random number for every entry of the
+    vocabulary; a child past the last token that has mass is not proposed. `log_q` is the distribution of the first draw
+    in both. POINTS: the most probable tokens; `log_q` is None.
 
     Raises:
       ValueError: a bare root, scratch nodes, or more children at a node than tokens, where they must differ.
@@ -87,7 +87,7 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
         logits, cache = _read_root(lm, params, state, pending)
         tokens = jnp.broadcast_to(pending[:, None], (pending.shape[0], tree.size))
         valid = lm.proposable(state.cache.length + state.lag, tree.depth)
-        laws = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
+        all_log_q = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
         numbers = None if chosen else uniforms(key, (tree.size, 2))  # all of the round's randomness at once
         for level in levels:
             if level.nodes[0]:  # the root has been read
@@ -95,19 +95,19 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
                 out, cache = lm.extend(params, given, cache, level.mask, level.depth, offset=level.offset)
                 logits = out.logits
             log_q = warp(logits, tokens[:, tree.paths[level.nodes]])
-            if laws is None or numbers is None:
+            if all_log_q is None or numbers is None:
                 born = _most_probable(level, ranking(logits, log_q))
             else:
-                laws = laws.at[:, level.nodes].set(log_q)
+                all_log_q = all_log_q.at[:, level.nodes].set(log_q)
                 born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
             for (places, children), (token, proposed) in zip(level.ranks, born, strict=True):
                 tokens = tokens.at[:, children].set(token)
                 valid = valid.at[:, children].set(proposed & valid[:, children] & valid[:, level.nodes[places]])
-        return Draft(tokens, valid, laws), TreeDraft(cache, state.missing, state.lag, tokens)
+        return Draft(tokens, valid, all_log_q), TreeDraft(cache, state.missing, state.lag, tokens)
 
-    def commit(params, state: TreeDraft, told: Commit):
+    def commit(params, state: TreeDraft, committed: Commit):
         del params
-        return _follow(lm, tree, state, jnp.broadcast_to(slots[None], state.tokens.shape), len(levels) - 1, told)
+        return _follow(lm, tree, state, jnp.broadcast_to(slots[None], state.tokens.shape), len(levels) - 1, committed)
 
     vocab_size = None if chosen else lm.vocab_size
     return Drafter(tree, init, propose, commit, vocab_size, siblings, rewind=functools.partial(_rewind, lm))
@@ -160,17 +160,17 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
                 read = fed if level == 1 else jnp.concatenate([read, fed], 1)
                 ancestors = jnp.where(growth.sees, read[:, None], pending[:, None, None])
                 logits = out.logits
-            law = ranking(logits, warp(logits, ancestors))
-            growth = dynamic.expand(growth, law, width=width)
+            score = ranking(logits, warp(logits, ancestors))
+            growth = dynamic.expand(growth, score, width=width)
         nodes = dynamic.rerank(growth, size=size)
         whole = lm.proposable(state.cache.length + state.lag, np.minimum(np.arange(size), 1) * depth)
         draft = Draft(nodes.tokens, nodes.valid & whole, None, nodes.parents)
         return draft, TreeDraft(cache, state.missing, state.lag, nodes.tokens, nodes.parents, nodes.slot)
 
-    def commit(params, state: TreeDraft, told: Commit):
+    def commit(params, state: TreeDraft, committed: Commit):
         del params
         assert state.slot is not None  # `init` gave it
-        return _follow(lm, tree, state, state.slot, depth - 1, told)
+        return _follow(lm, tree, state, state.slot, depth - 1, committed)
 
     rewind = functools.partial(_rewind, lm)
     return Drafter(tree, init, propose, commit, None, Siblings.POINTS, dynamic=True, rewind=rewind)
@@ -200,9 +200,9 @@ def plan(tree: Tree) -> tuple[tuple[Level, ...], np.ndarray]:
 
 
 def ranking(logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"]) -> Float[Array, "B S V"]:
-    """Log-probabilities to choose point masses by: the warped law, but where that knows a single token the model's own.
+    """Log-probabilities that rank point masses: the warped ones, or the model's own where the warped are one-hot.
 
-    A greedy law says nothing of what the target may prefer instead; its own token stays the first.
+    A one-hot distribution does not rank the alternatives; its own token stays first.
     """
     plain = jax.nn.log_softmax(logits.astype(jnp.float32))
     certain = log_q == 0
@@ -212,7 +212,7 @@ def ranking(logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"]) -> Floa
 
 
 def accepted_slots(
-    shape: dynamic.Layout, tokens: Int[Array, "B N"], slot: Int[Array, "B N"], depth: int, told: Commit
+    shape: dynamic.Layout, tokens: Int[Array, "B N"], slot: Int[Array, "B N"], depth: int, committed: Commit
 ) -> tuple[Int[Array, "B D"], Int[Array, "B"]]:
     """Where the model has read the tokens that were accepted: a slot for each level below the root, and how many.
 
@@ -223,9 +223,9 @@ def accepted_slots(
     """
     levels = jnp.arange(1, shape.paths.shape[2], dtype=jnp.int32)[None, None]
     route = jax.vmap(lambda line, paths: line[paths])(tokens, shape.paths)[:, :, 1:]
-    wanted = told.tokens[:, None, : route.shape[2]]
+    wanted = committed.tokens[:, None, : route.shape[2]]
     agrees = jnp.all((route == wanted) | (levels > shape.depth[..., None]), axis=-1)
-    agrees = agrees & (shape.depth < told.length[:, None]) & (slot != NOT_FED)
+    agrees = agrees & (shape.depth < committed.length[:, None]) & (slot != NOT_FED)
     here = agrees[..., None] & (shape.depth[..., None] == levels[..., :depth])
     found = jnp.max(jnp.where(here, slot[..., None], NOT_FED), axis=1)
     read = jnp.sum(jnp.cumprod(found != NOT_FED, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
@@ -235,14 +235,14 @@ def accepted_slots(
 def _read_root(
     lm: LanguageModel, params, state: TreeDraft, pending: Int[Array, "B"]
 ) -> tuple[Float[Array, "B 1 V"], Cache]:
-    """The law after `pending`, of a chain's first call."""
+    """Logits after `pending`, from the first forward pass of a round."""
     logits, cache = first_logits(lm, params, state.cache, state.missing, state.lag, pending)
     return logits[:, None], cache
 
 
-def _most_probable(level: Level, law: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
+def _most_probable(level: Level, log_q: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
     """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
-    score, tokens = largest(law, len(level.ranks))
+    score, tokens = largest(log_q, len(level.ranks))
     pick = lambda table, places, rank: table[:, places, rank]
     return [
         (pick(tokens, places, rank).astype(jnp.int32), pick(score, places, rank) > -jnp.inf)
@@ -257,7 +257,7 @@ def _drawn(
 
     Args:
       numbers: two uniforms for every node of the tree, whose child's draw they are.
-      leave: a token that was drawn leaves the law of its younger siblings.
+      leave: a drawn token is removed for its younger siblings.
     """
     mass, born = jnp.exp(log_q), []
     for places, children in level.ranks:
@@ -271,23 +271,23 @@ def _drawn(
 
 
 def _follow(
-    lm: LanguageModel, tree: Tree, state: TreeDraft, slot: Int[Array, "B N"], depth: int, told: Commit
+    lm: LanguageModel, tree: Tree, state: TreeDraft, slot: Int[Array, "B N"], depth: int, committed: Commit
 ) -> TreeDraft:
     """Keeps what was read of the accepted path. A row that has stopped goes back to before the round."""
-    running = told.length > 0
+    running = committed.length > 0
     shape = layout_of(tree, state.parents, state.tokens.shape[0])
     if depth:
-        path, read = accepted_slots(shape, state.tokens, slot, depth, told)
+        path, read = accepted_slots(shape, state.tokens, slot, depth, committed)
     else:  # nothing below the root is ever read
-        path, read = None, jnp.zeros_like(told.length)
+        path, read = None, jnp.zeros_like(committed.length)
     # The root is in the cache, as is what lagged: a row that has stopped takes the root back, and lags no more.
     cache = lm.keep(state.cache, path, jnp.where(running, read, -1))
-    last = jnp.take_along_axis(told.tokens, jnp.maximum(told.length - 2, 0)[:, None], axis=1)[:, 0]
-    lag = jnp.where(running, told.length - 1 - read, 0)
+    last = jnp.take_along_axis(committed.tokens, jnp.maximum(committed.length - 2, 0)[:, None], axis=1)[:, 0]
+    lag = jnp.where(running, committed.length - 1 - read, 0)
     return TreeDraft(cache, last, lag, state.tokens, state.parents, state.slot)
 
 
 def _rewind(lm: LanguageModel, params, state: TreeDraft, back: Int[Array, "B"], token: Int[Array, "B"]) -> TreeDraft:
     del params, token
-    cache, lag = taken_back(lm, state.cache, state.lag, back)
+    cache, lag = roll_back(lm, state.cache, state.lag, back)
     return state._replace(cache=cache, lag=lag)

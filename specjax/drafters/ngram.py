@@ -9,6 +9,7 @@ from jaxtyping import Array, Int
 from specjax import trees
 from specjax.base import Drafter
 from specjax.drafters import history
+from specjax.drafters.chain import check_gamma
 from specjax.drafters.history import History
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Siblings
@@ -23,8 +24,7 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
     Raises:
       ValueError: gamma below 1, or shortest outside 1..longest.
     """
-    if gamma < 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    check_gamma(gamma)
     if not 1 <= shortest <= longest:
         raise ValueError(f"match lengths must satisfy 1 <= shortest <= longest, got {shortest} and {longest}")
     tree = trees.chain(gamma)

@@ -1,16 +1,34 @@
-"""Constructors of self-speculation: the target drafts for itself, over few slots, few layers or coarse weights."""
+"""Self-speculation: the target drafts for itself, with fewer layers, coarser weights or a small part of its cache.
 
+`layer_skip` and `quantized` draft over the target's own cache: a variant of the target reads the keys and values of all
+committed tokens, and writes its own past them, where the next target forward pass overwrites them. So the draft needs
+no prefill and holds no cache, and its past is exact:
+
+    slots      0 ............ length-1 | length ........ length+gamma-1 |
+    content    written by the target   | written by the variant         |    draft
+               written by the target   | written by the target ................. verify
+
+`small_kv` (sparse.py) copies some slots of that cache.
+
+Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) searches the best set of layers; LayerSkip (Elhoushi et al. 2024,
+arXiv 2404.16710) trains models to exit early. QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) quantizes to 4 bits; the
+int8 weights here have one scale for each output channel.
+"""
+
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from specjax import checks
-from specjax.drafters import borrowed as _borrowed
-from specjax.drafters import bounded as _bounded
-from specjax.drafters import layer_skip as _layer_skip
-from specjax.drafters import quantized as _quantized
+import jax.numpy as jnp
+
+from specjax import checks, trees
+from specjax.base import Drafter, LanguageModel
 from specjax.drafters import sparse as _sparse
+from specjax.drafters.bounded import needs_model
+from specjax.drafters.chain import check_gamma, next_logits, write_chain
 from specjax.drafters.loaded import LoadedDrafter
-from specjax.model import Model
+from specjax.models import quantize
+from specjax.programs import memoize
 
 
 def small_kv(
@@ -35,24 +53,6 @@ def small_kv(
     return LoadedDrafter(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
 
 
-def bounded(
-    draft: Any, *, budget: int = 256, selection: _sparse.Selection = _sparse.SINKS, slack: int = 32, block: int = 32
-) -> Model:
-    """The same model over a cache that never grows, to draft with: `model(bounded(small))`, or in a cascade.
-
-    `cascade(bounded(target, budget=4096, selection=Retrieval()), model(bounded(small)))` under the target is TriForce.
-
-    Args:
-      draft: a model from `specjax.load`.
-      budget: slots of the kept and the settled tokens.
-      selection: what is kept beside the latest tokens; chosen once, after the prompt.
-      slack: tokens that can be taken back; at least what is drafted in a round.
-      block: longest block that is fed at once; at least what is drafted in a round, and one.
-    """
-    needs_model("bounded", draft)
-    return _bounded.bound(draft, budget=budget, selection=selection, slack=slack, block=block)
-
-
 def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> LoadedDrafter:
     """Some of the target's layers draft for all of them, over its own weights and cache: nothing is held twice.
 
@@ -64,8 +64,8 @@ def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = No
     needs_model("layer_skip", target)
     checks.integer("gamma", gamma, least=1)
     count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
-    chosen = _layer_skip.check_layers(layers, count)
-    drafter = _borrowed.chain_on_loan(target.variant(chosen=chosen), gamma)
+    chosen = check_layers(layers, count)
+    drafter = borrowed_chain(target.variant(chosen=chosen), gamma)
     return LoadedDrafter(f"{target.name}, {len(chosen)} of {count} layers x{gamma}", drafter, target.params, target)
 
 
@@ -78,13 +78,69 @@ def quantized(target: Any, *, gamma: int = 4) -> LoadedDrafter:
     """
     needs_model("quantized", target)
     checks.integer("gamma", gamma, least=1)
-    lm, weights = _quantized.int8(target)
-    return LoadedDrafter(f"{target.name} in int8 x{gamma}", _borrowed.chain_on_loan(lm, gamma), weights, target)
+    if target.fmt.dtype == quantize.INT8:
+        raise ValueError(f"{target.name} has int8 weights already: its quantized draft would be the target itself")
+    weights = quantize.quantized(target.params, fmt=target.fmt)
+    lm = target.variant(fmt=quantize.format_of(target.fmt))
+    return LoadedDrafter(f"{target.name} in int8 x{gamma}", borrowed_chain(lm, gamma), weights, target)
 
 
-def needs_model(caller: str, target: Any) -> None:
-    """Raises ValueError unless the target is a model from `specjax.load`, over whole caches."""
-    if isinstance(target, _bounded.BoundedModel):
-        raise ValueError(f"{caller} needs a model over whole caches, and {target.name} has given most of its up")
-    if not isinstance(target, Model):
-        raise ValueError(f"{caller} takes a model from specjax.load, got {target!r}: load it first")
+@memoize
+def borrowed_chain(lm: LanguageModel, gamma: int) -> Drafter:
+    """A chain of gamma tokens sampled from `lm`, which reads and writes the cache of the target.
+
+    `lm` must understand that cache: a variant of the target (`Model.variant`).
+
+    Raises:
+      ValueError: gamma below 1.
+    """
+    check_gamma(gamma)
+
+    def init(params, prompt, length, cache_len, prefilled):
+        del params, prompt, length, cache_len, prefilled
+        return ()
+
+    def propose(params, key, state, pending, warp, cache):
+        feed = lambda token, cache: next_logits(lm, params, cache, token)
+        draft, cache = write_chain(feed, None, cache, pending, key, warp, gamma=gamma, vocab_size=lm.vocab_size)
+        return draft, state, lm.keep(cache, None, jnp.full_like(pending, -gamma))
+
+    def commit(params, state, committed, cache):
+        del params, committed, cache
+        return state
+
+    def rewind(params, state, back, token, cache):
+        del params, back, token, cache  # nothing is remembered
+        return state
+
+    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, borrows=True, rewind=rewind)
+
+
+def spread(count: int, kept: int) -> tuple[int, ...]:
+    """`kept` of `count` layers, the first and the last among them, evenly spread: what to start a search from."""
+    if kept == 1:
+        return (0,)
+    return tuple(round(i * (count - 1) / (kept - 1)) for i in range(kept))
+
+
+def check_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """The layers that draft: as asked, or half of all by `spread`.
+
+    Raises:
+      ValueError: none, all of them, one twice, one that the model lacks, or not in ascending order.
+    """
+    if layers is None:
+        if count < 2:
+            raise ValueError(f"a model of {count} layer has none to skip: draft with another model or with ngram")
+        return spread(count, max(count // 2, 1))
+    given = checks.items(layers)
+    if not given or not all(map(checks.is_integer, given)) or given != sorted(set(given)) or given[0] < 0:
+        given = []
+    chosen = tuple(int(layer) for layer in given)
+    if not chosen or chosen[-1] >= count:
+        raise ValueError(
+            f"layers must be some of 0..{count - 1}, each once and in ascending order, got {reprlib.repr(layers)}"
+        )
+    if len(chosen) == count:
+        raise ValueError(f"layers names all {count} layers, which is the target itself: leave some out")
+    return chosen

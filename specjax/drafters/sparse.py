@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax import branch, checks, trees
+from specjax import checks, trees
 from specjax.base import Drafter, LanguageModel, Prefilled
-from specjax.drafters.borrowed import check_gamma, write_chain
+from specjax.decoding import run_if
+from specjax.drafters.chain import check_gamma, next_logits, write_chain
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
 from specjax.programs import memoize
@@ -107,7 +108,6 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
             f"a budget of {budget} slots, {kept} of them kept, leaves a window of {window}: a round of gamma={gamma} "
             f"needs {gamma + 1}; raise the budget or lower gamma"
         )
-    one = trees.chain(0)
     observed = 1 if choice is None else choice.observed
     if observed > budget:
         raise ValueError(f"observed={observed} tokens are more than the budget of {budget} slots: observe fewer")
@@ -129,7 +129,7 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
     def follow(state: SmallKV, cache: Cache) -> SmallKV:
         """Copies what the target has committed since; a row that was taken back is read anew."""
         stale = (state.synced < 0) | (state.synced > cache.length)
-        layers = branch.where(
+        layers = run_if(
             jnp.any(stale),
             lambda old: jax.tree.map(lambda a, b: jnp.where(rows_of(stale, b), a, b), ring_of(cache), old),
             state.layers,
@@ -159,7 +159,7 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
 
             return jax.tree.map(put, layers, taken)
 
-        layers = branch.where(jnp.any(due), anew, state.layers)
+        layers = run_if(jnp.any(due), anew, state.layers)
         return state._replace(layers=layers, chosen=jnp.where(due, cache.length, state.chosen))
 
     def propose(params, key, state: SmallKV, pending, warp, cache: Cache):
@@ -173,11 +173,8 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         )
         small = Cache(state.layers, held, cache.cross, positions)
 
-        def feed(token, small):
-            out, small = lm.extend(params, token[:, None], small, one.mask, left_out)
-            return out.logits[:, 0], lm.keep(small, None, jnp.ones_like(token))
-
-        draft, small = write_chain(feed, small, pending, key, warp, gamma=gamma, vocab_size=lm.vocab_size)
+        feed = lambda token, small: next_logits(lm, params, small, token, left_out)
+        draft, small = write_chain(feed, None, small, pending, key, warp, gamma=gamma, vocab_size=lm.vocab_size)
         return draft, state._replace(layers=small.layers), cache
 
     def commit(params, state: SmallKV, committed: Commit, cache: Cache):
@@ -187,8 +184,8 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         return state._replace(recent=jnp.take_along_axis(told, at, axis=1))
 
     def rewind(params, state: SmallKV, back, token, cache: Cache):
-        # `follow` finds the cache shorter than it knew. Tokens older than `recent` are not known any more: until new
-        # ones come in, the oldest stands for them, which makes a worse choice of slots and no wrong law.
+        # `follow` finds the cache shorter than it knew. Tokens older than `recent` are no longer known: until new ones
+        # come in, the oldest replaces them, which makes the choice of slots worse and the output no less exact.
         del params, cache
         at = jnp.arange(observed + 1, dtype=jnp.int32)[None] - jnp.maximum(back - 1, 0)[:, None]
         recent = jnp.take_along_axis(state.recent, jnp.maximum(at, 0), axis=1)

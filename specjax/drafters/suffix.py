@@ -22,6 +22,7 @@ from specjax import trees
 from specjax.base import Drafter
 from specjax.categorical import largest
 from specjax.drafters import history
+from specjax.drafters.chain import check_gamma
 from specjax.drafters.corpus import END, NOTHING, Corpus, matches
 from specjax.drafters.history import History
 from specjax.drafters.ngram import runs
@@ -53,8 +54,7 @@ def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: flo
     Raises:
       ValueError: gamma below 1, shortest outside 1..longest, or a confidence outside 0..1.
     """
-    if gamma < 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    check_gamma(gamma)
     _check(longest, shortest, confidence)
 
     def propose(params, key, state: History, pending, warp):

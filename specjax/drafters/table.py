@@ -1,11 +1,12 @@
-"""Unigram, bigram and n-gram tables as drafters: laws that are looked up, at next to no cost.
+"""Unigram, bigram and n-gram tables as drafters: distributions that are looked up, at next to no cost.
 
 Leviathan et al. 2023 (arXiv 2211.17192), table 3: even a bigram is accepted often enough to pay where drafting is
-free. The law after a context is built from the shortest one upwards,
+free. The distribution after a context is built from the shortest one upwards,
 
     q(x | context) = mass of x among the successors listed for the context + back-off mass * q(x | shorter context)
 
-down to the unigram, which gives every token some mass: a proper law over the whole vocabulary (Witten and Bell 1991).
+down to the unigram, which gives every token some mass: a proper distribution over the whole vocabulary (Witten and
+Bell 1991).
 """
 
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from specjax.base import Drafter
 from specjax.categorical import draw as draw_mass
 from specjax.categorical import uniforms
 from specjax.drafters import history
+from specjax.drafters.chain import check_gamma
 from specjax.programs import memoize
 from specjax.types import Commit, Draft
 
@@ -36,10 +38,10 @@ class Level(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Fitted laws: 4 V bytes, and 8 m + 4 bytes for each context (V = 50,000 and m = 32: 13 MB for a bigram).
+    """Fitted distributions: 4 V bytes, and 8 m + 4 bytes for each context (V = 50,000 and m = 32: 13 MB for a bigram).
 
     levels[n - 2] is for contexts of n - 1 tokens: one row a token, or where there are more, one row a bucket of
-    contexts, so that a drafter of any order has a fixed size. Contexts that share a bucket share a law.
+    contexts, so that a drafter of any order has a fixed size. Contexts in one bucket share a distribution.
     """
 
     log_unigram: Float[Array | np.ndarray, "V"]
@@ -55,7 +57,7 @@ class Table(NamedTuple):
         return self.log_unigram.shape[0]
 
 
-def log_law(table: Table, context: Int[Array, "B n"]) -> Float[Array, "B V"]:
+def log_probs(table: Table, context: Int[Array, "B n"]) -> Float[Array, "B V"]:
     """log q after each row's last tokens, of which there must be order - 1 or more."""
     batch = context.shape[0]
     rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
@@ -81,15 +83,14 @@ def bucket(context: Int[Array | np.ndarray, "*lead n"], rows: int) -> Int[Array 
 
 @memoize
 def table(order: int, vocab_size: int, gamma: int) -> Drafter:
-    """A chain of gamma tokens, each drawn from the table's law after the ones before, warped like the target's.
+    """A chain of gamma tokens, each drawn from the table's distribution, warped like the target's.
 
     The weights are a `Table` of that order and vocabulary. Encoder-decoder models are drafted for alike.
 
     Raises:
       ValueError: gamma or order below 1.
     """
-    if gamma < 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
+    check_gamma(gamma)
     if order < 1:
         raise ValueError(f"the order of a table must be at least 1 (a unigram), got {order}")
 
@@ -102,7 +103,7 @@ def table(order: int, vocab_size: int, gamma: int) -> Drafter:
 
         def one(carry, step):
             context, drafted = carry
-            log_q = warp(log_law(params, context)[:, None], drafted[:, None])[:, 0]
+            log_q = warp(log_probs(params, context)[:, None], drafted[:, None])[:, 0]
             token = draw_mass(numbers[:, step], jnp.exp(log_q))
             # Places not drawn yet repeat a token that is there: `ancestors` may repeat.
             later = jnp.arange(gamma + 1, dtype=jnp.int32)[None] > step
@@ -111,10 +112,10 @@ def table(order: int, vocab_size: int, gamma: int) -> Drafter:
 
         context = history.last(state, max(order - 1, 1), pending)
         drafted = jnp.broadcast_to(pending[:, None], (pending.shape[0], gamma + 1))
-        (_, drafted), laws = jax.lax.scan(one, (context, drafted), jnp.arange(gamma, dtype=jnp.int32))
-        # The last node has no children: its law is never read.
-        laws = jnp.pad(jnp.swapaxes(laws, 0, 1), ((0, 0), (0, 1), (0, 0)))
-        return Draft(drafted, jnp.ones_like(drafted, bool), laws), state
+        (_, drafted), log_q = jax.lax.scan(one, (context, drafted), jnp.arange(gamma, dtype=jnp.int32))
+        # The last node has no children: its entry is never read.
+        log_q = jnp.pad(jnp.swapaxes(log_q, 0, 1), ((0, 0), (0, 1), (0, 0)))
+        return Draft(drafted, jnp.ones_like(drafted, bool), log_q), state
 
     def commit(params, state: history.History, committed: Commit):
         del params

@@ -1,4 +1,4 @@
-"""A drafter to copy: it bets on what followed a token the last time that the row met it.
+"""A template for new drafters: proposes the token that last followed the current one in the row.
 
 docs/guides/writing-a-drafter.md writes this file step by step. Real drafters differ in what they store and in the
 distribution that they derive from it; the rest stays as it is here.
@@ -20,7 +20,7 @@ UNMET = -1
 
 
 class Memory(NamedTuple):
-    """All that the drafter knows, as arrays with a row for each row of the batch."""
+    """State: arrays led by the rows of the batch."""
 
     follows: Int[Array, "B V"]  # the token that followed each token last; UNMET for one without a successor
     last: Int[Array, "B"]  # the newest committed token
@@ -50,21 +50,21 @@ def template(vocab_size: int, gamma: int, trust: float = 3.0) -> Drafter:
         del params
         rows = jnp.arange(pending.shape[0], dtype=jnp.int32)
         numbers = uniforms(key, (gamma, 2))  # each row's own stream, consumed once
-        tokens, laws = [pending], []
+        tokens, log_q = [pending], []
         for step in range(gamma):
             bet = trust * jax.nn.one_hot(state.follows[rows, tokens[-1]], vocab_size)
-            laws.append(warp(bet[:, None], jnp.stack(tokens, 1)[:, None])[:, 0])  # the law that is drawn from, exactly
-            tokens.append(draw(numbers[:, step], jnp.exp(laws[-1])))
-        laws.append(jnp.zeros_like(laws[-1]))  # the last node has no children: its law is never read
+            log_q.append(warp(bet[:, None], jnp.stack(tokens, 1)[:, None])[:, 0])  # exactly what is drawn from
+            tokens.append(draw(numbers[:, step], jnp.exp(log_q[-1])))
+        log_q.append(jnp.zeros_like(log_q[-1]))  # the last node has no children: its entry is never read
         drafted = jnp.stack(tokens, 1)
-        return Draft(drafted, jnp.ones_like(drafted, bool), jnp.stack(laws, 1)), state._replace(last=pending)
+        return Draft(drafted, jnp.ones_like(drafted, bool), jnp.stack(log_q, 1)), state._replace(last=pending)
 
     def commit(params, state: Memory, committed):
         del params
         return learn(state, committed.tokens, committed.length)
 
     def rewind(params, state: Memory, back, token):
-        del params, back, token  # what was never kept is remembered: that makes a worse guess, not a wrong law
+        del params, back, token  # rejected tokens stay in memory: drafts get worse, the output does not
         return state
 
     return Drafter(trees.chain(gamma), init, propose, commit, vocab_size, rewind=rewind)

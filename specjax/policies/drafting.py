@@ -11,7 +11,7 @@ from specjax.policies.policy import Drawn, Policy, Rule, as_planned, check_betwe
 from specjax.programs import memoize
 from specjax.types import Params
 
-TOP = 10  # probabilities of the draft's law that DISCO's classifier reads
+TOP = 10  # probabilities of the draft that DISCO's classifier reads
 
 
 def threshold(theta: float | int = 0.4, *, gamma_max: int = 16) -> Rule:
@@ -32,8 +32,8 @@ def threshold(theta: float | int = 0.4, *, gamma_max: int = 16) -> Rule:
 def _threshold(gamma_max: int) -> Policy:
     def go_on(params, state, drawn: Drawn, position):
         del position
-        law = jax.nn.softmax(drawn.logits, axis=-1)
-        confidence = jnp.take_along_axis(law, drawn.token[:, None], axis=-1)[:, 0]
+        probs = jax.nn.softmax(drawn.logits, axis=-1)
+        confidence = jnp.take_along_axis(probs, drawn.token[:, None], axis=-1)[:, 0]
         return confidence >= params["theta"], state
 
     return Policy(gamma_max, lambda params, length: (), as_planned(gamma_max), go_on, learn_nothing)
@@ -57,9 +57,9 @@ def disco(params: Disco, *, gamma_max: int = 16) -> Rule:
     """A trained classifier says after each token how likely it is to be accepted; drafting ends where the product of
     these chances falls below `params.stop`.
 
-    It reads the draft's law alone: its TOP largest probabilities, its entropy, the token's position. DISCO, Mamou et
-    al. 2024, arXiv 2405.04304, which compares the last token's chance alone; the product is the chance that a further
-    token counts at all.
+    It reads the draft's distribution alone: its TOP largest probabilities, its entropy, and the position. DISCO, Mamou
+    et al. 2024, arXiv 2405.04304, which compares the last token's probability alone; the product is the probability that
+    a further token counts at all.
 
     Raises:
       ValueError: numbers of the wrong shape, or a gamma_max below 1.
@@ -92,10 +92,10 @@ def _disco(gamma_max: int) -> Policy:
 def features(logits: Float[Array, "B V"], position) -> Float[Array, "B F"]:
     """What the classifier reads of one draft token: TOP probabilities, entropy over log V, position over 10."""
     size = logits.shape[-1]
-    log_law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    law = jnp.exp(log_law)
-    entropy = -jnp.sum(jnp.where(law > 0, law * log_law, 0.0), axis=-1, keepdims=True) / jnp.log(float(size))
-    top = largest(law, min(TOP, size))[0]
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    probs = jnp.exp(log_probs)
+    entropy = -jnp.sum(jnp.where(probs > 0, probs * log_probs, 0.0), axis=-1, keepdims=True) / jnp.log(float(size))
+    top = largest(probs, min(TOP, size))[0]
     top = jnp.pad(top, ((0, 0), (0, TOP - top.shape[-1])))
     place = jnp.broadcast_to(jnp.asarray(position, jnp.float32) / 10, entropy.shape)
     return jnp.concatenate([top, entropy, place], axis=-1)

@@ -1,4 +1,4 @@
-"""What a policy of draft length is: pure functions with explicit state, which the chain drafter carries in its own."""
+"""Draft-length policies: pure functions with explicit state, carried in the state of the chain drafter."""
 
 import itertools
 from collections.abc import Callable
@@ -14,15 +14,15 @@ PolicyState = PyTree  # every leaf is led by rows: [B, ...]
 
 
 class Drawn(NamedTuple):
-    """A draft token that was drawn and is kept: what a policy may look at to decide whether another is drawn."""
+    """A drawn draft token: what a policy may read to decide whether another one is drawn."""
 
-    logits: Float[Array, "B V"]  # the draft model's own, before any warp: they tell its confidence at temperature 0 too
-    log_q: Float[Array, "B V"]  # the warped law that the token was drawn from
+    logits: Float[Array, "B V"]  # of the draft model, before any warp: its confidence at temperature 0 too
+    log_q: Float[Array, "B V"]  # the warped distribution that the token was drawn from
     token: Int[Array, "B"]
 
 
 class Round(NamedTuple):
-    """What became of a round. Acceptance is a prefix: the first token that is refused ends what was tested."""
+    """Outcome of a round. Acceptance is a prefix: nothing is tested after the first rejected token."""
 
     drafted: Int[Array, "B"]
     accepted: Int[Array, "B"]
@@ -35,9 +35,9 @@ class Round(NamedTuple):
 class Policy(NamedTuple):
     """How many tokens each row drafts in a round, at most gamma_max.
 
-    Lossless whatever it answers: `plan` sees earlier rounds alone, and `go_on` decides about a token that has not been
-    drawn yet. A token that was drawn is proposed, whatever it is; so no policy can drop one because of what it is,
-    which would bend the law of the output (invariant 7).
+    Lossless for every policy: `plan` sees only earlier rounds, and `go_on` decides about a token that is not drawn
+    yet. Every drawn token is proposed, so that no policy can drop one because of its value,
+    which would change the output distribution (invariant 7).
 
     gamma_max: static: what shapes are made for.
     start: (params, length [B]) -> state. `length`: tokens of each row's prompt.
@@ -46,9 +46,9 @@ class Policy(NamedTuple):
     go_on: (params, state, Drawn, position) -> (bool [B], state). After the token at `position` (1 is the first) was
         drawn: whether to draw one more. Answer and state of rows that do not draft are ignored.
     observe: (params, state, Round) -> state. After the round; the state of rows that have ended is kept as it was.
-    constant: all rows draft gamma_max always, and nothing is ever asked.
+    constant: all rows always draft gamma_max; the functions are never called.
     by_row: whether a row's answers depend on that row alone. Where they do not, its sampled tokens depend on its
-        neighbors (greedy ones do not, and the law does not).
+        neighbors (greedy tokens and the output distribution do not).
     """
 
     gamma_max: int

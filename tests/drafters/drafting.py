@@ -75,7 +75,7 @@ def rows_are_alone(family: str, guide: LoadedDrafter, name: str) -> None:
     assert loop.trace_count() == traces
 
 
-def follows_the_joint_law(family: str, guide: LoadedDrafter, name: str, **options) -> dict[float, float]:
+def follows_the_joint_distribution(family: str, guide: LoadedDrafter, name: str, **options) -> dict[float, float]:
     """The p-values of three tokens of 4096 rows a temperature, greedy rows between them."""
     counts = sampled_counts(guide, family, verify=verifier(guide, name), **options)
     return {t: distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items()}

@@ -7,7 +7,7 @@ import pytest
 
 from specjax import drafters
 from specjax.drafters import Retrieval, Sinks
-from specjax.drafters.bounded import bounded
+from specjax.drafters.bounded import over_bounded_cache
 from specjax.models.cache import KV, put_slots
 from tests import battery
 from tests.battery import run, texts
@@ -51,7 +51,9 @@ def test_slots_through_advances_and_retreats():
         slots = cache.length[:, None] + offset + jnp.arange(tokens.shape[1])[None]
         return cache.positions, cache._replace(layers=put_slots(cache.layers, (KV(k, k),) * 2, slots))
 
-    small = bounded(lm._replace(extend=marked), None, BUDGET, KEPT, SLACK, BLOCK)
+    small = over_bounded_cache(
+        lm._replace(extend=marked), choice=None, budget=BUDGET, kept=KEPT, slack=SLACK, block=BLOCK
+    )
     length = jnp.asarray([1, 4, 16])
     cache = small.prefill(model.params, jnp.asarray(battery.prompts()[:3]), length, 0).cache
     for row, count in enumerate([0, 3, 15]):  # the prompt's keys are marked by hand
@@ -90,22 +92,22 @@ def test_slots_through_advances_and_retreats():
     assert total.min() > BUDGET
 
 
-def test_what_cannot_serve_is_refused():
-    with pytest.raises(ValueError, match="a budget of 4 slots, 4 of them kept, leaves a window of 0"):
+def test_invalid_combinations_raise():
+    with pytest.raises(ValueError, match="budget"):
         drafters.bounded(battery.target("opt"), budget=4)
-    with pytest.raises(ValueError, match="slack must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="slack"):
         bound("opt", slack=0)
-    with pytest.raises(ValueError, match="can take back 5 tokens, and a draft of 6 takes back up to 6: bound it"):
+    with pytest.raises(ValueError, match="slack=6"):
         drafters.model(bound("opt"), gamma=6)
     inner = drafters.model(battery.draft("opt"), gamma=2)
-    with pytest.raises(ValueError, match="a cascade of gamma=4 takes back up to 6"):
+    with pytest.raises(ValueError, match="slack=6"):
         drafters.cascade(bound("opt"), inner, gamma=4)
-    with pytest.raises(ValueError, match="a cascade of gamma=3 takes back up to 7"):
+    with pytest.raises(ValueError, match="slack=7"):
         drafters.cascade(battery.draft("opt"), drafters.model(bound("opt"), gamma=2), gamma=3)
     for borrowing in (drafters.layer_skip, drafters.quantized, drafters.small_kv, drafters.bounded):
-        with pytest.raises(ValueError, match="needs a model over whole caches"):
+        with pytest.raises(ValueError, match="BoundedDraft"):
             borrowing(bound("opt"))
-    with pytest.raises(ValueError, match="another shape, format or cache"):
+    with pytest.raises(ValueError, match="cache"):
         drafters.cascade(bound("opt", slack=20), drafters.layer_skip(battery.target("opt")))
-    with pytest.raises(ValueError, match="a block of 2 tokens is more than block=1"):
+    with pytest.raises(ValueError, match="block=1"):
         run("opt", drafters.model(bound("opt", block=1), gamma=1))

@@ -1,4 +1,4 @@
-"""Bridges: what the draft reads is the committed text in its own tokens, and the law stays the target's."""
+"""Bridges: what the draft reads is the committed text in its own tokens, and the distribution stays the target's."""
 
 import dataclasses
 import functools
@@ -210,7 +210,7 @@ def test_pack():
     assert (last[0].tolist(), size.tolist()) == ([8, 9, 10, 0], [3, 1])
 
 
-# --- the target's text and law -----------------------------------------------------------------------------------
+# --- the target's text and distribution -------------------------------------------------------------------------------
 
 
 def assert_greedy_equals_plain(kind: str, family: str):
@@ -240,14 +240,14 @@ def least(counts: dict[float, np.ndarray], family: str = "opt") -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sampled_rows_follow_the_joint_law(kind):
+def test_sampled_rows_follow_the_joint_distribution(kind):
     assert least(sampled_counts(guide(kind, gamma=2))) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_sampled_rows_follow_the_joint_law_in_every_family(kind, family):
+def test_sampled_rows_follow_the_joint_distribution_in_every_family(kind, family):
     assert least(sampled_counts(guide(kind, family, gamma=2), family), family) > distributions.ALPHA
 
 
@@ -262,21 +262,21 @@ def told_as(change, kind: str = "intersection") -> LoadedDrafter:
     return right._replace(drafter=right.drafter._replace(propose=propose))
 
 
-def test_the_law_test_fails_a_law_that_was_not_normalized():
+def test_the_distribution_test_fails_a_distribution_that_was_not_normalized():
     """As of a draft that is restricted by throwing away what is not shared: it tells less than it draws with."""
     broken = told_as(lambda drafted: drafted._replace(log_q=drafted.log_q + jnp.log(0.6)))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def test_the_law_test_fails_point_masses_called_draws():
+def test_the_distribution_test_fails_point_masses_called_draws():
     """As of a re-encoded text that is told as if every token had been as likely."""
     even = jnp.full((battery.VOCAB,), -np.log(battery.VOCAB), jnp.float32)
-    laws_of = lambda tokens: jnp.broadcast_to(even, (*tokens.shape, battery.VOCAB))
-    broken = told_as(lambda drafted: drafted._replace(log_q=laws_of(drafted.tokens)), "reencoding")
+    distributions_of = lambda tokens: jnp.broadcast_to(even, (*tokens.shape, battery.VOCAB))
+    broken = told_as(lambda drafted: drafted._replace(log_q=distributions_of(drafted.tokens)), "reencoding")
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def test_the_law_told_is_restricted_and_normalized():
+def test_the_distribution_told_is_restricted_and_normalized():
     drafted = first_draft(guide("intersection"), SAMPLED)
     q = np.exp(np.asarray(drafted.log_q[:, :-1], np.float64))
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-5)
@@ -285,9 +285,9 @@ def test_the_law_told_is_restricted_and_normalized():
     logits = next_tokens([told(battery.prompts()[row, :n].tolist()) for row, n in enumerate(battery.LENGTHS)])
     for row, temperature in enumerate(SAMPLED):
         if temperature and battery.LENGTHS[row] <= 6:
-            law = battery.plain_law([logits[row, ONES.index(t)] if t in ONES else -np.inf
+            probs = battery.plain_distribution([logits[row, ONES.index(t)] if t in ONES else -np.inf
                                      for t in range(battery.VOCAB)], set(), temperature)  # fmt: skip
-            np.testing.assert_allclose(q[row, 0], law, atol=2e-5)
+            np.testing.assert_allclose(q[row, 0], probs, atol=2e-5)
 
 
 def test_kinds_of_drafts():
@@ -376,7 +376,7 @@ PROMPTS = ["Once upon a time", "The old man"]
 
 @pytest.mark.slow
 def test_between_one_tokenizer_and_itself_a_bridge_is_the_plain_chain(tiny):
-    """The same laws, the same draws: every token of a sampled run is that of `drafters.model`."""
+    """The same distributions, the same draws: every token of a sampled run is that of `drafters.model`."""
     options = {"max_new_tokens": 16, "temperature": 0.8}
     bridged = sj.generate(tiny, PROMPTS, drafter=drafters.bridge(tiny, tiny, gamma=3), **options)
     chained = sj.generate(tiny, PROMPTS, drafter=drafters.model(tiny, gamma=3), **options)

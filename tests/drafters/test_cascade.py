@@ -1,4 +1,4 @@
-"""Cascades: a draft is what the middle model writes, whatever its own drafter guessed; the target's law stays exact."""
+"""Cascades: a draft is what the middle model writes, whatever its own drafter proposed; the output stays exact."""
 
 import functools
 import importlib
@@ -144,7 +144,7 @@ def test_a_middle_model_that_is_never_wrong_is_never_refused():
     assert 0 < inner.accepted.sum() < inner.tested.sum()
 
 
-# --- the target's text and law -----------------------------------------------------------------------------------
+# --- the target's text and distribution -------------------------------------------------------------------------------
 
 
 def assert_greedy_equals_plain(kind: str, family: str):
@@ -170,7 +170,7 @@ def p_value(made: LoadedDrafter, family: str = "opt") -> float:
     return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
-def test_sampled_rows_follow_the_joint_law():
+def test_sampled_rows_follow_the_joint_distribution():
     assert p_value(guide("block")) > distributions.ALPHA
 
 
@@ -178,7 +178,7 @@ def test_sampled_rows_follow_the_joint_law():
 @pytest.mark.parametrize(
     ("kind", "family"), [("model", "t5"), ("ngram", "llama"), ("table", "opt"), ("three", "opt"), ("tree", "opt")]
 )
-def test_sampled_rows_follow_the_joint_law_everywhere(kind, family):
+def test_sampled_rows_follow_the_joint_distribution_everywhere(kind, family):
     assert p_value(guide(kind, family), family) > distributions.ALPHA
 
 
@@ -188,7 +188,7 @@ def remade() -> LoadedDrafter:
     return right._replace(drafter=cascade.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3))
 
 
-def test_the_law_test_fails_the_law_of_the_smallest_model(monkeypatch):
+def test_the_distribution_test_fails_the_distribution_of_the_smallest_model(monkeypatch):
     """Told in place of the middle model's, though the inner verifier has changed what was drawn from it."""
     believed, emitted = [], module.committed_block
 
@@ -197,12 +197,12 @@ def test_the_law_test_fails_the_law_of_the_smallest_model(monkeypatch):
         return emitted(tree, draft, verdict)
 
     monkeypatch.setattr(module, "committed_block", noting)
-    monkeypatch.setattr(module, "laws_along", lambda linear, verdict, log_p: believed.pop())
+    monkeypatch.setattr(module, "along_path", lambda linear, verdict, log_p: believed.pop())
     assert p_value(remade()) < distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_the_law_test_fails_noise_shared_by_inner_rounds(monkeypatch):
+def test_the_distribution_test_fails_noise_shared_by_inner_rounds(monkeypatch):
     fork = module.round_keys
     same = lambda key: (jax.random.wrap_key_data(jax.random.key_data(key)), *fork(key)[1:])
     monkeypatch.setattr(module, "round_keys", same)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters
-from specjax.drafters.layer_skip import check_layers, spread
+from specjax.drafters.self_speculation import check_layers, spread
 from specjax.models.format import Format
 from tests import battery
 from tests.models import small

@@ -185,8 +185,8 @@ def test_guesses_are_the_ngrams_of_the_pending_token_alone():
 def test_branches_that_share_a_beginning_are_one():
     """a b, a c below the root: the walk that draws a and then c takes the second branch."""
     tree = trees.Tree((-1, 0, 1, 0, 3))
-    law = lambda token: np.log(np.eye(5)[token] + 1e-30).astype(np.float32)
-    log_p = jnp.asarray([[law(2), law(4), law(0), law(4), law(1)]])
+    probs = lambda token: np.log(np.eye(5)[token] + 1e-30).astype(np.float32)
+    log_p = jnp.asarray([[probs(2), probs(4), probs(0), probs(4), probs(1)]])
     draft = Draft(jnp.asarray([[0, 2, 3, 2, 4]]), jnp.ones((1, 5), bool), None)
     verdict = deterministic(jax.random.split(jax.random.key(0), 1), tree, draft, log_p)
     assert (verdict.path.tolist(), verdict.accepted.tolist(), verdict.token.tolist()) == ([[0, 3, 4]], [2], [1])
@@ -225,11 +225,11 @@ def test_a_full_cache_stops_at_the_same_token(family):
 
 
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
-def test_sampled_rows_follow_the_joint_law(family):
-    assert min(drafting.follows_the_joint_law(family, guide(), "deterministic").values()) > distributions.ALPHA
+def test_sampled_rows_follow_the_joint_distribution(family):
+    assert min(drafting.follows_the_joint_distribution(family, guide(), "deterministic").values()) > distributions.ALPHA
 
 
-def test_control_a_window_that_is_accepted_breaks_the_law():
+def test_control_a_window_that_is_accepted_breaks_the_distribution():
     """A verifier that follows any branch whose token the target does not exclude."""
 
     def takes_a_branch(key, tree, draft, log_p):

@@ -1,4 +1,4 @@
-"""A draft model's trees: laws, children, the cache that follows the verdict, and the whole loop."""
+"""A draft model's trees: distributions, children, the cache that follows the verdict, and the whole loop."""
 
 import functools
 import itertools
@@ -92,7 +92,7 @@ def rounds(family: str, guided: drafters.LoadedDrafter):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_law_is_that_of_the_plain_text(family):
+def test_every_distribution_is_that_of_the_plain_text(family):
     """After ragged, rolled-back, branching and lagging rounds, for every node that has children."""
     shape = np.flatnonzero((UNEVEN.children != NO_CHILD).any(1))
     model = battery.target(family)
@@ -106,12 +106,12 @@ def test_every_law_is_that_of_the_plain_text(family):
         np.testing.assert_allclose(ours, expected, atol=3e-5 * np.abs(expected).max())
 
 
-def most_probable_paths(law, *, size: int, depth: int, width: int) -> set[tuple[int, ...]]:
-    """EAGLE-2's tree by its definition: law(paths) -> log-probabilities [paths, V]."""
+def most_probable_paths(probs, *, size: int, depth: int, width: int) -> set[tuple[int, ...]]:
+    """EAGLE-2's tree by its definition: distribution(paths) -> log-probabilities [paths, V]."""
     known, frontier = {(): 0.0}, [()]
     for _ in range(depth):
         born = {}
-        for path, line in zip(frontier, law(frontier), strict=True):
+        for path, line in zip(frontier, probs(frontier), strict=True):
             for token in np.argsort(-line, kind="stable")[:width]:
                 born[(*path, int(token))] = known[path] + line[token]
         known |= born
@@ -128,12 +128,12 @@ def test_a_dynamic_tree_holds_the_most_probable_paths_of_the_plain_text(family):
         assert draft.valid.all() and draft.log_q is None
         for row in range(ROWS):
 
-            def law(paths, row=row, said=said):
+            def probs(paths, row=row, said=said):
                 logits = drafting.logits_after(family, [(row, said[row] + list(path)) for path in paths])
                 return scipy.special.log_softmax(logits, -1)
 
             ours = {tuple(route) for route in drafting.routes(draft, None, row)}
-            assert ours == most_probable_paths(law, size=9, depth=3, width=3)
+            assert ours == most_probable_paths(probs, size=9, depth=3, width=3)
             shapes.add(tuple(draft.parents[row]))
     assert len(shapes) > 5  # trees of many shapes
 
@@ -170,7 +170,7 @@ def test_control_a_token_that_was_not_fed_would_be_noticed(kind):
 
 @functools.cache
 def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Draft, np.ndarray]:
-    """Drafts of three children after one prompt, and the law after the root."""
+    """Drafts of three children after one prompt, and the distribution after the root."""
     guided = guide("opt", kind, trees.regular((3, 1)))
     params, stages = sampling.sampling_params(count, battery.VOCAB, temperature=temperature, top_k=6)
     tokens = np.tile(battery.prompts()[4], (count, 1))
@@ -184,26 +184,26 @@ def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Dra
 
     draft = jax.device_get(draw(guided.params, jax.random.split(jax.random.key(2), count)))
     logits = drafting.logits_after("opt", [(4, [])], guided.params)
-    return draft, battery.plain_law(logits[0], (), temperature, top_k=6)
+    return draft, battery.plain_distribution(logits[0], (), temperature, top_k=6)
 
 
-def joint_without(law: np.ndarray) -> np.ndarray:
+def joint_without(probs: np.ndarray) -> np.ndarray:
     """[V, V, V]: three draws without replacement."""
-    joint = np.zeros((len(law),) * 3)
-    for a, b, c in itertools.permutations(np.flatnonzero(law), 3):
-        joint[a, b, c] = law[a] * law[b] / (1 - law[a]) * law[c] / (1 - law[a] - law[b])
+    joint = np.zeros((len(probs),) * 3)
+    for a, b, c in itertools.permutations(np.flatnonzero(probs), 3):
+        joint[a, b, c] = probs[a] * probs[b] / (1 - probs[a]) * probs[c] / (1 - probs[a] - probs[b])
     return joint
 
 
 @pytest.mark.slow
 def test_children_are_drawn_as_they_say():
-    """The joint law of three siblings, each way; and each way is no other."""
+    """The joint distribution of three siblings, each way; and each way is no other."""
     for kind in (WITH, WITHOUT):
-        draft, law = children(kind, 1.0)
-        np.testing.assert_allclose(np.exp(draft.log_q[:, 0]), np.tile(law, (8192, 1)), atol=2e-5)
+        draft, probs = children(kind, 1.0)
+        np.testing.assert_allclose(np.exp(draft.log_q[:, 0]), np.tile(probs, (8192, 1)), atol=2e-5)
         counts = distributions.histogram(draft.tokens[:, 1:4], battery.VOCAB)
-        independent = law[:, None, None] * law[None, :, None] * law[None, None]
-        expected = {WITH: independent, WITHOUT: joint_without(law)}
+        independent = probs[:, None, None] * probs[None, :, None] * probs[None, None]
+        expected = {WITH: independent, WITHOUT: joint_without(probs)}
         for other, joint in expected.items():
             assert (distributions.chi_square(counts, joint) > distributions.ALPHA) == (other is kind)
         assert draft.valid.all()
@@ -211,21 +211,21 @@ def test_children_are_drawn_as_they_say():
 
 def test_points_are_the_most_probable_tokens_and_a_greedy_row_has_alternatives():
     for temperature in (1.0, 0.0):
-        draft, law = children(POINTS, temperature)
+        draft, probs = children(POINTS, temperature)
         _, sampled = children(POINTS, 1.0)
         assert draft.log_q is None and draft.valid.all()
         assert draft.tokens[0, 1:4].tolist() == np.argsort(-sampled)[:3].tolist()
-        assert draft.tokens[0, 1] == law.argmax()
+        assert draft.tokens[0, 1] == probs.argmax()
         assert (draft.tokens == draft.tokens[0]).all()  # nothing was drawn
 
 
 def test_what_has_no_mass_is_not_proposed():
-    """Of a greedy law without replacement, one child and its own; with replacement, the same child thrice."""
-    draft, law = children(WITHOUT, 0.0)
+    """Of a greedy distribution without replacement, one child and its own; with replacement, the same child thrice."""
+    draft, probs = children(WITHOUT, 0.0)
     assert draft.valid[0].tolist() == [True, True, False, False, True, False, False]
-    assert (draft.valid == draft.valid[0]).all() and (draft.tokens[:, 1] == law.argmax()).all()
-    draft, law = children(WITH, 0.0)
-    assert draft.valid.all() and (draft.tokens[:, 1:4] == law.argmax()).all()
+    assert (draft.valid == draft.valid[0]).all() and (draft.tokens[:, 1] == probs.argmax()).all()
+    draft, probs = children(WITH, 0.0)
+    assert draft.valid.all() and (draft.tokens[:, 1:4] == probs.argmax()).all()
 
 
 # --- the whole loop ----------------------------------------------------------------------------------------------
@@ -278,27 +278,29 @@ def test_a_full_cache_stops_at_the_same_token(family, kind):
     drafting.a_full_cache_stops_at_the_same_token(family, guide(family, kind), name)
 
 
-LAWS = [("opt", WITHOUT, "multiround-without"), ("opt", None, "deterministic")]
+DISTRIBUTION_CASES = [("opt", WITHOUT, "multiround-without"), ("opt", None, "deterministic")]
 MORE = [("opt", kind, name) for kind, names in LOSSLESS.items() for name in names]
 MORE += [(family, kind, name) for family in ("llama", "t5") for kind, name in ((WITH, "kseq"), (None, "deterministic"))]
 
 
-@pytest.mark.parametrize(("family", "kind", "name"), [*LAWS, *(slow(*case) for case in MORE if case not in LAWS)])
-def test_sampled_rows_follow_the_joint_law(family, kind, name):
+@pytest.mark.parametrize(
+    ("family", "kind", "name"), [*DISTRIBUTION_CASES, *(slow(*case) for case in MORE if case not in DISTRIBUTION_CASES)]
+)
+def test_sampled_rows_follow_the_joint_distribution(family, kind, name):
     guided = guide(family, kind, trees.regular((3, 2)))
-    assert min(drafting.follows_the_joint_law(family, guided, name).values()) > distributions.ALPHA
+    assert min(drafting.follows_the_joint_distribution(family, guided, name).values()) > distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_control_draws_without_replacement_told_as_independent_break_the_law():
-    """The second of three siblings is not drawn from the law that is told of it."""
+def test_control_draws_without_replacement_told_as_independent_break_the_distribution():
+    """The second of three siblings is not drawn from the distribution that is told of it."""
     guided = guide("opt", WITHOUT, trees.regular((3, 2)))
     told = guided._replace(drafter=guided.drafter._replace(siblings=WITH, vocab_size=None))
-    assert min(drafting.follows_the_joint_law("opt", told, "multiround").values()) < distributions.ALPHA
+    assert min(drafting.follows_the_joint_distribution("opt", told, "multiround").values()) < distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_draws_told_as_points_keep_the_law():
+def test_draws_told_as_points_keep_the_distribution():
     """Whatever is proposed without a look at the target's draws may be told as point masses: less is accepted, and that
     rightly."""
     guided = guide("opt", WITHOUT, trees.regular((3, 2)))
@@ -309,7 +311,7 @@ def test_draws_told_as_points_keep_the_law():
 
     told = guided.drafter._replace(propose=points, siblings=POINTS, vocab_size=None)
     assert (
-        min(drafting.follows_the_joint_law("opt", guided._replace(drafter=told), "multiround").values())
+        min(drafting.follows_the_joint_distribution("opt", guided._replace(drafter=told), "multiround").values())
         > distributions.ALPHA
     )
 

@@ -1,4 +1,4 @@
-"""Every drafter that borrows the target's cache, through the batteries: greedy equals plain, the joint law, rows that
+"""Drafters that borrow the target's cache, in the batteries: greedy equals plain, the joint distribution, rows that
 end early, rows that are alone, one trace, no copy of the cache, and loans that are abused."""
 
 import dataclasses
@@ -72,9 +72,9 @@ def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
 
 
 @pytest.mark.parametrize(("kind", "family"), battery.others_slow(PAIRS, [("snapkv", "llama"), ("int8", "llama")]))
-def test_sampled_rows_follow_the_joint_law(kind, family):
+def test_sampled_rows_follow_the_joint_distribution(kind, family):
     """Three tokens after a prompt of nine: longer than the budgets of six and seven."""
-    if kind == "int8":  # coarser, or the draft's law could hardly be told from the target's
+    if kind == "int8":  # coarser, or the draft's distribution could hardly be told from the target's
         guide = drafters.quantized(battery.target(family), gamma=2)
         guide = guide._replace(params=jax.tree.map(lambda a: a // 9 * 9 if a.dtype == jnp.int8 else a, guide.params))
     else:
@@ -95,7 +95,7 @@ def tight(kind, family):
 
 
 @pytest.mark.parametrize(("kind", "family"), [("sinks", "opt"), ("layer-skip", "t5")])
-def test_the_law_test_fails_a_broken_verifier(kind, family):
+def test_the_distribution_test_fails_a_broken_verifier(kind, family):
     assert least(sampled_counts(tight(kind, family), family, verify=accepts_too_much), family) < distributions.ALPHA
 
 

@@ -33,8 +33,8 @@ def test_slots_and_positions_are_inverse():
         }
 
 
-def masked_law(family, model, cache, token, total, step):
-    """The target's law after one token at position total + step, over its whole cache through a mask that hides what
+def masked_distribution(family, model, cache, token, total, step):
+    """The target's distribution after one token at position total + step, over its cache through a mask that hides what
     the small cache left out: written here apart from the drafter. Returns (log-probabilities [B,V], cache)."""
     slots = cache.layers[0].k.shape[2]
     slot = jnp.arange(slots)[None]
@@ -57,7 +57,7 @@ def masked_law(family, model, cache, token, total, step):
 
 @pytest.mark.parametrize("family", battery.others_slow(battery.FAMILIES, ["llama"]))
 def test_the_draft_is_the_target_under_a_mask(family):
-    """Round by round on a ragged batch: every law of the chain, so every slot, every position, every copy."""
+    """Round by round on a ragged batch: every distribution of the chain, so every slot, every position, every copy."""
     model = battery.target(family)
     guide = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
     decode, state, static = prepare(family, guide, 1.0, setting=Setting(max_new=20))
@@ -66,11 +66,11 @@ def test_the_draft_is_the_target_under_a_mask(family):
     @jax.jit
     def both(params, state):
         draft, _, _ = loop.propose(guide.drafter, params, loop.round_keys(state.key)[1], state, warp)
-        cache, total, laws = state.cache, state.cache.length, []
+        cache, total, all_probs = state.cache, state.cache.length, []
         for step in range(GAMMA):
-            law, cache = masked_law(family, model, cache, draft.tokens[:, step], total, step)
-            laws.append(law)
-        return draft.log_q[:, :GAMMA], jnp.stack(laws, 1)
+            probs, cache = masked_distribution(family, model, cache, draft.tokens[:, step], total, step)
+            all_probs.append(probs)
+        return draft.log_q[:, :GAMMA], jnp.stack(all_probs, 1)
 
     with jax.debug_key_reuse(False):
         seen = 0

@@ -276,14 +276,15 @@ def test_a_full_cache_stops_at_the_same_token(kind):
 @pytest.mark.parametrize(
     ("family", "kind"), [("opt", "tree corpus"), slow("opt", "suffix corpus"), slow("t5", "tree corpus")]
 )
-def test_sampled_rows_follow_the_joint_law(family, kind):
+def test_sampled_rows_follow_the_joint_distribution(family, kind):
     assert (
-        min(drafting.follows_the_joint_law(family, guide(family, kind), "deterministic").values()) > distributions.ALPHA
+        min(drafting.follows_the_joint_distribution(family, guide(family, kind), "deterministic").values())
+        > distributions.ALPHA
     )
 
 
 @pytest.mark.slow
-def test_control_copies_told_as_draws_break_the_law():
+def test_control_copies_told_as_draws_break_the_distribution():
     right = guide("opt", "suffix corpus")
 
     def draws(*args):

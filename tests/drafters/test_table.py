@@ -1,4 +1,4 @@
-"""Tables: the laws against their definition in float64, counting by hand, and the drafter through the loop."""
+"""Tables: the distributions against their definition in float64, counting by hand, and the drafter through the loop."""
 
 import collections
 import functools
@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from specjax import api, drafters
 from specjax import decoding as loop
 from specjax.drafters import fitting, history
-from specjax.drafters.table import Table, bucket, log_law
+from specjax.drafters.table import Table, bucket, log_probs
 from specjax.training.table import fit_samples
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -36,14 +36,14 @@ def table_of(family: str, order: int) -> drafters.LoadedDrafter:
     return drafters.table(fitted, gamma=3)
 
 
-# --- counting and laws -------------------------------------------------------------------------------------------
+# --- counting and distributions ---------------------------------------------------------------------------------------
 
 
-def law_by_hand(sequences, context, *, successors, buckets, smoothing, vocab) -> np.ndarray:
-    """The law after a context as its definition: dictionaries, float64, contexts hashed as documented."""
+def distribution_by_hand(sequences, context, *, successors, buckets, smoothing, vocab) -> np.ndarray:
+    """The distribution after a context as its definition: dictionaries, float64, contexts hashed as documented."""
     tokens = [t for part in sequences for t in part]
-    law = np.array([tokens.count(x) + smoothing for x in range(vocab)])
-    law /= law.sum()
+    probs = np.array([tokens.count(x) + smoothing for x in range(vocab)])
+    probs /= probs.sum()
     for size in range(1, len(context) + 1):
         room = vocab if size == 1 else buckets
         where = lambda c, room=room: int(bucket(np.array([c]), room)[0])
@@ -56,26 +56,26 @@ def law_by_hand(sequences, context, *, successors, buckets, smoothing, vocab) ->
             whole = sum(counts.values()) + len(counts)
             listed = sorted(counts, key=lambda x: (-counts[x], x))[:successors]
             mass = {x: counts[x] / whole for x in listed}
-            law = (1 - sum(mass.values())) * law
+            probs = (1 - sum(mass.values())) * probs
             for x, share in mass.items():
-                law[x] += share
-    return law
+                probs[x] += share
+    return probs
 
 
 @pytest.mark.parametrize("buckets", [1, 7, 1000])
-def test_laws_are_their_definition_and_sum_to_one(buckets):
+def test_distributions_are_their_definition_and_sum_to_one(buckets):
     rng = np.random.default_rng(0)
     sequences = [rng.zipf(1.5, n).clip(1, 11).tolist() for n in (40, 1, 0, 25, 2)]
     plan = {"successors": 3, "buckets": buckets, "smoothing": 0.1}
     fitted = fitting.fit(sequences, vocab_size=12, order=3, **plan)
     fitting.check(fitted)
     contexts = rng.integers(0, 12, (50, 2))
-    found = np.exp(jax.jit(log_law)(jax.tree.map(jnp.asarray, fitted), jnp.asarray(contexts, jnp.int32)))
+    found = np.exp(jax.jit(log_probs)(jax.tree.map(jnp.asarray, fitted), jnp.asarray(contexts, jnp.int32)))
     assert found.min() > 0  # a token that was never seen has some mass
-    for context, law in zip(contexts.tolist(), found, strict=True):
-        wanted = law_by_hand(sequences, context, vocab=12, **plan)
+    for context, probs in zip(contexts.tolist(), found, strict=True):
+        wanted = distribution_by_hand(sequences, context, vocab=12, **plan)
         np.testing.assert_allclose(wanted.sum(), 1, atol=1e-12)
-        np.testing.assert_allclose(law, wanted, atol=1e-6)
+        np.testing.assert_allclose(probs, wanted, atol=1e-6)
 
 
 def test_counting_by_hand():
@@ -153,7 +153,7 @@ def test_what_cannot_be_fitted_or_drafted_is_refused():
         "has no tokenizer": lambda: fitting.fit_texts(battery.target("opt"), ["text"]),
         "gamma must be at least 1, got 0": lambda: drafters.table(fit([[1]]), gamma=0),
         "comes from drafters.fitting, or is the path of a saved one; got int": lambda: drafters.table(3),
-        "no unigram law": lambda: drafters.table(Table(np.zeros((5,), np.float32))),
+        "no unigram distribution": lambda: drafters.table(Table(np.zeros((5,), np.float32))),
     }
     for told, call in refused.items():
         with pytest.raises(ValueError, match=told):
@@ -206,7 +206,7 @@ def test_drafts_are_those_of_the_text_so_far():
     decode, state, static = battery.prepare("opt", made, SAMPLED, budget=budget)
     greedy = [row for row, t in enumerate(SAMPLED) if t == 0]
     rows = [battery.prompts()[row, :n].tolist() for row, n in enumerate(battery.LENGTHS)]
-    best = jax.jit(lambda context: log_law(made.params, context).argmax(-1))
+    best = jax.jit(lambda context: log_probs(made.params, context).argmax(-1))
     seen = 0
     for _, info in loop.stream(decode, state, verify=token_level, **static):
         for row in greedy:
@@ -229,18 +229,18 @@ def p_value(made: drafters.LoadedDrafter, family: str = "opt") -> float:
     return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
-def test_sampled_rows_follow_the_joint_law():
+def test_sampled_rows_follow_the_joint_distribution():
     assert p_value(table_of("opt", 2)) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "order"), [("opt", 1), ("opt", 3), ("t5", 2), ("llama", 3)])
-def test_sampled_rows_follow_the_joint_law_everywhere(family, order):
+def test_sampled_rows_follow_the_joint_distribution_everywhere(family, order):
     assert p_value(table_of(family, order), family) > distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
+def test_the_distribution_test_fails_a_distribution_that_is_not_the_one_drawn_from():
     right = table_of("opt", 2)
     lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
     assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < distributions.ALPHA
@@ -248,7 +248,7 @@ def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
 
 @pytest.mark.slow
 def test_a_table_fitted_to_the_target_meets_it_more_often():
-    """Than one fitted to other text, by the share of mass that the laws have in common."""
+    """Than one fitted to other text, by the share of mass that the distributions have in common."""
     other = np.random.default_rng(0).integers(0, V, (8, 24))
     share = []
     for sequences in (samples("opt"), other):

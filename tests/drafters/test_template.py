@@ -111,12 +111,12 @@ def p_value(made: drafters.LoadedDrafter) -> float:
 
 
 @pytest.mark.slow
-def test_sampled_rows_follow_the_joint_law():
+def test_sampled_rows_follow_the_joint_distribution():
     assert p_value(guide()) > distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_the_law_test_fails_a_law_that_is_not_the_one_drawn_from():
+def test_the_distribution_test_fails_a_distribution_that_is_not_the_one_drawn_from():
     right = guide()
     lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
     assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < distributions.ALPHA
