@@ -109,8 +109,8 @@ def pairs(draft: Vocabulary, target: Vocabulary) -> dict[int, int]:
 
     No token of either side is in two pairs, so that a draft distribution restricted to its tokens in the pairs is
     one of the target's tokens. The ends of text are a pair whatever their names; then special tokens of one name; then
-    tokens of the same bytes. Of several tokens with the same bytes ("a" and the byte token <0x61> of SentencePiece) the one
-    counts that the tokenizer writes.
+    tokens of the same bytes. Of several tokens with the same bytes ("a" and the byte token <0x61> of SentencePiece)
+    the one counts that the tokenizer writes.
 
     Raises:
       ValueError: nothing is shared.

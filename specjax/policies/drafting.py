@@ -58,8 +58,8 @@ def disco(params: Disco, *, gamma_max: int = 16) -> Rule:
     these chances falls below `params.stop`.
 
     It reads the draft's distribution alone: its TOP largest probabilities, its entropy, and the position. DISCO, Mamou
-    et al. 2024, arXiv 2405.04304, which compares the last token's probability alone; the product is the probability that
-    a further token counts at all.
+    et al. 2024, arXiv 2405.04304, which compares the last token's probability alone; the product is the probability
+    that a further token counts at all.
 
     Raises:
       ValueError: numbers of the wrong shape, or a gamma_max below 1.
