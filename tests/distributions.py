@@ -72,7 +72,7 @@ def measure(passes: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], 
 
 
 def chi_square(counts: np.ndarray, probs: np.ndarray, *, least: float = 5.0) -> float:
-    """The p-value of counts under `probs`; cells that expect fewer than `least` are pooled; 0 at a token without mass."""
+    """p-value of counts under `probs`; cells that expect fewer than `least` are pooled. 0 at a token without mass."""
     counts, probs = np.ravel(counts).astype(float), np.ravel(probs)
     if np.any(counts[probs == 0] > 0):
         return 0.0
