@@ -1,6 +1,6 @@
-"""Speculative decoding in JAX: several times faster, without changing a single probability.
+"""Speculative decoding in JAX: several times faster, with exactly the distribution of the target model.
 
-What is named here is imported when it is first used, so that `import specjax` and `specjax --help` do not wait for jax.
+Names are imported when they are first used, so that `import specjax` and `specjax --help` do not import JAX.
 """
 
 import importlib
@@ -19,24 +19,58 @@ if TYPE_CHECKING:
     from specjax.api import Stream as Stream
     from specjax.api import generate as generate
     from specjax.api import stream as stream
+    from specjax.base import Drafter as Drafter
+    from specjax.base import LanguageModel as LanguageModel
+    from specjax.base import Prefilled as Prefilled
+    from specjax.base import VerifyFn as VerifyFn
+    from specjax.compilation_cache import enable_compilation_cache as enable_compilation_cache
+    from specjax.decoding import DecodeParams as DecodeParams
+    from specjax.decoding import GenerationState as GenerationState
+    from specjax.decoding import make_init as make_init
+    from specjax.decoding import make_step as make_step
+    from specjax.drafters import LoadedDrafter as LoadedDrafter
     from specjax.loading import load as load
+    from specjax.metrics import Stats as Stats
     from specjax.model import Model as Model
     from specjax.programs import compiled_programs as compiled_programs
     from specjax.programs import limit_programs as limit_programs
+    from specjax.registry import Strategy as Strategy
     from specjax.stopping import Stop as Stop
+    from specjax.trees import Tree as Tree
+    from specjax.types import Commit as Commit
+    from specjax.types import Draft as Draft
+    from specjax.types import Info as Info
+    from specjax.types import Siblings as Siblings
+    from specjax.types import Verdict as Verdict
+    from specjax.verify import Verifier as Verifier
 
 __version__ = "0.1.0"
 __all__ = [
-    "Advice", "Event", "Generation", "Model", "Stop", "Stream", "__version__", "advise", "compiled_programs",
-    "drafters", "generate", "limit_programs", "load", "policies", "stream", "trees", "verify",
+    "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Info",
+    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Siblings", "Stats", "Stop", "Strategy", "Stream", "Tree",
+    "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "drafters",
+    "enable_compilation_cache", "generate", "limit_programs", "load", "make_init", "make_step", "policies", "stream",
+    "trees", "verify",
 ]  # fmt: skip
 
-_HOMES = {
-    "Advice": "advisor", "advise": "advisor",
-    "Event": "api", "Generation": "api", "Stream": "api", "generate": "api", "stream": "api",
-    "load": "loading", "Model": "model", "Stop": "stopping",
-    "compiled_programs": "programs", "limit_programs": "programs",
+_NAMES = {
+    "advisor": ("Advice", "advise"),
+    "api": ("Event", "Generation", "Stream", "generate", "stream"),
+    "base": ("Drafter", "LanguageModel", "Prefilled", "VerifyFn"),
+    "compilation_cache": ("enable_compilation_cache",),
+    "decoding": ("DecodeParams", "GenerationState", "make_init", "make_step"),
+    "drafters": ("LoadedDrafter",),
+    "loading": ("load",),
+    "metrics": ("Stats",),
+    "model": ("Model",),
+    "programs": ("compiled_programs", "limit_programs"),
+    "registry": ("Strategy",),
+    "stopping": ("Stop",),
+    "trees": ("Tree",),
+    "types": ("Commit", "Draft", "Info", "Siblings", "Verdict"),
+    "verify": ("Verifier",),
 }  # fmt: skip
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str):

@@ -1,4 +1,4 @@
-"""What a stream needs beside its rounds: text that may be shown already, and Ctrl-C that waits for a state on loan."""
+"""Streamed text: whole characters only, and nothing that a stop string may cut. Deferral of Ctrl-C."""
 
 import contextlib
 import copy
@@ -11,7 +11,7 @@ from specjax.text import Streamer, Text, cut_at
 
 
 def safe_length(text: str, stops: Sequence[str]) -> int:
-    """How many characters of a growing text can be no part of a stop string, whatever follows."""
+    """Number of characters of a growing text that cannot be part of a stop string, whatever follows."""
     cut = len(cut_at(text, stops))
     if cut < len(text):
         return cut
@@ -20,17 +20,16 @@ def safe_length(text: str, stops: Sequence[str]) -> int:
 
 @functools.lru_cache(maxsize=16)
 def drops_first_space(text: Text) -> bool:
-    """Whether the tokenizer's own `decode` leaves out the space that a text's first token begins with, as
-    SentencePiece's do."""
+    """Whether the tokenizer's `decode` removes the space at the start of a text, as SentencePiece's does."""
     spaced = (token for token, piece in enumerate(text.pieces()) if piece[:1] == b" " and piece.strip())
     token = next(spaced, None)
     return token is not None and not text.decode([token]).startswith(" ")
 
 
 class Writer:
-    """One row's text as its tokens arrive: whole characters, and nothing that a stop string may yet cut.
+    """Text of one row as its tokens arrive: whole characters, and nothing that a stop string may still cut.
 
-    All that `add` and `end` return together is the text of all tokens, however they were dealt out.
+    The strings returned by `add` and `end`, joined, are the text of all tokens, however they were split over calls.
     """
 
     def __init__(self, text: Text, stops: Sequence[str] = ()):
@@ -46,12 +45,12 @@ class Writer:
         return made
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Adds tokens, and returns the text that they complete."""
         self._held += self._streamer.add(tokens)
         return self._release(safe_length(self._held, self._stops))
 
     def end(self) -> str:
-        """What was held back: up to the stop string where there is one; bytes of no whole character come as U+FFFD."""
+        """The text held back, up to a stop string if there is one; bytes of an incomplete character become U+FFFD."""
         self._held += self._streamer.end()
         text = self._release(len(cut_at(self._held, self._stops)))
         self._held = ""
@@ -66,18 +65,18 @@ class Writer:
 
 
 def spelled(text: Text, tokens: Sequence[int], stops: Sequence[str] = ()) -> str:
-    """The text of a whole row, before its first stop string: what a stream of it shows in the end."""
+    """Text of a whole row before its first stop string: the joined text of a `Writer`."""
     writer = Writer(text, stops)
     return writer.add(tokens) + writer.end()
 
 
 @contextlib.contextmanager
 def interrupts_wait(on_loan: Callable[[], bool]) -> Iterator[None]:
-    """Within it a Ctrl-C that comes while `on_loan()` is true waits for the end of the block; others act at once.
+    """Context that defers Ctrl-C to its end while `on_loan()` is true; otherwise Ctrl-C acts at once.
 
-    What is raised at once may come up in a callback that swallows it, as those of the garbage collector do: then it is
-    raised again at the end. Whatever handled the signal before handles it, and is restored. Outside the main thread
-    nothing is to be done: signals go to the main thread alone.
+    An exception raised at once may occur in a callback that swallows it, such as those of the garbage collector; it is
+    then raised again at the end. The previous signal handler is called and restored. Outside the main thread the
+    context does nothing, because only the main thread receives signals.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -92,7 +91,7 @@ def interrupts_wait(on_loan: Callable[[], bool]) -> Iterator[None]:
             return
         raised = True
         before(number, frame)
-        raised = False  # it has only taken note
+        raised = False  # the handler did not raise
 
     signal.signal(signal.SIGINT, on_interrupt)
     try:
