@@ -1,4 +1,4 @@
-"""`specjax reproduce`: published tables and figures measured again, side by side with the published numbers."""
+"""`specjax reproduce`: measures published tables and figures and compares them with the published numbers."""
 
 import dataclasses
 import os
@@ -20,22 +20,22 @@ ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
-    """Where results go; the terminal has them in any case."""
+class ReproduceOutput:
+    """Output files, in addition to the terminal."""
 
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Append one JSON object a row. Rows that the file has already are not measured again: a stopped run goes on."""
+    """Append one JSON object per row. Rows that the file has are not measured again, so that a stopped run resumes."""
     markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """Write tables, verdicts and notes as Markdown."""
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
     """Write the figures into this folder (needs matplotlib)."""
     format: tuple[Literal["svg", "png"], ...] = ("svg", "png")
-    """Of the figures; one or both."""
+    """Formats of the figures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reproduce:
-    """Measure a published table or figure again, and say which part of its shape shows here.
+    """Measure a published table or figure again, with a verdict on each of its claims.
 
     specjax reproduce --list
 
@@ -49,20 +49,20 @@ class Reproduce:
     """
 
     name: Annotated[tyro.conf.Positional[str], arg(metavar="NAME", help_behavior_hint="")] = ""
-    """A name of --list, all, or a preset, such as configs/reproduce/table_2.py (which is Python, and is run)."""
+    """A name from --list, all, or a preset such as configs/reproduce/table_2.py, which is executed as Python."""
     list: Flag = False
-    """Print what there is, and do nothing."""
+    """Print the experiments and exit."""
     quick: Flag = False
-    """The smallest size: shows that everything runs, and says nothing about speed."""
+    """The smallest size, which checks that everything runs but does not measure speed."""
     setup: Setup = dataclasses.field(default_factory=Setup)
-    output: Output = Output()
+    output: ReproduceOutput = ReproduceOutput()
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
-      ValueError, OSError: bad input; nothing has been measured then.
+      ValueError, OSError: invalid input, before anything is measured.
     """
     options = parse(Reproduce, args, prog=PROG)
     known = experiments()
@@ -84,7 +84,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def experiments() -> dict[str, Experiment]:
-    """All that there is, by name."""
+    """All experiments by name."""
     from specjax.reproduce import figures, opt, paper
 
     return opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
@@ -92,11 +92,11 @@ def experiments() -> dict[str, Experiment]:
 
 def listing(known: Mapping[str, Experiment]) -> str:
     width = max(map(len, known))
-    return "\n".join(f"{name:{width}}  {one.about}  [{one.source.told}]" for name, one in known.items())
+    return "\n".join(f"{name:{width}}  {one.about}  [{one.source.text}]" for name, one in known.items())
 
 
-def check(output: Output) -> None:
-    """Raises ValueError for places that cannot be written to, before any work."""
+def check(output: ReproduceOutput) -> None:
+    """Raises ValueError for output files that cannot be written, before any work."""
     checks.writable(json=output.json, markdown=output.markdown)
     checks.formats(output.format)
     if output.figures is None:
@@ -105,8 +105,8 @@ def check(output: Output) -> None:
     plotting.require()
 
 
-def run(setup: Setup, chosen: Mapping[str, Experiment], output: Output) -> int:
-    """Measures, shows and writes; jax is imported here, after the arguments have been read."""
+def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput) -> int:
+    """Measures, prints and writes. Imports jax only after the arguments have been parsed."""
     from specjax.reproduce.setup import read_prompts
 
     wanted = list(dict.fromkeys(task for one in chosen.values() for task in one.tasks))
@@ -133,7 +133,7 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: Output) -> int:
             try:
                 for _, found in runner.run(cases, kept, shelf, tell, left_out):
                     rows += found
-            finally:  # after Ctrl-C, what there is
+            finally:  # on Ctrl-C, report the finished rows
                 progress.clear()
                 measured = measured or bool(rows)
                 if rows or left_out:
@@ -151,8 +151,8 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: Output) -> int:
     return 0
 
 
-def draw(name: str, report: Report, output: Output) -> list[Path]:
-    """Writes the figure, where there is one and it is wanted."""
+def draw(name: str, report: Report, output: ReproduceOutput) -> list[Path]:
+    """Writes the figure if there is one and a folder for it."""
     if report.draw is None or output.figures is None:
         return []
     output.figures.mkdir(exist_ok=True)
@@ -162,8 +162,8 @@ def draw(name: str, report: Report, output: Output) -> list[Path]:
     return files
 
 
-def linked(drawn: Sequence[Path], output: Output) -> str | None:
-    """How the Markdown file names the first of the pictures."""
+def linked(drawn: Sequence[Path], output: ReproduceOutput) -> str | None:
+    """The path of the first figure relative to the Markdown file."""
     if not drawn or output.markdown is None:
         return None
     path: Any = os.path.relpath(drawn[0].resolve(), output.markdown.parent.resolve())

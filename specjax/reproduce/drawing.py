@@ -1,4 +1,4 @@
-"""The figures, by matplotlib's Figure class."""
+"""Figures of the experiments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from specjax.plotting import COLORS, INK, finish
 
 
 def best_gamma(new_figure: Any, rows: Sequence[Row]) -> Any:
-    """Steps: the best gamma by alpha, a line for each c."""
+    """The best gamma by alpha, one line per c."""
     figure = new_figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     for row, color in zip(rows, COLORS, strict=False):
@@ -24,7 +24,7 @@ def best_gamma(new_figure: Any, rows: Sequence[Row]) -> Any:
 
 
 def factors(new_figure: Any, rows: Sequence[Row], points: Sequence[Any]) -> Any:
-    """Two panels over alpha: speed, and operations; a line for each gamma, crosses for the printed table."""
+    """Speed and operations by alpha, one line per gamma, with crosses for the published table."""
     figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, name, title in zip(panels, ("speed", "operations"), ("Speed", "Operations"), strict=True):

@@ -10,9 +10,9 @@ from specjax.bench.record import Row
 from specjax.bench.runner import Case, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import drawing, published
-from specjax.reproduce.checks import Check, all_within, holds
+from specjax.reproduce.checks import ClaimCheck, all_within, holds
 from specjax.reproduce.measuring import find, work
-from specjax.reproduce.models import Drafting, family
+from specjax.reproduce.models import DraftRequest, family
 from specjax.reproduce.published import ENDE, FIGURE_5_GAMMAS, SMALL, TABLE_1
 from specjax.reproduce.setup import Experiment, Items, Report, Setup
 
@@ -122,7 +122,7 @@ TRACED = 1  # prompts: the figure shows one request
 
 
 def trace_cases(setup: Setup, items: Items) -> list[Case]:
-    """The longest prompt, greedy, as each gamma and plainly; one case a lane."""
+    """The longest prompt, greedy, with each gamma and plainly; one case per lane."""
     target = family(setup).targets[ENDE]
     item = max(items[TASK], key=lambda one: len(one.text))
 
@@ -131,10 +131,10 @@ def trace_cases(setup: Setup, items: Items) -> list[Case]:
         from specjax.trace import lanes, rounds
 
         job = work(shelf, setup, target.model, TASK, [item.text])
-        drafting = Drafting(job.target, TASK, gamma, 0.0, setup)
-        guide = target.drafts[SMALL].make(shelf, drafting) if gamma else drafters.plain()
+        drafting = DraftRequest(job.target, TASK, gamma, 0.0, setup)
+        drafter = target.drafts[SMALL].make(shelf, drafting) if gamma else drafters.plain()
         options = job.settings | {"temperature": 0.0}
-        trace = rounds.record(job.target, job.prompts, guide, options, repeats=setup.repeats)
+        trace = rounds.record(job.target, job.prompts, drafter, options, repeats=setup.repeats)
         lane = lanes.lane(f"γ = {gamma}" if gamma else "standard", trace)
         return [{
             "gamma": gamma, "lane": lane.name, "tokens": lane.tokens, "target_calls": lane.target_passes,
@@ -152,13 +152,13 @@ def trace_cases(setup: Setup, items: Items) -> list[Case]:
 
 
 def why(rows: Sequence[Row]) -> list[str]:
-    """What a draft step and a verification cost, in calls of standard decoding."""
+    """Cost of a draft step and of a verification, in steps of standard decoding."""
     plain = find(rows, gamma=0)
     if plain is None:
         return []
     step = mean(plain, "TARGET")
     return [
-        f"{row['lane']}: a draft step takes {mean(row, 'DRAFT') / step:.2f} calls of standard decoding, a verification "
+        f"{row['lane']}: a draft step takes {mean(row, 'DRAFT') / step:.2f} steps of standard decoding, a verification "
         f"{mean(row, 'TARGET') / step:.2f}, and a round yields {row['tokens'] / row['target_calls']:.2f} tokens"
         for row in rows
         if row["gamma"]
@@ -166,7 +166,7 @@ def why(rows: Sequence[Row]) -> list[str]:
 
 
 def mean(row: Row, kind: str) -> float:
-    """Seconds of a call of this kind."""
+    """Mean seconds of a forward pass of this kind."""
     spent = [call[2] for call in row["calls"] if call[0] == kind]
     return sum(spent) / len(spent)
 
@@ -202,7 +202,7 @@ def trace_report(setup: Setup, rows: Sequence[Row]) -> Report:
     )
 
 
-def trace_checks(rows: Sequence[Row]) -> list[Check]:
+def trace_checks(rows: Sequence[Row]) -> list[ClaimCheck]:
     lane = [find(rows, gamma=gamma) for gamma in (*FIGURE_5_GAMMAS, 0)]
     seven, three, plain = (one or {} for one in lane)
     drafted = [row for row in rows if row["gamma"]]

@@ -1,12 +1,12 @@
-"""How the experiments measure: a pair of models with its costs, acceptance alone, the inner level of a cascade."""
+"""Measurements of the experiments: acceptance, speed and costs of a pair, and the inner level of a cascade."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from specjax.bench.record import Row
 from specjax.bench.runner import Shelf
-from specjax.reproduce.checks import NOTHING, Measured, share
-from specjax.reproduce.models import Drafting, Stand
+from specjax.reproduce.checks import NOTHING, Estimate, share
+from specjax.reproduce.models import DraftRequest, Stand
 from specjax.reproduce.setup import Setup, spelled
 
 Texts = Sequence[str]
@@ -14,31 +14,31 @@ BUSY = 0.1  # share of the processors
 
 
 def work(shelf: Shelf, setup: Setup, target: str, task: str, texts: Texts) -> Any:
-    """What is decoded. A decoder goes on to the last token asked for; an encoder-decoder ends where it ends."""
+    """Prompts and settings. Decoder-only models decode past the end of text, encoder-decoders stop there."""
     from specjax.bench import grid
 
     model = shelf.model(target)
-    prompts = spelled(task, texts, encoder_decoder=model.encoder_decoder)
+    prompts = spelled(model, task, texts)
     settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": not model.encoder_decoder, "seed": setup.seed}
     return grid.Work(model, prompts, settings, setup.batch, setup.timed, setup.repeats)
 
 
-def sped(shelf: Shelf, setup: Setup, job: Any, stand: Stand, drafting: Drafting) -> Row:
-    """Acceptance, speed and costs of a draft; where the draft is a chain, a round taken apart."""
+def sped(shelf: Shelf, setup: Setup, job: Any, stand: Stand, drafting: DraftRequest) -> Row:
+    """Acceptance, speed and costs of a draft."""
     from specjax import verify
     from specjax.bench import costs, grid
 
-    guide = stand.make(shelf, drafting)
+    drafter = stand.make(shelf, drafting)
     cell = grid.Cell(stand.name, drafting.gamma, "token", drafting.temperature)
-    row = grid.measure(job, cell, guide, verify.TABLE["token"])
+    row = grid.measure(job, cell, drafter, verify.TABLE["token"])
     settings = job.settings | {"ignore_eos": True, "temperature": drafting.temperature}
     prompts = job.prompts[: setup.timed]
-    taken_apart = costs.of_round(job.target, prompts, guide, drafting.gamma, settings, setup.repeats)
+    taken_apart = costs.of_round(job.target, prompts, drafter, drafting.gamma, settings, setup.repeats)
     return row | {"repeats": setup.repeats, "costs": taken_apart}
 
 
-def accepted(shelf: Shelf, job: Any, stand: Stand, drafting: Drafting) -> Row:
-    """Acceptance alone."""
+def accepted(shelf: Shelf, job: Any, stand: Stand, drafting: DraftRequest) -> Row:
+    """Acceptance of a draft."""
     from specjax.bench import grid
 
     settings = job.settings | {
@@ -47,8 +47,8 @@ def accepted(shelf: Shelf, job: Any, stand: Stand, drafting: Drafting) -> Row:
     return grid.acceptance(job, settings) | {"prompts": len(job.prompts)}
 
 
-def inner_rates(job: Any, guide: Any, temperature: float) -> Row:
-    """What the inner rounds of a cascade accepted, over all prompts, one after the other."""
+def inner_rates(job: Any, drafter: Any, temperature: float) -> Row:
+    """Acceptance in the inner rounds of a cascade, over all prompts."""
     import jax
 
     from specjax import api
@@ -57,7 +57,7 @@ def inner_rates(job: Any, guide: Any, temperature: float) -> Row:
     tested = taken = drafted = rounds = 0
     for number, prompt in enumerate(job.prompts):
         request = api.prepare(
-            job.target, [prompt], drafter=guide, rows=[number], temperature=temperature, **job.settings
+            job.target, [prompt], drafter=drafter, rows=[number], temperature=temperature, **job.settings
         )
         state = loop.generate(request.params, request.state, **request.static)
         tally = jax.device_get(state.draft.tally)
@@ -73,32 +73,31 @@ def inner_rates(job: Any, guide: Any, temperature: float) -> Row:
 
 
 def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
-    """The row that says all this of itself; None where there is none."""
+    """The first row with these values, or None."""
     return next((row for row in rows if all(row.get(name) == value for name, value in wanted.items())), None)
 
 
 def busy(rows: Sequence[Row]) -> list[str]:
-    """A warning, where other programs used much of the machine meanwhile."""
+    """A note if other programs used much of the machine."""
     loads = [load for row in rows for part in (row, row.get("costs", {})) for load in part.get("load", {}).values()]
     worst = max(loads, default=0.0)
     if worst <= BUSY:
         return []
-    return [f"other programs used up to {worst:.0%} of the processors meanwhile: speeds and c say less than acceptance"]
+    return [f"other programs used up to {worst:.0%} of the processors: speeds and c are less reliable than acceptance"]
 
 
-def alpha(row: Row | None) -> Measured:
-    """The chance of acceptance: the mean overlap of both laws where the draft has laws, else accepted / tested."""
+def alpha(row: Row | None) -> Estimate:
+    """Acceptance probability: the mean overlap of p and q if the drafter has a q, else accepted / tested."""
     if row is None:
         return NOTHING
     seen = row["overlap"] if row["overlap"] is not None else row["accepted_per_tested"]
     return share(seen, row["tested"])
 
 
-def speed(row: Row | None, name: str = "speedup") -> Measured:
-    """A speed, with an error from the spread of its runs: half of their range, over the root of their number; of a
-    single run, a quarter of the value."""
+def speed(row: Row | None, name: str = "speedup") -> Estimate:
+    """A speed with an error from the spread of its runs; a quarter of the value for a single run."""
     if row is None:
         return NOTHING
     low, middle, high = row["seconds"]
     spread = (high - low) / 2 / middle / row["repeats"] ** 0.5 if row["repeats"] > 1 else 0.25
-    return Measured(row[name], row[name] * spread)
+    return Estimate(row[name], row[name] * spread)

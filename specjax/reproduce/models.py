@@ -1,4 +1,4 @@
-"""Who stands for the published models: the bundled ones, or the originals where their weights are public."""
+"""Stand-ins for the published models: bundled ones, or the originals if their weights are public."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,8 +9,8 @@ from specjax.reproduce.published import BASE, BIGRAM, CNNDM, ENDE, LARGE, SMALL,
 from specjax.reproduce.setup import Setup, other_texts, spelled
 
 
-class Drafting(NamedTuple):
-    """What a draft is made for."""
+class DraftRequest(NamedTuple):
+    """Request for a draft."""
 
     target: Any
     task: str
@@ -20,28 +20,28 @@ class Drafting(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """What stands for a published draft: its name, and (Shelf, Drafting) -> LoadedDrafter."""
+    """Stand-in for a published draft: its name, and (Shelf, DraftRequest) -> LoadedDrafter."""
 
     name: str
-    make: Callable[[Shelf, Drafting], Any]
+    make: Callable[[Shelf, DraftRequest], Any]
 
 
 class Target(NamedTuple):
-    """A published target and task: the model that stands for it, our task, and what stands for each draft."""
+    """Stand-in for a published target: a model, a task, and a stand-in for each draft."""
 
     model: str
     task: str
     drafts: dict[str, Stand]
 
 
-class Family(NamedTuple):
+class StandIns(NamedTuple):
     """Stand-ins of one kind.
 
     Attributes:
-      opt: by the names of the report on OPT.
-      targets: by the names of tables 2 and 3.
-      notes, about_t5: what a reader has to know about them, and about those of the paper alone.
-      sizes: parameters, where they matter before a model is fetched.
+      opt: models by the names of the report on OPT.
+      targets: targets by the names of tables 2 and 3.
+      notes, about_t5: notes for all reports, and for those on the paper.
+      sizes: parameters of models whose size is checked before download.
     """
 
     opt: dict[str, str]
@@ -61,7 +61,7 @@ class Family(NamedTuple):
 def own_model(name: str) -> Stand:
     """A smaller model."""
 
-    def make(shelf: Shelf, work: Drafting) -> Any:
+    def make(shelf: Shelf, work: DraftRequest) -> Any:
         from specjax import drafters
 
         return drafters.model(shelf.model(name), gamma=work.gamma)
@@ -70,9 +70,9 @@ def own_model(name: str) -> Stand:
 
 
 def layers(*chosen: int, of: int) -> Stand:
-    """Some of the target's own layers."""
+    """Some layers of the target."""
 
-    def make(shelf: Shelf, work: Drafting) -> Any:
+    def make(shelf: Shelf, work: DraftRequest) -> Any:
         from specjax import drafters
 
         return drafters.layer_skip(work.target, gamma=work.gamma, layers=chosen)
@@ -83,7 +83,7 @@ def layers(*chosen: int, of: int) -> Stand:
 def int8() -> Stand:
     """The target with int8 weights."""
 
-    def make(shelf: Shelf, work: Drafting) -> Any:
+    def make(shelf: Shelf, work: DraftRequest) -> Any:
         from specjax import drafters
 
         return shelf.keep(
@@ -94,9 +94,9 @@ def int8() -> Stand:
 
 
 def table(order: int) -> Stand:
-    """Counts of what the target says about texts of other tasks, at the same temperature."""
+    """n-gram counts of samples of the target on texts of other tasks, at the same temperature."""
 
-    def make(shelf: Shelf, work: Drafting) -> Any:
+    def make(shelf: Shelf, work: DraftRequest) -> Any:
         from specjax import drafters
         from specjax.training.table import fit_samples
 
@@ -105,7 +105,7 @@ def table(order: int) -> Stand:
             if work.setup.draws == 1:
                 texts = texts[: 4 * work.setup.count]
             draws = work.setup.draws if work.temperature > 0 else 1
-            asked = spelled(work.task, texts * draws, encoder_decoder=work.target.encoder_decoder)
+            asked = spelled(work.target, work.task, texts * draws)
             return fit_samples(
                 work.target, asked, order=order, max_new_tokens=work.setup.max_new_tokens, temperature=work.temperature,
                 batch=work.setup.batch, seed=work.setup.seed,
@@ -118,9 +118,9 @@ def table(order: int) -> Stand:
 
 
 def nobody(why: str) -> Stand:
-    """No weights were ever published."""
+    """A draft whose weights were never published."""
 
-    def make(shelf: Shelf, work: Drafting) -> Any:
+    def make(shelf: Shelf, work: DraftRequest) -> Any:
         raise Missing(why)
 
     return Stand("–", make)
@@ -130,7 +130,7 @@ TABLES = {UNIGRAM: table(1), BIGRAM: table(2)}
 
 # --- families --------------------------------------------------------------------------------------------------------
 
-BUNDLED = Family(
+BUNDLED = StandIns(
     opt={"opt-13b": "bundled/opt-target", "opt-1.3b": "bundled/opt-draft", "opt-125m": "bundled/opt-tiny"},
     targets={
         ENDE: Target(
@@ -159,7 +159,7 @@ FLAN = {size: f"google/flan-t5-{size}" for size in ("small", "base", "large", "x
 FLAN_DRAFTS = {SMALL: own_model(FLAN["small"]), BASE: own_model(FLAN["base"]), LARGE: own_model(FLAN["large"])}
 NO_GPT = "the GPT-like models of table 3 (97M, 6M) were never published"
 
-ORIGINAL = Family(
+ORIGINAL = StandIns(
     opt={"opt-13b": "facebook/opt-13b", "opt-1.3b": "facebook/opt-1.3b", "opt-125m": "facebook/opt-125m"},
     targets={
         ENDE: Target(FLAN["xxl"], "translation", FLAN_DRAFTS | TABLES),
@@ -177,5 +177,5 @@ ORIGINAL = Family(
 )  # fmt: skip
 
 
-def family(setup: Setup) -> Family:
+def family(setup: Setup) -> StandIns:
     return {"bundled": BUNDLED, "original": ORIGINAL}[setup.models]

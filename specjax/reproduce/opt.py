@@ -1,4 +1,4 @@
-"""The report on OPT: the c matrix, pairs of models, and three levels."""
+"""Report on OPT: c matrix, pairs of models, and a cascade of three models."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from specjax.bench.record import Row
 from specjax.bench.runner import Case, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
-from specjax.reproduce.checks import SIGMAS, Check, Measured, Pair, each_greater, holds, near, same_order, share
+from specjax.reproduce.checks import SIGMAS, ClaimCheck, Estimate, Pair, each_greater, holds, near, same_order, share
 from specjax.reproduce.measuring import alpha, busy, find, inner_rates, sped, speed, work
-from specjax.reproduce.models import Drafting, Stand, family, own_model
+from specjax.reproduce.models import DraftRequest, Stand, family, own_model
 from specjax.reproduce.published import COSTS, HIERARCHY, PAIRS, Rate
 from specjax.reproduce.setup import Experiment, Items, Report, Setup
 
@@ -41,7 +41,7 @@ def stand_ins(setup: Setup) -> list[str]:
 
 
 def cost_cases(setup: Setup, items: Items) -> list[Case]:
-    """All models in turns where they have room together; else none: c compares times of one machine in one state."""
+    """One case with all models interleaved: c compares times of one machine in one state."""
     names = family(setup).opt
 
     def measure(shelf: Shelf) -> list[Row]:
@@ -57,7 +57,7 @@ def cost_cases(setup: Setup, items: Items) -> list[Case]:
 
 def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
     step = rows[0]["step_ms"] if rows else {}
-    here = {(one.target, one.draft): Measured(step[one.draft] / step[one.target] if step else None) for one in COSTS}
+    here = {(one.target, one.draft): Estimate(step[one.draft] / step[one.target] if step else None) for one in COSTS}
     table = [
         {
             "target": one.target, "draft": one.draft, "c": one.c, "c here": here[one.target, one.draft].value,
@@ -71,7 +71,7 @@ def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
     checks = [
         each_greater(
             "a draft's step is shorter than its target's (c < 1)",
-            [Pair(f"{o.draft} for {o.target}:", Measured(1.0), here[o.target, o.draft]) for o in pairs],
+            [Pair(f"{o.draft} for {o.target}:", Estimate(1.0), here[o.target, o.draft]) for o in pairs],
         ),
         near(
             "c is 0.015 to 0.022 (within a factor of 2)",
@@ -96,13 +96,13 @@ def name_of(rate: Rate) -> str:
 
 
 def case_of(setup: Setup, items: Items, rate: Rate) -> Case:
-    """One row; pairs and the hierarchy share those that both have."""
+    """One row; pairs and hierarchy share the rows that both need."""
     names = family(setup).opt
     target, small = names[rate.target], [names[draft] for draft in rate.drafts]
 
     def measure(shelf: Shelf) -> list[Row]:
         job = work(shelf, setup, target, TASK, texts(items))
-        drafting = Drafting(job.target, TASK, setup.gamma, TEMPERATURE, setup)
+        drafting = DraftRequest(job.target, TASK, setup.gamma, TEMPERATURE, setup)
         stand = own_model(small[0]) if len(small) == 1 else cascade(small[0], small[1])
         row = sped(shelf, setup, job, stand, drafting)
         if len(small) > 1:
@@ -114,7 +114,7 @@ def case_of(setup: Setup, items: Items, rate: Rate) -> Case:
 
 
 def cascade(middle: str, small: str) -> Stand:
-    def make(shelf: Shelf, drafting: Drafting) -> Any:
+    def make(shelf: Shelf, drafting: DraftRequest) -> Any:
         from specjax import drafters
 
         inner = drafters.model(shelf.model(small), gamma=drafting.gamma)
@@ -127,14 +127,14 @@ def rate_cases(rates: Sequence[Rate], setup: Setup, items: Items) -> list[Case]:
     return [case_of(setup, items, rate) for rate in rates if rate.drafts]
 
 
-def plain_speed(rows: Sequence[Row], target: str) -> Measured:
-    """Tokens a second of the target alone: measured beside each of its drafts, the mean."""
+def plain_speed(rows: Sequence[Row], target: str) -> Estimate:
+    """Tokens per second of the target alone: the mean over the measurements next to its drafts."""
     found = [row["plain_tokens_per_second"] for row in rows if row["of"].split(" > ")[0] == target]
-    return Measured(sum(found) / len(found) if found else None)
+    return Estimate(sum(found) / len(found) if found else None)
 
 
 def side_by_side(setup: Setup, rates: Sequence[Rate], rows: Sequence[Row]) -> list[Row]:
-    """Published numbers and ours."""
+    """Published and measured numbers."""
     table = []
     for rate in rates:
         row = find(rows, of=name_of(rate))
@@ -162,7 +162,7 @@ def percents(row: Row, name: str) -> str:
 def pays(rates: Sequence[Rate], rows: Sequence[Row]) -> list[Pair]:
     """The speed of each pair against plain decoding."""
     return [
-        Pair(f"{name_of(one)}:", speed(find(rows, of=name_of(one))), Measured(1.0))
+        Pair(f"{name_of(one)}:", speed(find(rows, of=name_of(one))), Estimate(1.0))
         for one in rates
         if len(one.drafts) == 1
     ]
@@ -191,13 +191,13 @@ def pair_report(setup: Setup, rows: Sequence[Row]) -> Report:
     ]  # fmt: skip
     notes = [*stand_ins(setup), ASSUMED.format(t=TEMPERATURE, g=setup.gamma), *whys(row), *busy(rows)]
     return Report(
-        "Tokens a second and acceptance of pairs", published.PAIRS_SOURCE, side_by_side(setup, PAIRS, rows), checks,
+        "Tokens per second and acceptance of pairs", published.PAIRS_SOURCE, side_by_side(setup, PAIRS, rows), checks,
         notes,
     )  # fmt: skip
 
 
 def whys(row: dict[str, Row | None]) -> list[str]:
-    """What a round of each costs and yields."""
+    """Cost and tokens of a round of each pair."""
     lines = []
     for name, found in row.items():
         if found is None:
@@ -216,11 +216,11 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
     three, two = "opt-13b > opt-1.3b > opt-125m", "opt-13b > opt-1.3b"
     row = {name_of(rate): find(rows, of=name_of(rate)) for rate in HIERARCHY if rate.drafts}
     last = row[three]
-    inner = share(last["inner_accepted_per_tested"], last["inner_tested"]) if last else Measured(None)
-    checks: list[Check] = [
+    inner = share(last["inner_accepted_per_tested"], last["inner_tested"]) if last else Estimate(None)
+    checks: list[ClaimCheck] = [
         each_greater(
             "three levels are slower than plain decoding (0.030 against 0.047)",
-            [Pair("plain against three levels:", Measured(1.0), speed(last))],
+            [Pair("plain against three levels:", Estimate(1.0), speed(last))],
         ),
         each_greater(
             "three levels are slower than two",
@@ -248,19 +248,19 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
     )  # fmt: skip
 
 
-def untouched(three: Row, two: Row) -> Check:
-    """The inner level is lossless: what the target is shown has the middle model's law, with a third or without."""
+def untouched(three: Row, two: Row) -> ClaimCheck:
+    """The inner level is lossless: drafts follow the distribution of the middle model with or without a third model."""
     a, b = alpha(three), alpha(two)
     assert a.value is not None and b.value is not None
     same = abs(a.value - b.value) <= SIGMAS * math.hypot(a.error, b.error)
     why = f"{a.value:.3f} ± {a.error:.3f} with it, {b.value:.3f} ± {b.error:.3f} without"
-    return holds("the target accepts the middle model about as often with a third level (17 % against 19 %)", same, why)
+    return holds("acceptance of the middle model is about the same with a third level (17 % against 19 %)", same, why)
 
 
 EXPERIMENTS = {
     "c-matrix": Experiment("the c matrix of OPT", published.COSTS_SOURCE, (TASK,), cost_cases, cost_report),
     "pairs": Experiment(
-        "tokens a second and acceptance of OPT pairs", published.PAIRS_SOURCE, (TASK,), partial(rate_cases, PAIRS),
+        "tokens per second and acceptance of OPT pairs", published.PAIRS_SOURCE, (TASK,), partial(rate_cases, PAIRS),
         pair_report,
     ),
     "hierarchy": Experiment(

@@ -1,4 +1,4 @@
-"""Tables 1, 2 and 3 of Leviathan et al. 2023: theory, speed on two tasks, acceptance of trivial drafts."""
+"""Tables 1, 2 and 3 of Leviathan et al. 2023: theory, speed on two tasks, acceptance of n-gram drafts."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from specjax.bench.record import Row
 from specjax.bench.runner import Case, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
-from specjax.reproduce.checks import Check, Measured, Pair, all_within, each_greater, near
+from specjax.reproduce.checks import ClaimCheck, Estimate, Pair, all_within, each_greater, near
 from specjax.reproduce.measuring import accepted, alpha, busy, find, sped, speed, work
-from specjax.reproduce.models import NO_GPT, Drafting, Target, family
+from specjax.reproduce.models import NO_GPT, DraftRequest, Target, family
 from specjax.reproduce.published import (
     BASE,
     BIGRAM,
@@ -37,7 +37,7 @@ ALONE = 1  # gamma of table 3: a round then tests one token, at places that no e
 
 
 def theory_cases(setup: Setup, items: Items) -> list[Case]:
-    """In float64, at once."""
+    """Closed forms in float64."""
     del items
 
     def measure(shelf: Shelf) -> list[Row]:
@@ -85,7 +85,7 @@ def speed_case(setup: Setup, items: Items, one: Speed) -> Case:
 
     def measure(shelf: Shelf) -> list[Row]:
         job = work(shelf, setup, target.model, target.task, [item.text for item in items[target.task]])
-        drafting = Drafting(job.target, target.task, one.gamma, float(one.temperature), setup)
+        drafting = DraftRequest(job.target, target.task, one.gamma, float(one.temperature), setup)
         row = sped(shelf, setup, job, stand, drafting)
         return [row | {"task": one.task, "draft": one.draft, "temperature": one.temperature}]
 
@@ -102,7 +102,7 @@ def speed_cases(setup: Setup, items: Items) -> list[Case]:
 
 
 def expected(row: Row) -> float:
-    """The speed that theorem 3.8 says, with alpha and both costs as measured."""
+    """Speed-up by theorem 3.8 with the measured alpha and costs."""
     seen = alpha(row).value
     assert seen is not None
     spent = row["costs"]
@@ -128,7 +128,7 @@ def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
     )  # fmt: skip
 
 
-def speed_checks(row: dict[Speed, Row | None]) -> list[Check]:
+def speed_checks(row: dict[Speed, Row | None]) -> list[ClaimCheck]:
     def of(task: str, draft: str, temperature: float) -> Row | None:
         return next(
             row for one, row in row.items() if (one.task, one.draft, one.temperature) == (task, draft, temperature)
@@ -151,7 +151,7 @@ def speed_checks(row: dict[Speed, Row | None]) -> list[Check]:
     tasks = [
         Pair(f"{d}, T={t:g}:", alpha(of(ENDE, d, t)), alpha(of(CNNDM, d, t))) for d in DRAFTS for t in TEMPERATURES
     ]
-    pays = [Pair(f"{o.task}, {o.draft}, T={o.temperature:g}:", speed(found), Measured(1.0)) for o, found in row.items()]
+    pays = [Pair(f"{o.task}, {o.draft}, T={o.temperature:g}:", speed(found), Estimate(1.0)) for o, found in row.items()]
     theorem = [
         (f"{o.task}, {o.draft}, T={o.temperature:g}", expected(found), speed(found))
         for o, found in row.items()
@@ -175,7 +175,7 @@ def speed_checks(row: dict[Speed, Row | None]) -> list[Check]:
 
 
 def stand_ins(setup: Setup) -> list[str]:
-    """Who stands for whom, a line for each target."""
+    """Stand-ins, one line per target."""
     lines = []
     for name, target in family(setup).targets.items():
         if name in TASK_NAMES:
@@ -185,7 +185,7 @@ def stand_ins(setup: Setup) -> list[str]:
 
 
 def speed_notes(row: dict[Speed, Row | None]) -> list[str]:
-    """Why the speeds differ: what the measured alpha would gain at the costs that the paper's own numbers imply."""
+    """Explains the speeds: the speed-up of the measured alpha at the costs that the published numbers imply."""
     seen = [(one, found) for one, found in row.items() if found is not None]
     if not seen:
         return []
@@ -214,7 +214,7 @@ def alpha_case(setup: Setup, items: Items, one: Acceptance, target: Target) -> C
 
     def measure(shelf: Shelf) -> list[Row]:
         job = work(shelf, setup, target.model, target.task, [item.text for item in items[target.task]])
-        drafting = Drafting(job.target, target.task, ALONE, one.temperature, setup)
+        drafting = DraftRequest(job.target, target.task, ALONE, one.temperature, setup)
         row = accepted(shelf, job, stand, drafting)
         return [row | {"target": one.target, "draft": one.draft, "temperature": one.temperature}]
 
@@ -226,7 +226,7 @@ def alpha_case(setup: Setup, items: Items, one: Acceptance, target: Target) -> C
 
 
 def stand_for(setup: Setup, name: str) -> Target | None:
-    """What stands for a target of table 3, which names T5's two tasks in its own way."""
+    """Stand-in for a target of table 3, which has other names for the two tasks of T5."""
     return family(setup).targets.get({published.T5_ENDE: ENDE, published.T5_CNNDM: CNNDM}.get(name, name))
 
 
@@ -259,7 +259,7 @@ def alpha_report(setup: Setup, rows: Sequence[Row]) -> Report:
     )
 
 
-def alpha_checks(row: dict[Acceptance, Row | None]) -> list[Check]:
+def alpha_checks(row: dict[Acceptance, Row | None]) -> list[ClaimCheck]:
     of = {(one.target, one.draft, one.temperature): alpha(found) for one, found in row.items()}
     targets = [published.GPT, published.T5_ENDE, published.T5_CNNDM]
     groups = [(name, t) for name in targets for t in TEMPERATURES]
@@ -269,7 +269,7 @@ def alpha_checks(row: dict[Acceptance, Row | None]) -> list[Check]:
     return [
         each_greater(
             "unigrams and bigrams are accepted now and then (α above 0)",
-            [Pair(f"{n}, {d}, T={t:g}:", of[n, d, t], Measured(0.0)) for n, t, d in order],
+            [Pair(f"{n}, {d}, T={t:g}:", of[n, d, t], Estimate(0.0)) for n, t, d in order],
         ),
         each_greater(
             "a bigram is accepted more often than a unigram",

@@ -1,16 +1,16 @@
-"""Numbers as they were published, each table with its source. Nothing in this file was measured here."""
+"""Published numbers, each table with its source. Nothing in this file was measured with specjax."""
 
 from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """Where numbers come from."""
+    """Source of published numbers."""
 
     title: str
     place: str
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         return f"{self.title}, {self.place}"
 
 
@@ -20,8 +20,8 @@ PAPER = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative
 # --- the report on OPT: gamma, temperature, prompts and the definition of its acceptance rate are not given ----------
 
 
-class Cost(NamedTuple):
-    """c: seconds of a run of the draft over those of a run of the target."""
+class PublishedCost(NamedTuple):
+    """c: time of a forward pass of the draft, relative to the target."""
 
     target: str
     draft: str
@@ -30,17 +30,17 @@ class Cost(NamedTuple):
 
 COSTS_SOURCE = Source(REPORT, "Calculating c for each model pair")
 COSTS = (
-    Cost("opt-125m", "opt-125m", 1.0),
-    Cost("opt-1.3b", "opt-125m", 0.015),
-    Cost("opt-1.3b", "opt-1.3b", 1.0),
-    Cost("opt-13b", "opt-125m", 0.022),
-    Cost("opt-13b", "opt-1.3b", 0.015),
-    Cost("opt-13b", "opt-13b", 1.0),
+    PublishedCost("opt-125m", "opt-125m", 1.0),
+    PublishedCost("opt-1.3b", "opt-125m", 0.015),
+    PublishedCost("opt-1.3b", "opt-1.3b", 1.0),
+    PublishedCost("opt-13b", "opt-125m", 0.022),
+    PublishedCost("opt-13b", "opt-1.3b", 0.015),
+    PublishedCost("opt-13b", "opt-13b", 1.0),
 )
 
 
 class Rate(NamedTuple):
-    """A target with its drafts, the largest first: tokens a second, and the acceptance rate at each level."""
+    """A target with its drafts, the largest first: tokens per second and the acceptance rate of each level."""
 
     target: str
     drafts: tuple[str, ...]

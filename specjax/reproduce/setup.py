@@ -1,4 +1,4 @@
-"""What an experiment is, what it is run with, and what it tells. Nothing here loads jax."""
+"""Settings, presets and reports of experiments. Importing this module does not load jax."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from specjax.bench import formats, tasks
 from specjax.bench.record import Row
 from specjax.bench.runner import SMALLEST, Case, check_sizes
-from specjax.reproduce.checks import Check
+from specjax.reproduce.checks import ClaimCheck
 from specjax.reproduce.published import Source
 
 SENTENCE = re.compile(r"(?<=[.?!])\s+")
@@ -18,30 +18,30 @@ FAMILIES = ("bundled", "original")
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What an experiment is run with."""
+    """Settings of an experiment."""
 
     models: str = "bundled"
-    """bundled, or original: those of the publication, where their weights can be had (downloads them)."""
+    """bundled, or original: the published models, if their weights are available (downloads them)."""
     prompts: tuple[str, ...] = ()
-    """TASK=FILE, or FILE alone where the experiment has one task; else the few prompts that come along."""
+    """TASK=FILE, or FILE if the experiment has one task; by default the prompts of the package."""
     dtype: str = "float32"
-    """Of the weights: float32, bfloat16 or float16."""
+    """Format of the weights: float32, bfloat16 or float16."""
     count: int = 8
-    """Prompts of a task, spread over its file."""
+    """Prompts per task, spread over its file."""
     max_new_tokens: int = 64
-    """Of a request."""
+    """Most new tokens per request."""
     batch: int = 8
-    """Prompts decoded together where acceptance is counted."""
+    """Prompts decoded together when counting acceptance."""
     timed: int = 4
     """Prompts that are timed, one request at a time."""
     repeats: int = 3
-    """Timed runs of each way, in turns; medians count."""
+    """Timed, interleaved runs of each strategy, of which the median counts."""
     gamma: int = 5
-    """Draft tokens a round where the publication does not say."""
+    """Draft length where the publication does not give one."""
     draws: int = 4
-    """Times that the target is asked for each text that unigrams and bigrams are counted from."""
+    """Samples of the target per text that unigrams and bigrams are counted from."""
     seed: int = 0
-    """Of the random draws."""
+    """Seed of sampling."""
 
     def __post_init__(self) -> None:
         if self.models not in FAMILIES:
@@ -51,16 +51,16 @@ class Setup:
             raise ValueError(f"seed must lie in 0..{2**32 - 1}, got {self.seed!r}")
 
     def quick(self) -> "Setup":
-        """The same in its smallest size, which shows that everything runs and says nothing about speed."""
+        """The smallest size, which checks that everything runs but does not measure speed."""
         return dataclasses.replace(self, **SMALLEST, draws=1)
 
     def key(self, experiment: str, **own: Any) -> Row:
-        """What a row depends on."""
+        """The key of a row: everything that it depends on."""
         return {"bench": "reproduce", "experiment": experiment, **dataclasses.asdict(self), **own, "prompts": None}
 
 
 def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, list[formats.Item]]:
-    """The items of each wanted task: of its file where one is given, else those that come with the package.
+    """The items of each task, from its file if given, else those of the package.
 
     Args:
       given: TASK=FILE, or FILE where one task is wanted.
@@ -90,7 +90,7 @@ def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dic
 
 
 def other_texts(task: str) -> list[str]:
-    """Sentences of the prompts of all other tasks: what a table is fitted on is not what it is measured on."""
+    """Sentences of the prompts of all other tasks: tables are not fitted on the texts that they are measured on."""
     texts = []
     for name, other in tasks.TASKS.items():
         if name not in (task, "code"):
@@ -98,25 +98,25 @@ def other_texts(task: str) -> list[str]:
     return texts
 
 
-def spelled(task: str, texts: Sequence[str], *, encoder_decoder: bool) -> list[str]:
-    """Prompts of a task about these texts, in the form that the model takes."""
-    build = tasks.builder(tasks.TASKS[task], tasks.AUTO, encoder_decoder=encoder_decoder, own=str)
-    return [build(formats.Item(text)) for text in texts]
+def spelled(model: Any, task: str, texts: Sequence[str]) -> list[str]:
+    """Prompts of a task with these texts, in the form that the model was trained on."""
+    return tasks.prompts_for(model, task, [formats.Item(text) for text in texts])
 
 
 class Report(NamedTuple):
-    """What came of an experiment.
+    """Result of an experiment.
 
     Attributes:
-      table: rows side by side, published and here; empty where a figure is all there is.
-      checks: what of the published shape shows here. notes: what it was measured with, and why it differs.
+      table: rows with published and measured numbers; empty for a figure.
+      checks: verdicts on the published claims.
+      notes: conditions of the measurement, and reasons for differences.
       draw: matplotlib's Figure class -> figure; None without a figure.
     """
 
     title: str
     source: Source
     table: list[Row]
-    checks: list[Check]
+    checks: list[ClaimCheck]
     notes: list[str]
     draw: Callable[[Any], Any] | None = None
 
@@ -128,10 +128,10 @@ class Experiment(NamedTuple):
     """One table or figure.
 
     Attributes:
-      about: one line for people.
-      tasks: names of the tasks whose prompts it takes.
-      cases: (setup, items of the tasks) -> what is measured. report: (setup, rows of all cases) -> what came of it;
-        pure, and it takes rows that are not there (models that cannot be had).
+      about: one line of description.
+      tasks: names of the tasks whose prompts it uses.
+      cases: (setup, items of the tasks) -> cases to measure.
+      report: (setup, rows of all cases) -> report; pure, and rows may be missing if a model is unavailable.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""Reports for people: in the terminal, and as Markdown. rich is imported when something is shown."""
+"""Reports in the terminal and as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,41 +6,41 @@ from typing import Any
 
 from specjax import files
 from specjax.bench.record import Row, show
-from specjax.reproduce.checks import Check, Verdict
+from specjax.reproduce.checks import ClaimCheck, ClaimVerdict
 from specjax.reproduce.setup import Report
 
-COLOURS = {
-    Verdict.REPRODUCED: "green", Verdict.PARTLY: "yellow", Verdict.OPEN: "yellow", Verdict.NOT: "red",
-    Verdict.UNMEASURED: "dim",
+VERDICT_COLORS = {
+    ClaimVerdict.REPRODUCED: "green", ClaimVerdict.PARTLY: "yellow", ClaimVerdict.OPEN: "yellow",
+    ClaimVerdict.NOT: "red", ClaimVerdict.UNMEASURED: "dim",
 }  # fmt: skip
 LEGEND = (
-    "Where a column has a twin named here, it holds the published number. Partly: some of the comparisons hold; open: "
-    "the difference is within the error (two standard errors), and more prompts or repeats would tell"
+    "Columns named here hold measured numbers, their counterparts the published ones. Partly: some of the comparisons "
+    "hold; open: the difference is within two standard errors"
 )
 
 
 def cell(value: Any) -> str:
-    """A value for people; what was not measured is a dash."""
+    """A value as text; a dash if not measured."""
     if isinstance(value, float) and abs(value) >= 1000:
         return f"{value:.0f}"
     return "–" if value is None else show(value)
 
 
-def summary(checks: Sequence[Check]) -> str:
-    """How many of the checks came out how."""
-    counts = {kind: sum(check.verdict is kind for check in checks) for kind in Verdict}
+def summary(checks: Sequence[ClaimCheck]) -> str:
+    """Number of checks by verdict."""
+    counts = {kind: sum(check.verdict is kind for check in checks) for kind in ClaimVerdict}
     return ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
 
 
 def in_terminal(console: Any, report: Report) -> None:
-    """Title, source, the table, the checks, the notes."""
+    """Prints title, source, table, checks and notes."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     console.print()
     console.print(Text(report.title, style="bold"))
-    console.print(Text(f"published: {report.source.told}", style="dim"), soft_wrap=True)
+    console.print(Text(f"published: {report.source.text}", style="dim"), soft_wrap=True)
     if report.table:
         made = Table(box=box.SIMPLE)
         for name in report.table[0]:
@@ -51,7 +51,7 @@ def in_terminal(console: Any, report: Report) -> None:
         console.print(made)
     for check in report.checks:
         line = Text("  ")
-        line.append(f"{check.verdict.value}: ", style=COLOURS[check.verdict])
+        line.append(f"{check.verdict.value}: ", style=VERDICT_COLORS[check.verdict])
         line.append(check.claim)
         console.print(line, soft_wrap=True)
         console.print(Text(f"    {check.why}", style="dim"), soft_wrap=True)
@@ -62,8 +62,8 @@ def in_terminal(console: Any, report: Report) -> None:
 
 
 def as_markdown(report: Report, picture: str | None = None) -> str:
-    """The same as Markdown, with the picture of that name where there is one."""
-    lines = [f"## {report.title}", "", f"Published: {report.source.told}.", ""]
+    """The report as Markdown, with a picture if given."""
+    lines = [f"## {report.title}", "", f"Published: {report.source.text}.", ""]
     if picture:
         lines += [f"![{report.title}]({picture})", ""]
     if report.table:
@@ -83,7 +83,7 @@ def rows(table: Sequence[Row]) -> list[str]:
 
 
 def write_markdown(file: Path, parts: Sequence[str], about: Mapping[str, str]) -> None:
-    """All reports in one file, which appears whole."""
+    """Writes all reports into one file, atomically."""
     ran = ", ".join(f"{name} {version}" for name, version in about.items() if version)
     text = "\n".join(["# Published tables and figures, measured again", "", f"{ran}. {LEGEND}.", "", *parts])
     files.write_text(file, text)

@@ -1,4 +1,4 @@
-"""The published numbers against what they say of themselves: sums and formulas that a misprint would break."""
+"""Consistency of the published numbers, which a misprint would break."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from specjax import theory
 from specjax.reproduce import published as p
 
 
-def test_table_1_is_the_formulas_to_the_printed_digits():
+def test_table_1_follows_the_formulas():
     for one in p.TABLE_1:
         assert one.speed == round(float(theory.walltime_factor(one.alpha, one.gamma, 0)), 2)
         assert one.operations == round(float(theory.operations_factor(one.alpha, one.gamma, 0)), 2)
 
 
-def test_table_2_is_whole_and_in_line_with_table_3():
+def test_table_2_is_complete_and_consistent_with_table_3():
     """Twelve rows; table 3 prints the same alphas of the same models."""
     assert {(one.task, one.draft, one.temperature) for one in p.TABLE_2} == {
         (task, draft, t) for task in p.TASKS for draft in p.DRAFTS for t in (0, 1)
@@ -23,18 +23,18 @@ def test_table_2_is_whole_and_in_line_with_table_3():
         assert third[names[one.task], one.draft, one.temperature] == one.alpha
 
 
-def test_table_3_has_every_row_of_the_print():
+def test_table_3_is_complete():
     counts = {name: sum(one.target == name for one in p.TABLE_3) for name in (p.GPT, p.T5_ENDE, p.T5_CNNDM, p.LAMDA)}
     assert counts == {p.GPT: 6, p.T5_ENDE: 10, p.T5_CNNDM: 10, p.LAMDA: 6} and len(p.TABLE_3) == 32
     assert all(0 < one.alpha < 1 for one in p.TABLE_3)
 
 
-def test_the_two_tables_of_the_report_agree_where_both_speak():
+def test_tables_of_the_report_agree():
     assert set(p.PAIRS[:3]) == set(p.HIERARCHY[:3])
     assert [len(rate.accepted) for rate in p.HIERARCHY] == [0, 1, 1, 2]
 
 
-def test_speeds_of_table_2_have_the_costs_that_they_imply():
+def test_implied_costs_of_table_2():
     """Negative for four rows, as docs/concepts/theory.md says: they lie above the formula with a free draft."""
     costs = [float(theory.implied_cost(one.alpha, one.gamma, one.speed)) for one in p.TABLE_2]
     assert sum(cost < 0 for cost in costs) == 4 and max(costs) == pytest.approx(0.279, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Reports are pure functions of rows: the published numbers reproduce themselves, mirrored ones do not."""
+"""Reports of given rows: published numbers reproduce themselves, mirrored ones do not."""
 
 import copy
 
@@ -8,7 +8,7 @@ from specjax import theory
 from specjax.bench.runner import Shelf
 from specjax.reproduce import figures, models, opt, paper, telling
 from specjax.reproduce import published as p
-from specjax.reproduce.checks import Verdict
+from specjax.reproduce.checks import ClaimVerdict
 from specjax.reproduce.setup import Setup
 
 SETUP = Setup()
@@ -74,21 +74,21 @@ EXPERIMENTS = opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
         ("table-3", table_3()),
     ],
 )
-def test_the_published_numbers_have_the_published_shape(name, rows):
+def test_published_numbers_are_reproduced(name, rows):
     report = EXPERIMENTS[name].report(SETUP, rows)
-    assert len(report.checks) >= 5 and set(verdicts(report)) == {Verdict.REPRODUCED}, report.checks
+    assert len(report.checks) >= 5 and set(verdicts(report)) == {ClaimVerdict.REPRODUCED}, report.checks
 
 
-def test_mirrored_numbers_have_not():
+def test_mirrored_numbers_are_not_reproduced():
     mirror = lambda x: 1 - x
     acceptance = [0, 1, 2]  # the checks of table 2 on alpha
     report = paper.speed_report(SETUP, table_2(mirror))
-    assert [verdicts(report)[i] for i in acceptance] == [Verdict.NOT] * 3
-    assert Verdict.REPRODUCED not in verdicts(paper.alpha_report(SETUP, table_3(mirror)))[1:]
-    assert verdicts(opt.pair_report(SETUP, opt_rows(p.PAIRS, turn=mirror)))[1:3] == [Verdict.NOT] * 2
+    assert [verdicts(report)[i] for i in acceptance] == [ClaimVerdict.NOT] * 3
+    assert ClaimVerdict.REPRODUCED not in verdicts(paper.alpha_report(SETUP, table_3(mirror)))[1:]
+    assert verdicts(opt.pair_report(SETUP, opt_rows(p.PAIRS, turn=mirror)))[1:3] == [ClaimVerdict.NOT] * 2
 
 
-def test_a_busy_machine_is_told():
+def test_load_is_noted():
     rows = [
         row | {"load": {"drafted": 0.05, "plain": load}}
         for row, load in zip(table_2(), [0.0] * 11 + [0.62], strict=True)
@@ -97,16 +97,16 @@ def test_a_busy_machine_is_told():
     assert not any("other programs" in note for note in paper.speed_report(SETUP, rows[:-1]).notes)
 
 
-def test_few_tokens_leave_it_open():
+def test_few_tokens_leave_claims_open():
     rows = [row | {"tested": 20} for row in table_2()]
-    assert verdicts(paper.speed_report(SETUP, rows))[0] is Verdict.OPEN
+    assert verdicts(paper.speed_report(SETUP, rows))[0] is ClaimVerdict.OPEN
 
 
-def test_the_published_costs_contradict_themselves():
+def test_published_costs_contradict_each_other():
     """No three times of a step have these ratios: two of them fix the third, at 1.47 instead of 0.015."""
     rows = [{"step_ms": {"opt-13b": 1.0, "opt-1.3b": 0.015, "opt-125m": 0.022}}]
     report = opt.cost_report(SETUP, rows)
-    assert verdicts(report) == [Verdict.PARTLY, Verdict.PARTLY, Verdict.REPRODUCED]
+    assert verdicts(report) == [ClaimVerdict.PARTLY, ClaimVerdict.PARTLY, ClaimVerdict.REPRODUCED]
     assert any("1.47" in note for note in report.notes)
 
 
@@ -117,19 +117,19 @@ def theory_rows(name):
 @pytest.mark.parametrize("name", ["table-1", "figure-3", "figure-4"])
 def test_theory_is_reproduced(name):
     report = EXPERIMENTS[name].report(SETUP, theory_rows(name))
-    assert set(verdicts(report)) == {Verdict.REPRODUCED} and report.table
+    assert set(verdicts(report)) == {ClaimVerdict.REPRODUCED} and report.table
 
 
-def test_theory_that_is_off_is_told():
+def test_wrong_theory_is_detected():
     rows = copy.deepcopy(theory_rows("table-1"))
     rows[2]["speed"] += 0.02
-    assert verdicts(paper.theory_report(SETUP, rows)) == [Verdict.REPRODUCED, Verdict.PARTLY]
+    assert verdicts(paper.theory_report(SETUP, rows)) == [ClaimVerdict.REPRODUCED, ClaimVerdict.PARTLY]
     rows = copy.deepcopy(theory_rows("figure-3"))
     rows[0]["gamma"].reverse()
-    assert Verdict.NOT in verdicts(figures.best_report(SETUP, rows))
+    assert ClaimVerdict.NOT in verdicts(figures.best_report(SETUP, rows))
     rows = copy.deepcopy(theory_rows("figure-4"))
     rows[0]["operations"][3] = 0.5
-    assert verdicts(figures.factor_report(SETUP, rows))[1] is Verdict.NOT
+    assert verdicts(figures.factor_report(SETUP, rows))[1] is ClaimVerdict.NOT
 
 
 def lane(gamma, rounds, step):
@@ -142,23 +142,23 @@ def lane(gamma, rounds, step):
     return {"gamma": gamma, "lane": f"γ = {gamma}", "tokens": 9, "target_calls": rounds, "seconds": now, "calls": calls}
 
 
-def test_the_trace_diagram():
+def test_trace_diagram():
     report = figures.trace_report(SETUP, [lane(7, 2, 0.1), lane(3, 3, 0.1), lane(0, 30, 1.0)])
-    assert set(verdicts(report)) == {Verdict.REPRODUCED}
+    assert set(verdicts(report)) == {ClaimVerdict.REPRODUCED}
     slow = figures.trace_report(SETUP, [lane(7, 20, 1.0), lane(3, 10, 1.0), lane(0, 9, 0.1)])
-    assert verdicts(slow) == [Verdict.REPRODUCED, Verdict.REPRODUCED, Verdict.NOT, Verdict.NOT]
+    assert verdicts(slow) == [ClaimVerdict.REPRODUCED, ClaimVerdict.REPRODUCED, ClaimVerdict.NOT, ClaimVerdict.NOT]
     assert figures.trace_report(SETUP, [lane(7, 2, 0.1)]).checks == []
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_without_rows_nothing_is_claimed(name):
+def test_no_rows_no_verdicts(name):
     if name in ("table-1", "figure-3", "figure-4"):
         return
     report = EXPERIMENTS[name].report(SETUP, [])
-    assert set(verdicts(report)) <= {Verdict.UNMEASURED} and report.notes
+    assert set(verdicts(report)) <= {ClaimVerdict.UNMEASURED} and report.notes
 
 
-def test_who_stands_for_whom():
+def test_stand_ins():
     """Every published draft has a stand-in, or it is said that there is none; originals have known sizes."""
     for family in (models.BUNDLED, models.ORIGINAL):
         assert set(family.opt) == {"opt-13b", "opt-1.3b", "opt-125m"}
@@ -170,7 +170,7 @@ def test_who_stands_for_whom():
     assert any("LaMDA" in note for note in original.notes) and any("never published" in note for note in original.notes)
 
 
-def test_markdown_has_table_verdicts_and_notes():
+def test_markdown():
     report = EXPERIMENTS["table-1"].report(SETUP, theory_rows("table-1"))
     text = telling.as_markdown(report, "table_1.svg")
     assert text.startswith("## Table 1") and "![" in text and "| reproduced |" in text and "- theorems 3.8" in text
