@@ -1,4 +1,4 @@
-"""Presets: a run as a frozen record, and `build`, which makes the models and the drafter of it.
+"""Presets: a run as a frozen record, and `build`, which loads its models and its drafter.
 
 Only this module and the command line know `RunConfig`; the library takes models and functions.
 """
@@ -18,13 +18,14 @@ from specjax.naming.grammar import Spec
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What to decode with; see `api.generate` for the sampling options.
+    """Models, drafter and options of a run; see `api.generate` for the sampling options.
 
     Attributes:
       target, draft: names for `specjax.load`; draft None where the drafter needs no model, several for a cascade.
       drafter: as for `specjax generate --drafter`: "model", "tree:shape=3x2", "small-kv:budget=256,cache=snapkv".
-      gamma: draft tokens a round, short for gamma=N of the drafter; None: its own default.
-      verifier: a name of `verify.TABLE`; None: the one that suits the drafter. lossless: refuse a lossy one.
+      gamma: draft tokens per round, short for gamma=N of the drafter; None: the drafter's default.
+      verifier: a name in `verify.TABLE`; None: the default of the drafter.
+      lossless: raise an error if the verifier is lossy.
     """
 
     target: str
@@ -94,16 +95,16 @@ class Run(NamedTuple):
 
     config: RunConfig
     target: Model
-    guide: LoadedDrafter
+    drafter: LoadedDrafter
 
     def generate(self, prompts: api.Prompts, **changes: Any) -> api.Generation:
-        """`specjax.generate` with the preset's options, `changes` over them."""
+        """`specjax.generate` with the preset's options; `changes` override them."""
         own = (
             "verifier", "lossless", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
             "seed", "stop",
         )  # fmt: skip
         options = {name: getattr(self.config, name) for name in own} | changes
-        return api.generate(self.target, prompts, drafter=self.guide, **options)
+        return api.generate(self.target, prompts, drafter=self.drafter, **options)
 
 
 def build(config: RunConfig) -> Run:
@@ -114,10 +115,10 @@ def build(config: RunConfig) -> Run:
 
 
 def read(file: Path | str) -> RunConfig:
-    """The `CONFIG` of a preset file, which is Python and is executed: read only files that you trust.
+    """Reads the `CONFIG` of a preset file, which is Python and is executed: read only files that you trust.
 
     Raises:
-      FileNotFoundError: no such file. ValueError: it does not run, names an option that there is not, or holds no
-        CONFIG; in one line.
+      FileNotFoundError: no such file.
+      ValueError: the file does not run, uses an unknown option, or defines no CONFIG.
     """
     return presets.bound(file, "CONFIG", RunConfig)

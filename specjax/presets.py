@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def bound(file: Path | str, name: str, kind: type[T]) -> T:
-    """What a preset file binds to `name`.
+    """Executes a preset file and returns the object that it binds to `name`.
 
     Args:
-      kind: the dataclass that it must be.
+      kind: dataclass of the object.
 
     Raises:
-      FileNotFoundError: no such file. ValueError: it does not run, names an option that there is not, or does not bind
-        the name; in one line.
+      FileNotFoundError: no such file.
+      ValueError: the file does not run, uses an unknown option, or does not bind the name.
     """
     path = Path(file)
     if not path.is_file():
@@ -29,18 +29,18 @@ def bound(file: Path | str, name: str, kind: type[T]) -> T:
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
-        raise ValueError(f"preset {path}: {told(error, kind)}") from error
+        raise ValueError(f"preset {path}: {describe(error, kind)}") from error
     found = getattr(module, name, None)
     if not isinstance(found, kind):
-        raise ValueError(f"{path} is no preset of this kind: it defines no {name} = {kind.__name__}(...)")
+        raise ValueError(f"{path} defines no {name} = {kind.__name__}(...)")
     return found
 
 
-def told(error: BaseException, kind: Any) -> str:
-    """What went wrong in a preset, with the option that may have been meant."""
+def describe(error: BaseException, kind: Any) -> str:
+    """The error of a preset on one line; for an unknown option, with the closest valid one."""
     unknown = re.search(rf"(?:^|{kind.__name__}\S* )got an unexpected keyword argument '(\w+)'", str(error))
     if unknown is None:
         text = " ".join(str(error).split())
         return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
     known = [field.name for field in dataclasses.fields(kind)]
-    return f"no option is named {unknown[1]!r}{checks.hint(unknown[1], known)} (known: {', '.join(known)})"
+    return f"unknown option {unknown[1]!r}{checks.hint(unknown[1], known)} (known: {', '.join(known)})"

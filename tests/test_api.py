@@ -1,4 +1,4 @@
-"""The user's face: loading, text in and out, streaming, statistics, and bad input in one line."""
+"""Requests: loading, text in and out, streaming, statistics, and one-line errors for bad input."""
 
 import inspect
 import json
@@ -39,15 +39,15 @@ QUICK = ("t5-gated-untied",)
 
 
 @pytest.mark.parametrize("name", battery.others_slow(GOLDEN_NAMES, QUICK))
-def test_golden_checkpoints_load_and_speak(name):
+def test_golden_checkpoints_load_and_generate(name):
     model = sj.load(GOLDEN / name)
     prompts = [[5, 6, 7], [9, 8, 7, 6, 5]]
     plain = sj.generate(model, prompts, max_new_tokens=8, temperature=0.0, ignore_eos=True)
-    guided = sj.generate(
+    drafted = sj.generate(
         model, prompts, drafter=sj.drafters.model(model, gamma=3), max_new_tokens=8, temperature=0.0, ignore_eos=True
     )
-    assert guided.tokens == plain.tokens and [len(row) for row in plain.tokens] == [8, 8]
-    assert guided.stats.accepted_per_tested == 1.0 and guided.stats.tokens_per_call == 4.0
+    assert drafted.tokens == plain.tokens and [len(row) for row in plain.tokens] == [8, 8]
+    assert drafted.stats.accepted_per_tested == 1.0 and drafted.stats.tokens_per_call == 4.0
     assert plain.texts is None and plain.lossless
 
 
@@ -72,12 +72,12 @@ def test_stream_is_generate_and_its_pieces_are_the_text(target, draft):
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A byte-level model of random weights: most of what it says is no valid UTF-8."""
+    """A byte-level model of random weights: most of its output is not valid UTF-8."""
     return sj.load(toys.write_model(tmp_path_factory.mktemp("toy") / "model"))
 
 
 def test_streamed_bytes_are_the_text_to_the_last(toy):
-    """Eight rows of random bytes: some end within a character, and all are shown whole and as `generate` tells them."""
+    """Eight rows of random bytes: some end within a character; all are shown whole, as `generate` returns them."""
     options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 40, "temperature": 1.5, "ignore_eos": True}
     prompts = ["Once"] * 8
     stream, shown, held = sj.stream(toy, prompts, **options), [""] * 8, 0
@@ -200,7 +200,7 @@ def test_compiling_is_timed_apart(monkeypatch):
     assert len(traced) == 3 and again.result().stats.seconds["compile"] == 0.0
 
 
-def test_starting_a_program_is_no_decoding():
+def test_starting_a_program_is_not_decoding():
     assert metrics.steady([0.5, 0.1, 0.125], compiled=True) == pytest.approx((0.3375, 0.3875))
     assert metrics.steady([0.1, 0.2, 0.2], compiled=True) == pytest.approx((0.5, 0.0))
     assert metrics.steady([0.5, 0.1], compiled=False) == pytest.approx((0.6, 0.0))
@@ -215,7 +215,7 @@ def test_there_is_one_set_of_defaults():
         assert getattr(defaults, name.upper()) == value
 
 
-def test_the_package_is_lazy_and_its_names_stand():
+def test_the_package_is_lazy_and_exports_its_names():
     code = """
 import sys, specjax as sj
 assert "jax" not in sys.modules
@@ -265,7 +265,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, monkeypatch):
+def test_bad_input_is_a_one_line_error(case, monkeypatch):
     def touched(*_, **__):
         raise AssertionError("weights were touched")
 
@@ -345,7 +345,7 @@ def print_errors() -> None:
     print(json.dumps(errors))
 
 
-def test_wrong_kinds_are_one_line_each():
+def test_wrong_types_are_one_line_errors():
     """In a process of its own: in this one annotations are checked, and no argument of a wrong kind comes past them."""
     code = "from tests import test_api; test_api.print_errors()"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -418,9 +418,9 @@ def test_encoder_rows_that_are_scored_end_at_their_first_padding():
 @pytest.mark.parametrize(("prompt", "room"), [(5, 6), (20, 20), (40, 45)])
 def test_a_cache_may_be_narrower_than_the_padded_prompt(prompt, room, gamma):
     model = battery.target("opt")
-    guide = sj.drafters.ngram(gamma=gamma) if gamma else None
+    drafter = sj.drafters.ngram(gamma=gamma) if gamma else None
     prompts = [[1 + i % 7 for i in range(prompt)], [3, 1]]
-    options = {"max_new_tokens": 12, "temperature": 0, "drafter": guide, "ignore_eos": True}
+    options = {"max_new_tokens": 12, "temperature": 0, "drafter": drafter, "ignore_eos": True}
     short, long = (sj.generate(model, prompts, **options, **more) for more in ({"cache_len": room}, {}))
     assert short.stop_reasons[0] == "cache_full" and len(short.tokens[0]) == min(12, room - prompt + 1)
     assert all(a == b[: len(a)] for a, b in zip(short.tokens, long.tokens, strict=True))
@@ -434,12 +434,12 @@ def test_a_cache_may_be_narrower_than_the_padded_prompt(prompt, room, gamma):
         (lambda model: sj.drafters.lookahead(window=1000, ngram=9), "would read 8056 nodes, and at most 1024 can be"),
     ],
 )
-def test_what_is_no_drafter_is_one_line(make, said):
+def test_wrong_drafters_are_one_line_errors(make, said):
     with pytest.raises(ValueError, match=said):
         make(battery.target("opt"))
 
 
-def test_an_empty_text_is_no_prompt(target):
+def test_an_empty_text_is_not_a_prompt(target):
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         sj.generate(target, "")
 

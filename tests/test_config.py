@@ -1,4 +1,4 @@
-"""Presets: every file in configs/ builds and generates; bad ones are told in one line."""
+"""Presets: every file in configs/ builds and generates; bad files are one-line errors."""
 
 from pathlib import Path
 
@@ -40,14 +40,14 @@ def test_bad_presets(changes, message):
         RunConfig(target="bundled/opt-target", **changes)
 
 
-def test_a_preset_names_any_drafter():
+def test_presets_support_every_drafter():
     names = ("bundled/opt-draft", "bundled/opt-tiny")
     config_ = RunConfig("bundled/opt-target", names, "cascade:inner=(model:gamma=2)", gamma=4)
     assert config_.drafts == names and config_.spec.settings["gamma"] == 4
     assert RunConfig("t", "d", "model:policy=heuristic", lossless=True).drafts == ("d",)
 
 
-def test_a_file_that_is_no_preset(tmp_path):
+def test_other_files_are_not_presets(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"x\.py: no such preset"):
         config.read(tmp_path / "x.py")
     (tmp_path / "y.py").write_text("A = 1\n")
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_preset(tmp_path):
         ("import absent_package", "ModuleNotFoundError: No module named 'absent_package'"),
     ],
 )
-def test_a_preset_that_does_not_run_is_told_in_one_line(text, message, tmp_path):
+def test_a_preset_that_does_not_run_is_a_one_line_error(text, message, tmp_path):
     file = tmp_path / "p.py"
     file.write_text(f"from specjax.config import RunConfig\n{text}\n")
     with pytest.raises(ValueError, match=message) as raised:
