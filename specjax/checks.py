@@ -76,8 +76,8 @@ def number(name: str, value: Any, *, least: float | int = -math.inf, most: float
     if not is_number(value):
         raise ValueError(f"{name} must be a number, got {reprlib.repr(value)}")
     if not least <= value <= most or not math.isfinite(value):
-        limit = f"at least {least:g}" if most == math.inf else f"in [{least:g}, {most:g}]"
-        raise ValueError(f"{name} must be finite{'' if least == -math.inf else f' and {limit}'}, got {value}")
+        limit = f"at most {most}" if value > most else f"at least {least}" if least > -math.inf else "finite"
+        raise ValueError(f"{name} must be {limit}, got {value}")
     return float(value)
 
 

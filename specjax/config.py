@@ -12,8 +12,7 @@ from specjax.checks import check_name
 from specjax.drafters import LoadedDrafter
 from specjax.loading import load
 from specjax.model import Model
-from specjax.naming import drafting
-from specjax.naming.grammar import Spec
+from specjax.registry import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class RunConfig:
         checks.stop_strings(self.stop)
         laws = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in laws})  # their ranges
-        needed = drafting.needs(self.spec)
+        needed = self.strategy.needs
         if len(self.drafts) != needed:
             raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")
         if self.verifier is not None:
@@ -75,10 +74,10 @@ class RunConfig:
         return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
 
     @property
-    def spec(self) -> Spec:
+    def strategy(self) -> Strategy:
         """The drafter with its draft length."""
-        found = drafting.parse(self.drafter)
-        return found if self.gamma is None else drafting.with_gamma(found, self.gamma)
+        found = Strategy.parse(self.drafter)
+        return found if self.gamma is None else found.replace_settings(gamma=self.gamma)
 
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -111,7 +110,7 @@ def build(config: RunConfig) -> Run:
     """Loads the models of a preset and joins them with its drafter."""
     target = load(config.target, dtype=config.dtype)
     drafts = [load(name, dtype=config.dtype) for name in config.drafts]
-    return Run(config, target, drafting.make(config.spec, target, drafts))
+    return Run(config, target, config.strategy.build(target, drafts))
 
 
 def read(file: Path | str) -> RunConfig:

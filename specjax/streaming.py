@@ -1,11 +1,8 @@
-"""Streamed text: whole characters only, and nothing that a stop string may cut. Deferral of Ctrl-C."""
+"""Streamed text: whole characters only, and nothing that a stop string may cut."""
 
-import contextlib
 import copy
 import functools
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from specjax.text import Streamer, Text, cut_at
 
@@ -68,36 +65,3 @@ def spelled(text: Text, tokens: Sequence[int], stops: Sequence[str] = ()) -> str
     """Text of a whole row before its first stop string: the joined text of a `Writer`."""
     writer = Writer(text, stops)
     return writer.add(tokens) + writer.end()
-
-
-@contextlib.contextmanager
-def interrupts_wait(on_loan: Callable[[], bool]) -> Iterator[None]:
-    """Context that defers Ctrl-C to its end while `on_loan()` is true; otherwise Ctrl-C acts at once.
-
-    An exception raised at once may occur in a callback that swallows it, such as those of the garbage collector; it is
-    then raised again at the end. The previous signal handler is called and restored. Outside the main thread the
-    context does nothing, because only the main thread receives signals.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    waiting = raised = swallowed = False
-
-    def on_interrupt(number, frame) -> None:
-        nonlocal waiting, raised
-        if on_loan():
-            waiting = True
-            return
-        raised = True
-        before(number, frame)
-        raised = False  # the handler did not raise
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-        swallowed = raised
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if waiting or swallowed:
-            before(signal.SIGINT, None)

@@ -1,13 +1,9 @@
-"""Text that streams is the text in the end, however it is dealt out; Ctrl-C waits only for what is on loan."""
-
-import contextlib
-import signal
-import threading
+"""Streamed text is the final text, however the tokens arrive."""
 
 import pytest
 
 from specjax import text
-from specjax.streaming import Writer, drops_first_space, interrupts_wait, safe_length, spelled
+from specjax.streaming import Writer, drops_first_space, safe_length, spelled
 
 SENTENCES = [b"", *(bytes([b]) for b in range(256)), b" Das", b" ist"]  # as SentencePiece spells: a space is a piece's
 
@@ -66,69 +62,3 @@ def test_what_may_begin_a_stop_string_is_held():
     assert safe_length("a STO", ["STOP"]) == 2 and safe_length("a STO", []) == 5
     assert safe_length("a STOP b", ["STOP"]) == 2
     assert safe_length("abab", ["ababc", "bd"]) == 0
-
-
-def test_an_interrupt_waits_for_what_is_on_loan():
-    before, reached = signal.getsignal(signal.SIGINT), []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: True):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        reached.append("the end")
-    assert reached == ["the end"] and signal.getsignal(signal.SIGINT) is before
-
-
-def test_an_interrupt_does_not_wait_for_nothing():
-    before, reached = signal.getsignal(signal.SIGINT), []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: False):
-        signal.raise_signal(signal.SIGINT)
-        reached.append("the end")
-    assert not reached and signal.getsignal(signal.SIGINT) is before
-
-
-def test_an_interrupt_that_a_callback_swallows_is_raised_again():
-    before, reached = signal.getsignal(signal.SIGINT), []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: False):
-        with contextlib.suppress(KeyboardInterrupt):  # as the garbage collector does with its callbacks
-            signal.raise_signal(signal.SIGINT)
-        reached.append("the end")
-    assert reached == ["the end"] and signal.getsignal(signal.SIGINT) is before
-    heard = []
-    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-    try:
-        with interrupts_wait(lambda: False):
-            signal.raise_signal(signal.SIGINT)
-        assert heard == [1]
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_another_handler_hears_of_it_once_and_stays():
-    heard = []
-    handler = lambda *_: heard.append(1)
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with interrupts_wait(lambda: True):
-            signal.raise_signal(signal.SIGINT)
-            assert not heard
-        assert heard == [1] and signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_ignored_signals_and_other_threads_are_left_alone():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interrupts_wait(lambda: True):
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
-    seen = []
-
-    def elsewhere():
-        with interrupts_wait(lambda: True):
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [before]

@@ -1,12 +1,14 @@
-"""The command line: one program, `specjax`, one small file a sub-command.
+"""The command line: one program, `specjax`, with a module for each command.
 
-A sub-command's module is imported when it is called, and jax when it starts to work, so that `--help` answers at once.
+The module of a command is imported when the command is called, and JAX when it starts to work, so that `--help` answers
+at once.
 """
 
 import contextlib
 import errno
 import importlib
 import io
+import itertools
 import os
 import signal
 import sys
@@ -15,29 +17,30 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import check_name, lookup
-from specjax.cli import platform
+from specjax.cli import process
 from specjax.cli.arguments import one_line
 
 INTERRUPTED = 128 + signal.SIGINT
 BAD_INPUT = 2
-READER_GONE = 1  # as rich has it for what goes through a console
+READER_GONE = 1  # as rich exits when the reader of a pipe has closed it
 FAILED = 1
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_COMPILE_CACHE = "--no-compile-cache"
 
 
 class Command(NamedTuple):
-    """A sub-command: the module whose `main(args) -> exit code` runs it, and its line in the overview."""
+    """A command: the module whose `main(args) -> exit code` runs it, and its line in the overview."""
 
     module: str
     summary: str
 
 
 COMMANDS = {
-    "generate": Command("specjax.cli.generate", "continue text, several tokens a call of the model"),
-    "trace": Command("specjax.cli.trace", "show each round: what was drafted, accepted, refused, and its time"),
-    "advise": Command("specjax.cli.advise", "say which drafter, length or tree pays here, or that none does"),
-    "bench": Command("specjax.cli.bench", "measure speed on this machine, beside transformers"),
-    "bench tasks": Command("specjax.cli.bench_tasks", "measure drafters and verifiers on tasks, beside transformers"),
+    "generate": Command("specjax.cli.generate", "continue text with speculative decoding"),
+    "trace": Command("specjax.cli.trace", "show each round: drafted, accepted and rejected tokens, and its time"),
+    "advise": Command("specjax.cli.advise", "measure which drafter, draft length or tree is fastest here"),
+    "bench": Command("specjax.cli.bench", "measure speed on this machine, next to transformers"),
+    "bench tasks": Command("specjax.cli.bench_tasks", "measure drafters and verifiers on tasks, next to transformers"),
     "sweep": Command("specjax.cli.sweep", "measure along one quantity: gamma, temperature, tree, draft, verifier"),
     "reproduce": Command("specjax.cli.reproduce", "measure published tables and figures again, side by side"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),
@@ -50,24 +53,28 @@ COMMANDS = {
 OVERVIEW = """\
 usage: specjax COMMAND [OPTIONS]
 
-Speculative decoding in JAX: several times faster, without changing a single probability.
+Speculative decoding in JAX: faster text generation with exactly the same output distribution.
 
 commands:
 {commands}
 
 specjax COMMAND --help explains a command; specjax --version prints the version.
-exit codes: 0 done, 1 failed while running (NaN in logits, memory, reader gone), 2 bad input, 130 interrupted.
+
+Compiled programs are kept in the user's cache folder, so that later runs start faster. --no-compile-cache turns this
+off for one run; the environment variable SPECJAX_COMPILE_CACHE is "off" or another folder.
+
+exit codes: 0 done, 1 failed while running (NaN in logits, out of memory, closed pipe), 2 bad input, 130 interrupted.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program and returns its exit code; no traceback reaches the user (SPECJAX_TRACEBACK=1 lets it)."""
+    """Runs the program and returns its exit code. Errors are one line; SPECJAX_TRACEBACK=1 shows tracebacks."""
     args = list(sys.argv[1:] if argv is None else argv)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+        if getattr(sys, name) is None:  # closed by the parent process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
     for output in (sys.stdout, sys.stderr):
-        if isinstance(output, io.TextIOWrapper):  # a terminal that cannot show a character shows `?`, and we go on
+        if isinstance(output, io.TextIOWrapper):  # a character the terminal cannot show becomes `?`
             output.reconfigure(errors="replace")
     if argv is None:
         sys.unraisablehook = quiet_about_interrupts
@@ -84,13 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         name, rest = split_command(args)
         prog = f"specjax {name}"
-        platform.choose()
+        process.set_environment()
+        if NO_COMPILE_CACHE in itertools.takewhile(lambda arg: arg != "--", rest):
+            rest.remove(NO_COMPILE_CACHE)
+            process.disable_compile_cache()
         code = importlib.import_module(COMMANDS[name].module).main(rest)
         return _interrupted(whole=argv is None) if code == INTERRUPTED else code
     except KeyboardInterrupt:
         say(f"{prog}: interrupted")
         return _interrupted(whole=argv is None)
-    except BrokenPipeError:  # whoever read our output has gone away: nothing is left to say
+    except BrokenPipeError:  # the reader of our output has closed it
         _drop_output()
         return READER_GONE
     except (ValueError, OSError) as error:
@@ -98,13 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             told = f" of {error.filename}" if error.filename else ""
-            say(f"{prog}: failed: the output{told} cannot be written: {error.strerror}: make room, or write elsewhere")
+            say(f"{prog}: failed: cannot write the output{told}: {error.strerror}: free some space, or write elsewhere")
             _drop_output()
             return FAILED
         say(f"{prog}: error: {one_line(error)}")
         return BAD_INPUT
     except (ImportError, MemoryError, RuntimeError, FloatingPointError) as error:
-        # a missing extra, jax out of memory, a loss that is no number
+        # a missing extra, JAX out of memory, a loss that is not finite
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
         say(f"{prog}: failed: {type(error).__name__}: {one_line(error)}")
@@ -112,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(*, whole: bool) -> int:
-    """The exit code. Where we are the whole process it ends here: jax may be computing still, and crashes when it is
-    taken down meanwhile."""
+    """The exit code. If we are the whole process, it ends here: JAX may still be computing, and crashes in an ordinary
+    exit."""
     if whole:
         for output in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -123,28 +133,28 @@ def _interrupted(*, whole: bool) -> int:
 
 
 def say(line: str) -> None:
-    """A line on stderr, if it can be written: the exit code tells the same."""
+    """A line on stderr, if it can be written."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:
-    """What stdout still holds goes nowhere, so that Python does not fail on it once more at its end."""
+    """Discards what stdout has buffered, so that Python does not fail on it again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def quiet_about_interrupts(unraisable: Any) -> None:
-    """For sys.unraisablehook: a Ctrl-C that a callback swallowed is raised again later, so nothing is said of it."""
+    """For sys.unraisablehook: a Ctrl-C that a callback swallowed is raised again later, so it is not reported."""
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
 
 
 def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
-    """The command's name, of one word or two ("train lm"), and what follows it.
+    """The name of the command, one word or two ("train lm"), and its arguments.
 
     Raises:
-      ValueError: no such command; the nearest name is suggested.
+      ValueError: an unknown command; suggests the closest name.
     """
     two = " ".join(args[:2])
     if two in COMMANDS:
@@ -154,7 +164,7 @@ def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
     if longer and first not in COMMANDS:
         if len(args) > 1 and not args[1].startswith("-"):
             check_name(two, longer, "command")
-        raise ValueError(f"{first!r} needs a second word: {', '.join(longer)}")
+        raise ValueError(f"{first!r} requires a second word: {', '.join(longer)}")
     lookup(first, COMMANDS, "command")
     return first, list(args[1:])
 

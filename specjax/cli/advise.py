@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from specjax import files
 from specjax.checks import check_name
-from specjax.cli import INTERRUPTED, checks
+from specjax.cli import INTERRUPTED, checks, process
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
 
@@ -110,9 +110,10 @@ def main(args: Sequence[str]) -> int:
     check(options)
     given = given_prompts(options.text)
 
+    process.import_library()
     from specjax.advisor import advise, pictures, report
-    from specjax.cli import record
-    from specjax.cli.progress import Progress, deferred_interrupt, tables_and_errors
+    from specjax.cli.progress import Progress, tables_and_errors
+    from specjax.cli.report import finite, tell, to_json
 
     use, measuring, showing = options.use, options.measuring, options.showing
     console, errors = tables_and_errors()
@@ -125,7 +126,7 @@ def main(args: Sequence[str]) -> int:
             lines.append(line)
             progress.tell(line)
 
-        with deferred_interrupt(once=lambda: len(lines) > 1) as asked:  # from then on there is something to keep
+        with process.deferred_interrupt(once=lambda: len(lines) > 1) as asked:
             advice = advise(
                 target, drafts, prompts, temperature=use.temperature, batch=use.batch,
                 max_new_tokens=use.max_new_tokens, ignore_eos=use.ignore_eos, seed=use.seed,
@@ -134,13 +135,13 @@ def main(args: Sequence[str]) -> int:
             )  # fmt: skip
     command = report.command_line(advice, dtype=options.models.dtype, prompts=options.text.prompts)
     given_options = {"dtype": options.models.dtype, "prompts_file": options.text.prompts, "texts": list(prompts)}
-    content = record.to_json(record.finite(advice.as_dict() | {"command": command} | given_options))
+    content = to_json(finite(advice.as_dict() | {"command": command} | given_options))
     if showing.output is not None:
         files.write_text(showing.output, content + "\n")
     if showing.picture is not None and advice.measured is not None:
         pictures.write(showing.picture, advice)
     if showing.json:
-        record.tell(content)
+        tell(content)
     else:
         show(console, advice, command)
     if advice.interrupted:
@@ -211,10 +212,9 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 def load(models: AdviceModels, tell: Any) -> tuple[Any, list[Any]]:
     """Target and drafts."""
     import specjax  # `load` is looked up when it is called
-    from specjax.streaming import interrupts_wait
 
     loaded = []
-    with interrupts_wait(lambda: False):
+    with process.interrupts_wait(lambda: False):
         for name in (models.target, *draft_names(models)):
             tell(f"loading {name}")
             loaded.append(specjax.load(name, dtype=models.dtype))

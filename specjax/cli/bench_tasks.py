@@ -10,6 +10,7 @@ from specjax.cli import checks
 from specjax.cli.arguments import parse
 from specjax.cli.options import DRAFT, DRAFT_HELP, DRAFTER_HELP, TARGET, Flag, Several, arg
 from specjax.naming.grammar import Spec
+from specjax.registry import Strategy
 
 PROG = "specjax bench tasks"
 Row = dict[str, Any]
@@ -212,11 +213,10 @@ def draft_names(ways: Ways) -> tuple[str, ...]:
       ValueError: more or fewer than are used.
     """
     from specjax.cli import setup
-    from specjax.naming import drafting
 
     if not ways.drafters and not ways.draft:
         return (DRAFT,) if ways.target == TARGET else ()
-    neediest = max(map(drafting.parse, ways.drafters or ("model",)), key=drafting.needs)
+    neediest = max(map(Strategy.parse, ways.drafters or ("model",)), key=lambda one: one.needs)
     return setup.given_drafts(neediest, ways.target, ways.draft)
 
 

@@ -1,4 +1,4 @@
-"""Speculative against plain decoding, measured fairly: the same work, both warm, turn by turn, medians."""
+"""Speculative and plain decoding of the same prompts, interleaved: medians, and where greedy outputs differ."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, drafters
+from specjax import api, drafters, measuring
 from specjax.api import Generation
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 
-BUCKET = 32  # prefixes that are scored are padded to multiples of this
+BUCKET = 32  # scored prefixes are padded to multiples of this
+PARTS = ("prefill", "decode")
 
 
 class Run(NamedTuple):
-    """One way of decoding: median seconds of its warm runs, and what compiling took before them."""
+    """Median seconds of the runs of one drafter, and the seconds of compiling before them."""
 
     prefill: float
     decode: float
@@ -25,22 +26,27 @@ class Run(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Tokens a second while decoding."""
+        """Tokens per second of decoding."""
         return self.tokens / self.decode
 
 
 class Difference(NamedTuple):
-    """Where a greedy row's two outputs part; margin: the target's top-1 minus top-2 logit there."""
+    """The first token at which a greedy row's outputs differ.
+
+    Attributes:
+      plain, fast: tokens there; None if that output had ended.
+      margin: the largest minus the second largest logit of the target there. Near zero, a tie within rounding.
+    """
 
     row: int
     position: int
-    plain: int | None  # token; None where that output had ended
+    plain: int | None
     fast: int | None
     margin: float
 
 
 class Comparison(NamedTuple):
-    """What was measured. `greedy` False: rows are sampled, so that equality is in law and tokens are not compared."""
+    """Measurements. If `greedy` is False, rows are sampled: equal in distribution, and tokens are not compared."""
 
     plain: Run
     fast: Run
@@ -50,17 +56,17 @@ class Comparison(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """Tokens a second against plain decoding, prompts apart."""
+        """Ratio of tokens per second to plain decoding, without prefill."""
         return self.fast.speed / self.plain.speed
 
     @property
     def speedup_whole(self) -> float:
-        """The same with the time to read the prompts."""
+        """The same with prefill."""
         speed = lambda run: run.tokens / (run.prefill + run.decode)
         return speed(self.fast) / speed(self.plain)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. `equal` is None for sampled rows."""
+        """Plain values for JSON; `equal` is None for sampled rows."""
         return {
             "speedup": self.speedup, "speedup_with_prefill": self.speedup_whole, "repeats": self.repeats,
             "plain": self.plain._asdict(), "speculative": self.fast._asdict(),
@@ -70,47 +76,44 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    target: Model, prompts: Sequence[str], guide: LoadedDrafter, options: dict[str, Any], *, repeats: int,
-    progress: Callable[[int, int], None] = lambda done, all_runs: None,
-) -> Comparison:  # fmt: skip
-    """Decodes the prompts both ways, once to compile and then `repeats` times in turn.
+    target: Model,
+    prompts: Sequence[str],
+    drafter: LoadedDrafter,
+    options: dict[str, Any],
+    *,
+    repeats: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Comparison:
+    """Decodes the prompts with and without the drafter: once to compile, then `repeats` times interleaved.
 
     Args:
-      target, prompts, guide: as for `specjax.generate`; `options` are its other keyword arguments.
-      progress: told after each run how many of how many are done.
+      target, prompts, drafter: as for `specjax.generate`; `options` are its other keyword arguments.
+      progress: called after each run with the number of runs done and of all runs.
     """
-    tokens, length = api.tokenize(target, prompts)
-    guides = {"plain": drafters.plain(), "fast": guide}
+    chosen = {"plain": drafters.plain(), "fast": drafter}
     # Plain decoding with a lossy verifier would not be plain.
     settings = {"plain": options | {"verifier": None}, "fast": options}
-    decode = lambda name: api.generate(target, prompts, drafter=guides[name], **settings[name])
-    every = len(guides) * (repeats + 1)
-    done = 0
-    first: dict[str, Generation] = {}
-    compiling: dict[str, float] = {}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in guides}
-    for turn in range(repeats + 1):
-        for name in guides:
-            out = decode(name)
-            done += 1
-            progress(done, every)
-            if turn == 0:
-                first[name], compiling[name] = out, out.stats.seconds["compile"]
-            else:
-                times[name].append((out.stats.seconds["prefill"], out.stats.seconds["decode"]))
+    programs = {
+        name: lambda name=name: api.generate(target, prompts, drafter=chosen[name], **settings[name])
+        for name in chosen
+    }  # fmt: skip
+    found = measuring.interleave(programs, repeats, progress=progress)
     runs = {}
-    for name, seconds in times.items():
-        prefill, decoding = (statistics.median(column) for column in zip(*seconds, strict=True))
-        runs[name] = Run(prefill, decoding, first[name].stats.tokens, compiling[name])
+    for name, measured in found.items():
+        seconds = {part: statistics.median(measured.each(lambda out, p=part: out.stats.seconds[p])) for part in PARTS}
+        runs[name] = Run(
+            **seconds, tokens=measured.warm_up.stats.tokens, compile=measured.warm_up.stats.seconds["compile"]
+        )
     greedy = bool(np.all(np.asarray(options["temperature"]) == 0))
-    found = differences(target, tokens, length, first["plain"], first["fast"]) if greedy else ()
-    return Comparison(runs["plain"], runs["fast"], repeats, greedy, found)
+    first = [found[name].warm_up for name in ("plain", "fast")]
+    apart = differences(target, *api.tokenize(target, prompts), *first) if greedy else ()
+    return Comparison(runs["plain"], runs["fast"], repeats, greedy, apart)
 
 
 def differences(
     target: Model, prompts: np.ndarray, length: np.ndarray, plain: Generation, fast: Generation
 ) -> tuple[Difference, ...]:
-    """The first difference of each row, if any."""
+    """The first difference of each row, if there is one."""
     found = []
     for row, (one, other) in enumerate(zip(plain.tokens, fast.tokens, strict=True)):
         if one == other:
@@ -123,7 +126,7 @@ def differences(
 
 
 def logit_margin(target: Model, prompt: list[int], written: list[int]) -> float:
-    """The target's largest logit minus its second largest after `prompt` and `written`."""
+    """The largest minus the second largest target logit after `prompt` and the new tokens `written`."""
     prefix = [target.config.start_token, *written] if target.encoder_decoder else [*prompt, *written]
     limit = target.positions or len(prefix) + BUCKET
     padded = np.zeros((1, max(len(prefix), min(-(-len(prefix) // BUCKET) * BUCKET, limit))), np.int32)

@@ -1,14 +1,147 @@
-"""Text on the screen while it is written: one row streams, several stand in panels; color, or marks without color."""
+"""Text on the screen while it is generated: a row's rounds as segments with their fate, and where they are shown.
 
+One row streams; several rows are shown in panels on a terminal, else one after another. Draft tokens are marked by
+color, or by brackets without color.
+"""
+
+import enum
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text as Line
 
-from specjax.cli.segments import Fate, Segment
+from specjax.streaming import drops_first_space, safe_length
+from specjax.text import Streamer, Text, cut_at
+from specjax.types import Info
+
+# --- segments --------------------------------------------------------------------------------------------------------
+
+
+class Fate(enum.Enum):
+    """What became of a token."""
+
+    ACCEPTED = "accepted"  # a draft token that the verifier accepted
+    REJECTED = "rejected"  # a draft token that the verifier rejected: not part of the text
+    OWN = "own"  # sampled from the target: a correction, or the bonus token after a draft that was accepted whole
+
+
+class Segment(NamedTuple):
+    """A piece of text and its fate.
+
+    Attributes:
+      aside: the name of a token without text: shown, but not part of the text.
+    """
+
+    fate: Fate
+    text: str
+    aside: bool = False
+
+
+def refused(info: Info, row: int) -> list[int]:
+    """Rejected draft tokens: the children of the node where the accepted path ends."""
+    if info.tested[row] <= info.accepted[row]:
+        return []
+    node = 0
+    for token in info.committed[row, : info.accepted[row]]:
+        node = next((k for k in _offered(info, row, node) if info.proposed[row, k] == token), node)
+    return [int(info.proposed[row, k]) for k in _offered(info, row, node)]
+
+
+def _offered(info: Info, row: int, node: int) -> list[int]:
+    return [int(k) for k in np.flatnonzero((info.parents[row] == node) & info.valid[row])]
+
+
+class RowText:
+    """One row's text as it grows: only whole characters, and nothing that may be the beginning of a stop string.
+
+    Args:
+      text: tokenizer; None shows token ids.
+      stops: stop strings; the text ends before the first one.
+      marks: keep rejected tokens, and show tokens without text (such as end of text) as <id>.
+    """
+
+    def __init__(self, text: Text | None, *, stops: Sequence[str] = (), marks: bool = False):
+        self._pieces = text.pieces() if text else None
+        self._streamer = Streamer(text) if text else None
+        self._stops, self._marks = [s for s in stops if s], marks
+        self._held: list[Segment] = []
+        self._drop = text is not None and drops_first_space(text)
+
+    def add(self, info: Info, row: int) -> list[Segment]:
+        """Segments that a round completes."""
+        emitted, accepted = int(info.emitted[row]), int(info.accepted[row])
+        tokens = np.asarray(info.committed[row, :emitted])
+        for at, token in enumerate(tokens):
+            if at == accepted:
+                self._reject(info, row)
+            fate = Fate.ACCEPTED if at < accepted else Fate.OWN
+            self._hold(fate, self._spelled(int(token)))
+            if self._marks and self._pieces is not None and not self._piece(int(token)):
+                self._held.append(Segment(fate, self._named(int(token)), aside=True))
+        return self._release(safe_length(self._plain(), self._stops))
+
+    def end(self) -> list[Segment]:
+        """Segments that were held back, up to the stop string if there is one."""
+        if self._streamer:
+            self._hold(Fate.OWN, self._streamer.end())
+        segments = self._release(len(cut_at(self._plain(), self._stops)))
+        self._held = []
+        return segments
+
+    def _hold(self, fate: Fate, text: str) -> None:
+        if text:
+            self._held.append(Segment(fate, text))
+
+    def _reject(self, info: Info, row: int) -> None:
+        if self._marks:
+            self._hold(Fate.REJECTED, "|".join(self._named(token) for token in refused(info, row)))
+
+    def _spelled(self, token: int) -> str:
+        return f"{token} " if self._streamer is None else self._streamer.add([token])
+
+    def _piece(self, token: int) -> bytes:
+        return self._pieces[token] if self._pieces and token < len(self._pieces) else b""
+
+    def _named(self, token: int) -> str:
+        """Text of a single token; bytes that are not a whole character are escaped."""
+        if self._pieces is None:
+            return f"{token} "
+        piece = self._piece(token)
+        return piece.decode(errors="backslashreplace") if piece else f"<{token}>"
+
+    def _plain(self) -> str:
+        return "".join(s.text for s in self._held if s.fate is not Fate.REJECTED and not s.aside)
+
+    def _release(self, count: int) -> list[Segment]:
+        """Removes `count` characters of text from the front, and the rejected segments between them."""
+        out: list[Segment] = []
+        while self._held:
+            segment = self._held[0]
+            if segment.fate is Fate.REJECTED or segment.aside:
+                if count == 0 and self._plain():
+                    break
+                out.append(self._held.pop(0))
+                continue
+            if count == 0:
+                break
+            part = segment.text[:count]
+            shown = part.removeprefix(" ") if self._drop else part
+            self._drop = False
+            if shown:
+                out.append(Segment(segment.fate, shown))
+            count -= len(part)
+            if len(part) == len(segment.text):
+                self._held.pop(0)
+            else:
+                self._held[0] = Segment(segment.fate, segment.text[len(part) :])
+        return out
+
+
+# --- the screen ------------------------------------------------------------------------------------------------------
 
 STYLES = {Fate.ACCEPTED: "green", Fate.REJECTED: "red strike", Fate.OWN: "bold blue"}
 MARKS = {Fate.ACCEPTED: ("", ""), Fate.REJECTED: ("[-", "-]"), Fate.OWN: ("{+", "+}")}
@@ -16,7 +149,7 @@ MARKS = {Fate.ACCEPTED: ("", ""), Fate.REJECTED: ("[-", "-]"), Fate.OWN: ("{+", 
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where rows' text goes. `add` may be called for any row at any time; `end` once a row; `close` at the end."""
+    """Output of the rows' text. `add` may be called for any row at any time, `end` once per row, `close` at the end."""
 
     def add(self, row: int, segments: Sequence[Segment]) -> None: ...
 
@@ -26,21 +159,21 @@ class Sink(Protocol):
 
 
 def colored(console: Console) -> bool:
-    """Whether colors reach the reader: on a terminal, unless NO_COLOR or the terminal says otherwise."""
+    """Whether the console shows colors: a terminal with colors, and NO_COLOR is not set."""
     return console.is_terminal and not console.no_color and console.color_system is not None
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters but for line breaks and tabs become visible pictures."""
+    """Text without control characters, which could steer a terminal; line breaks and tabs are kept."""
     return "".join(chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else c for c in text).translate(
         {0x7F: "␡", 0x9B: "␛"}
     )
 
 
 def render(segments: Sequence[Segment], *, colors: bool, marks: bool) -> Line:
-    """Segments as one text: plain without `marks`, else colored, or between [- -] and {+ +} where there is no color.
+    """Segments as one text: plain without `marks`, else colored, or between [- -] and {+ +} without colors.
 
-    Line breaks in a rejected token are shown as ⏎: they are no part of the text.
+    Line breaks in a rejected token are shown as ⏎.
     """
     line = Line(end="")
     for segment in segments:
@@ -58,7 +191,7 @@ def render(segments: Sequence[Segment], *, colors: bool, marks: bool) -> Line:
 
 
 class Silent:
-    """Shows nothing: --json."""
+    """Shows nothing (--json)."""
 
     def add(self, row: int, segments: Sequence[Segment]) -> None:
         del row, segments
@@ -71,12 +204,12 @@ class Silent:
 
 
 class InOrder:
-    """Rows one after the other: the first that runs streams, the others wait their turn. Files and pipes get this.
+    """Rows one after another: the first unfinished row streams, later ones are held back. Used for files and pipes.
 
     Args:
-      console: of stdout.
-      heads: what stands before each row's text; empty strings for none.
-      marks: show what was drafted.
+      console: console on stdout.
+      heads: text before each row, such as its prompt; empty strings for none.
+      marks: show draft tokens.
     """
 
     def __init__(self, console: Console, heads: Sequence[str], *, marks: bool):
@@ -122,7 +255,7 @@ class InOrder:
 
 
 class Panels:
-    """All rows at once, each in a panel that grows; at the end the whole panels stay on the screen. For terminals."""
+    """All rows at once, each in a panel that grows; in the end the panels stay on the screen. Used on terminals."""
 
     def __init__(self, console: Console, heads: Sequence[str], *, marks: bool):
         self._console, self._marks, self._colors = console, marks, colored(console)
@@ -137,7 +270,7 @@ class Panels:
         return Group(*(Panel(line, title=title, border_style="dim") for line, title in zip(lines, titles, strict=True)))
 
     def _tails(self) -> Group:
-        """What fits on the screen: the last lines of each row."""
+        """The last lines of each row, as many as fit on the screen."""
         room = max(1, self._console.height // len(self._lines) - 3)
         width = max(10, self._console.width - 4)
         tails = []

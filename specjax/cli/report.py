@@ -1,54 +1,61 @@
-"""What is told after the text: the closing table, the comparison, warnings."""
+"""Results of `specjax generate`: the closing table, the comparison, warnings, and the run as a JSON object."""
 
+import dataclasses
+import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import jax
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from specjax import __version__
 from specjax.api import Generation
 from specjax.cli.comparing import Comparison
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 
-SUSPICIOUS = 32  # drafted tokens, all rejected, from which on it is told
+SUSPICIOUS = 32  # with at least this many draft tokens, all rejected, a warning is printed
 
 
-def closing_table(out: Generation, target: Model, guide: LoadedDrafter, verifier: str) -> Table:
-    """Tokens, calls, rates, walltime, stop reasons and what ran, one line each."""
+def closing_table(out: Generation, target: Model, drafter: LoadedDrafter, verifier: str) -> Table:
+    """Tokens, acceptance rates, times, stop reasons and models, one line each."""
     stats, seconds = out.stats, out.stats.seconds
-    table = _grid("what it took")
+    table = _grid("summary")
     rows = len(out.tokens)
     table.add_row("tokens", f"{stats.tokens}" + (f" in {rows} texts" if rows > 1 else ""))
-    table.add_row("target calls", f"{stats.rounds}" + (" (summed over the texts)" if rows > 1 else ""))
-    table.add_row("tokens per call", _number(stats.tokens_per_call))
+    table.add_row("target passes", f"{stats.rounds}" + (" (summed over the texts)" if rows > 1 else ""))
+    table.add_row("tokens per target pass", _number(stats.tokens_per_call))
     if stats.drafted:
         share = lambda rate, of: f"{_number(rate)}  ({stats.accepted} of {of})"
         table.add_row("accepted / tested", share(stats.accepted_per_tested, stats.tested))
         table.add_row("accepted / drafted", share(stats.accepted_per_drafted, stats.drafted))
         if not math.isnan(stats.overlap):
-            table.add_row("overlap", f"{_number(stats.overlap)}  mean of \u03a3 min(p, q) over the tested tokens")
+            table.add_row("overlap", f"{_number(stats.overlap)}  mean of \u03a3 min(p, q) over tested tokens")
         table.add_row("accepted by depth", "  ".join(_number(rate) for rate in stats.by_depth))
     shown = ("prefill", "draft", "verify") if "draft" in seconds else ("prefill", "decode")
     parts = [f"{name} {_seconds(seconds[name])}" for name in shown]
     whole = seconds.get("prefill", 0.0) + seconds.get("decode", 0.0)
     table.add_row("walltime", f"{_seconds(whole)}: {', '.join(parts)}")
-    table.add_row("compile, apart", f"{_seconds(seconds.get('compile', 0.0))}")
+    table.add_row("compile (not included)", f"{_seconds(seconds.get('compile', 0.0))}")
     table.add_row("speed", f"{_number(stats.tokens_per_second, 1)} tokens/s while decoding")
     table.add_row("stopped by", ", ".join(f"{name} {count}" if rows > 1 else name for name, count in _reasons(out)))
     table.add_row("lossless", f"{'yes' if out.lossless else 'NO'}, verifier {verifier}")
     table.add_row("target", described(target))
-    table.add_row("drafter", guide.name + (f", {described(guide.source)}" if guide.source is not None else ""))
+    table.add_row("drafter", drafter.name + (f", {described(drafter.source)}" if drafter.source is not None else ""))
     return table
 
 
 def comparison_table(compared: Comparison) -> Table:
-    """Both ways of decoding side by side."""
+    """Plain and speculative decoding side by side."""
     table = Table(title="compared with plain decoding", title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column("")
-    for name in ("prefill", "decode", "tokens", "tokens/s", "compile, apart"):
+    for name in ("prefill", "decode", "tokens", "tokens/s", "compile"):
         table.add_column(name, justify="right")
     for name, run in (("plain", compared.plain), ("speculative", compared.fast)):
         table.add_row(
@@ -59,42 +66,42 @@ def comparison_table(compared: Comparison) -> Table:
 
 
 def comparison_lines(compared: Comparison) -> list[str]:
-    """The speed-up and the verdict on equality, in words."""
+    """The speed-up, and whether the outputs are equal."""
     lines = [
-        f"speed-up {_number(compared.speedup)} while decoding, {_number(compared.speedup_whole)} with the prompt "
-        f"(median of {compared.repeats} interleaved runs, both warm)"
+        f"speed-up {_number(compared.speedup)} for decoding, {_number(compared.speedup_whole)} including prefill "
+        f"(medians of {compared.repeats} interleaved runs)"
     ]
     if not compared.greedy:
-        lines.append("sampled: equal in law, not token by token (temperature 0 compares tokens)")
+        lines.append("sampled: equal in distribution, not token for token (use --temperature 0 to compare tokens)")
     elif not compared.differences:
         lines.append("outputs equal, token for token")
     for found in compared.differences:
         lines.append(
-            f"text {found.row + 1} differs at new token {found.position + 1}: plain {found.plain}, speculative "
-            f"{found.fast}; the target's two best logits are {found.margin:.3g} apart there"
+            f"text {found.row + 1} first differs at new token {found.position + 1}: plain {found.plain}, speculative "
+            f"{found.fast}; margin of the two largest target logits there: {found.margin:.3g}"
         )
     return lines
 
 
 def warnings(out: Generation) -> list[str]:
-    """One line for each thing that went wrong in the run."""
+    """One line for each problem of the run."""
     broken = [str(row + 1) for row, reason in enumerate(out.stop_reasons) if reason == "nan"]
-    said = []
+    found = []
     if broken:
-        said.append(
-            f"text {', '.join(broken)} ended early: the logits hold NaN, so the weights (or the dtype) are broken; "
-            "what stands before is sound"
+        found.append(
+            f"text {', '.join(broken)} ended early: the logits contain NaN, so the weights (or the dtype) are broken; "
+            "the text before is valid"
         )
     if out.stats.tested >= SUSPICIOUS and not out.stats.accepted:
-        said.append(
-            f"none of {out.stats.tested} drafted tokens was accepted: the text is sound, but the drafter does not suit "
+        found.append(
+            f"none of {out.stats.tested} draft tokens was accepted: the text is valid, but the drafter does not fit "
             "this target, or its weights are broken"
         )
-    return said
+    return found
 
 
 def show(console: Console, table: Table, lines: Sequence[str] = ()) -> None:
-    """A table after a blank line, and the lines that sum it up."""
+    """A table after a blank line, and lines below it."""
     console.print()
     console.print(table, highlight=False, markup=False)
     for line in lines:
@@ -132,3 +139,68 @@ def _number(value: float, digits: int = 2) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def record(
+    out: Generation,
+    *,
+    prompts: Sequence[str],
+    target: Model,
+    drafter: LoadedDrafter,
+    verifier: str,
+    settings: Mapping[str, Any],
+    compared: Comparison | None = None,
+) -> dict[str, Any]:
+    """Everything about a run as plain values for JSON."""
+    models = {"target": _model_record(target)}
+    if drafter.source is not None:
+        models["draft"] = _model_record(drafter.source)
+    return finite({
+        "texts": out.texts, "tokens": out.tokens, "stop_reasons": out.stop_reasons, "prompts": list(prompts),
+        "lossless": out.lossless, "verifier": verifier, "drafter": drafter.name, "stats": out.stats.as_dict(),
+        "compare": None if compared is None else compared.as_dict(), "settings": dict(settings),
+        "models": models, "versions": {"specjax": __version__, "jax": jax.__version__},
+    })  # fmt: skip
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Strict JSON: every number is finite."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def tell(content: str) -> None:
+    """Prints JSON; characters that the encoding of stdout lacks are escaped."""
+    try:
+        content.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        content = "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in content)
+    print(content, flush=True)
+
+
+def _model_record(model: Model) -> dict[str, Any]:
+    return {
+        "name": model.name, "family": model.family.__name__.rpartition(".")[2], "parameters": model.size,
+        "dtype": model.fmt.dtype, "vocab_size": model.vocab_size,
+    }  # fmt: skip
+
+
+def finite(value: Any) -> Any:
+    """A copy with nan and infinities replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def settings(options: Any) -> dict[str, Any]:
+    """The options of a command as a flat dict."""
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(options).items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,4 +1,4 @@
-"""From options to what decodes: models, drafter, verifier, mesh. What is wrong is said before any weight is read."""
+"""From options to models and a drafter. What can be checked without a model is checked before one is read."""
 
 import math
 import re
@@ -11,106 +11,95 @@ from specjax.cli import checks
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
-from specjax.naming import drafting
-from specjax.naming.grammar import Spec
+from specjax.registry import Choice, Strategy
 from specjax.verify import Verifier
+
+BY_DRAFTS = {1: "model", 2: "cascade"}  # the default drafter by the number of draft models
 
 
 class Plan(NamedTuple):
-    """Choices that were checked without reading a model."""
+    """Choices that were checked without reading a model.
 
-    drafter: Spec
-    drafts: tuple[str, ...]  # names of the draft models
-    verifier: Verifier | None  # None: the one that suits the drafter
+    Attributes:
+      drafts: names of the draft models.
+      verifier: None: the lossless one that suits the drafter.
+      mesh: devices for data and model parallelism; None: one device.
+    """
+
+    drafter: Strategy
+    drafts: tuple[str, ...]
+    verifier: Verifier | None
     logit_bias: dict[int, float] | None
     mesh: tuple[int, int] | None
 
 
 def plan(options: Options) -> Plan:
-    """Checks all that can be checked without a model.
+    """Checks everything that can be checked without a model.
 
     Raises:
-      ValueError: a name that does not exist, a number out of its range, options that contradict each other.
+      ValueError: an unknown name, a number out of range, or options that exclude each other.
     """
-    drafter, drafts = choose(options.models.target, options.models.draft, options.drafting)
-    drafting.check_files(drafter)
-    ends = options.stopping
-    chosen = options.sampling
-    checks.request(temperature=chosen.temperature, max_new_tokens=ends.max_new_tokens, seed=chosen.seed)
+    strategy, drafts = choose(options.models.target, options.models.draft, options.drafting)
+    strategy.check_files()
+    stops, chosen = options.stopping, options.sampling
+    checks.request(temperature=chosen.temperature, max_new_tokens=stops.max_new_tokens, seed=chosen.seed)
     checks.at_least(1, repeats=options.printing.repeats)
-    checks.at_least(0, stop_token=ends.stop_token)
-    if any(not stop for stop in ends.stop):
-        raise ValueError("--stop must not be empty: it would end every text at once")
-    stop_strings(ends.stop)
-    sampling.sampling_params(1, 1, **_laws(options))
-    return Plan(
-        drafter, drafts, choose_verifier(options.drafting), _bias(chosen.logit_bias),
-        _mesh_shape(options.models.mesh),
-    )  # fmt: skip
+    checks.at_least(0, stop_token=stops.stop_token)
+    stop_strings(stops.stop)
+    sampling.sampling_params(1, 1, **_sampling(options))
+    verifier = None if options.drafting.verifier is None else verify.get(options.drafting.verifier)
+    if verifier is not None and options.drafting.lossless:
+        verifier.require_lossless()
+    return Plan(strategy, drafts, verifier, _bias(chosen.logit_bias), _mesh_shape(options.models.mesh))
 
 
-def choose(target: str, drafts: tuple[str, ...], chosen: Drafting) -> tuple[Spec, tuple[str, ...]]:
-    """The drafter that was asked for, or the one that goes with the models; and the names of its draft models.
+def choose(target: str, drafts: tuple[str, ...], chosen: Drafting) -> tuple[Strategy, tuple[str, ...]]:
+    """The drafter that was named, or the default for the models, and the names of its draft models.
 
     Raises:
-      ValueError: a drafter, setting or policy that there is not, or draft models that it does not go with.
+      ValueError: an unknown drafter, setting or policy, or draft models that do not fit the drafter.
     """
-    names = {0: "model" if target == TARGET else "ngram", 1: "model", 2: "cascade"}
-    if chosen.drafter is None and len(drafts) not in names:
-        raise ValueError(f"{len(drafts)} draft models are named: say which --drafter uses them")
-    spec = drafting.parse(names[len(drafts)] if chosen.drafter is None else chosen.drafter)
+    if chosen.drafter is None and len(drafts) > max(BY_DRAFTS):
+        raise ValueError(f"--drafter is required with {len(drafts)} draft models")
+    default = BY_DRAFTS.get(len(drafts), "model" if target == TARGET else "ngram")
+    strategy = Strategy.parse(default if chosen.drafter is None else chosen.drafter)
     if chosen.policy is not None:
-        spec = drafting.with_policy(spec, chosen.policy)
-    bundled = target == TARGET and not drafts
-    found = given_drafts(spec, target, drafts)
+        if strategy.get("policy") is not None:
+            raise ValueError(f"--policy and --drafter {strategy.text} both set the policy: leave one of them out")
+        strategy = strategy.replace_settings(policy=Choice.parse("policy", chosen.policy))
+    found = given_drafts(strategy, target, drafts)
     if chosen.gamma is not None:
-        if chosen.gamma < 1:
-            raise ValueError(f"--gamma must be at least 1, got {chosen.gamma}; for plain decoding use --drafter plain")
+        checks.at_least(1, gamma=chosen.gamma)
+        if strategy.get("gamma", chosen.gamma) != chosen.gamma:
+            raise ValueError(f"--gamma {chosen.gamma} and --drafter {strategy.text} differ: leave one of them out")
         try:
-            spec = drafting.with_asked_gamma(spec, chosen.gamma)
+            strategy = strategy.replace_settings(gamma=chosen.gamma)
         except ValueError as error:
             raise ValueError(f"--gamma {chosen.gamma}: {error}") from None
-    elif bundled and spec == drafting.parse("model"):
-        spec = drafting.with_gamma(spec, GAMMA)
-    return spec, found
+    elif target == TARGET and not drafts and strategy == Strategy("model"):
+        strategy = strategy.replace_settings(gamma=GAMMA)
+    return strategy, found
 
 
-def given_drafts(spec: Spec, target: str, drafts: tuple[str, ...]) -> tuple[str, ...]:
-    """The draft models that a drafter uses: those that were named, or those of the bundled target.
+def given_drafts(strategy: Strategy, target: str, drafts: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the draft models: those that were given, or those of the bundled target.
 
     Raises:
-      ValueError: more or fewer than it needs.
+      ValueError: more or fewer than the drafter needs.
     """
-    wanted = drafting.needs(spec)
-    if not drafts and target == TARGET and wanted <= len(SMALLER):
-        return SMALLER[:wanted]
-    if len(drafts) < wanted:
-        each = "a smaller model with" if wanted == 1 else f"{wanted} times, ever smaller models with"
-        other = "another tokenizer" if spec.name in ("bridge", "reencode") else f"{target}'s tokenizer"
-        got = f" (got {len(drafts)})" if drafts else ""
-        raise ValueError(f"the drafter {spec.name!r} needs --draft, {each} {other}{got}")
-    if len(drafts) > wanted:
-        raise ValueError(
-            f"--draft {drafts[wanted]} is not used by the drafter {drafting.label(spec)!r}: leave one of them out"
-        )
+    needed = strategy.needs
+    if not drafts and target == TARGET and needed <= len(SMALLER):
+        return SMALLER[:needed]
+    if len(drafts) < needed:
+        tokenizer = "another tokenizer" if strategy.name in ("bridge", "reencode") else f"the tokenizer of {target}"
+        times = "" if needed == 1 else f" {needed} times, the largest first"
+        raise ValueError(f"drafter {strategy.name!r} requires --draft{times}: a smaller model with {tokenizer}")
+    if len(drafts) > needed:
+        raise ValueError(f"--draft {drafts[needed]} is not used by --drafter {strategy.text}: leave it out")
     return drafts
 
 
-def choose_verifier(chosen: Drafting) -> Verifier | None:
-    """The verifier that was named; None where none was.
-
-    Raises:
-      ValueError: no such name, or a lossy one under --lossless.
-    """
-    if chosen.verifier is None:
-        return None
-    verifier = verify.get(chosen.verifier)
-    if chosen.lossless:
-        verifier.require_lossless()
-    return verifier
-
-
-def _laws(options: Options) -> dict[str, Any]:
+def _sampling(options: Options) -> dict[str, Any]:
     chosen = options.sampling
     return {
         "temperature": chosen.temperature, "top_k": chosen.top_k, "top_p": chosen.top_p, "min_p": chosen.min_p,
@@ -123,13 +112,12 @@ def _bias(pairs: tuple[str, ...]) -> dict[int, float] | None:
     for pair in pairs:
         token, _, value = pair.partition("=")
         try:
-            bias[int(token)] = float(value)
+            number, bias[int(token)] = int(token), float(value)
         except ValueError:
             raise ValueError(f"--logit-bias {pair!r} is not TOKEN=VALUE, such as 50=-2.5 or 50=-inf") from None
-        if math.isnan(bias[int(token)]) or bias[int(token)] == math.inf:
-            raise ValueError(f"--logit-bias {pair!r}: use a finite number, or -inf to ban the token")
-        if int(token) < 0 or sampling.LARGEST_BIAS < abs(bias[int(token)]) < math.inf:
-            raise ValueError(f"--logit-bias {pair!r}: a token is at least 0, a bias at most {sampling.LARGEST_BIAS:g}")
+        large = abs(bias[number]) > sampling.LARGEST_BIAS and bias[number] != -math.inf
+        if number < 0 or large or math.isnan(bias[number]):
+            raise ValueError(f"--logit-bias {pair!r}: TOKEN must be at least 0, VALUE a finite number or -inf")
     return bias or None
 
 
@@ -142,30 +130,22 @@ def _mesh_shape(mesh: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def make_mesh(shape: tuple[int, int] | None) -> Any:
-    """The mesh of all devices, None for one device.
-
-    Raises:
-      ValueError: the product of its sides is not the number of devices.
-    """
-    if shape is None:
-        return None
-    from specjax import sharding
-
-    return sharding.make_mesh(*shape)
-
-
 def load_models(options: Options, chosen: Plan, tell: Callable[[str], None]) -> tuple[Model, LoadedDrafter]:
-    """The target, and the drafter with its weights. `tell` hears what is being loaded."""
+    """The target, and the drafter with its weights. `tell` is called with what is being loaded."""
     target, drafts = load_parts(options, chosen, tell)
-    return target, drafting.make(chosen.drafter, target, drafts)
+    return target, chosen.drafter.build(target, drafts)
 
 
 def load_parts(options: Options, chosen: Plan, tell: Callable[[str], None]) -> tuple[Model, list[Model]]:
-    """The target and the draft models."""
-    import specjax  # `load` is looked up when it is called
+    """The target and the draft models.
 
-    mesh = make_mesh(chosen.mesh)
+    Raises:
+      ValueError: a model that cannot be read, or a mesh that does not have as many devices as there are.
+    """
+    import specjax  # `load` is looked up when it is called
+    from specjax import sharding
+
+    mesh = None if chosen.mesh is None else sharding.make_mesh(*chosen.mesh)
 
     def load(name: str, *, replicate: bool = False) -> Model:
         tell(f"loading {name}")
@@ -177,11 +157,11 @@ def load_parts(options: Options, chosen: Plan, tell: Callable[[str], None]) -> t
 
 
 def decode_options(options: Options, chosen: Plan) -> dict[str, Any]:
-    """The keyword arguments of `specjax.generate` and `specjax.stream` but for the drafter."""
-    ends = options.stopping
+    """The keyword arguments of `specjax.generate` and `specjax.stream`, without the drafter."""
+    stops = options.stopping
     return {
-        **_laws(options), "verifier": chosen.verifier, "lossless": options.drafting.lossless,
+        **_sampling(options), "verifier": chosen.verifier, "lossless": options.drafting.lossless,
         "logit_bias": chosen.logit_bias, "seed": options.sampling.seed,
-        "max_new_tokens": ends.max_new_tokens, "stop": ends.stop, "stop_tokens": ends.stop_token,
-        "ignore_eos": ends.ignore_eos,
+        "max_new_tokens": stops.max_new_tokens, "stop": stops.stop, "stop_tokens": stops.stop_token,
+        "ignore_eos": stops.ignore_eos,
     }  # fmt: skip

@@ -11,14 +11,23 @@ from typing import Annotated, Any, Literal, NamedTuple
 import tyro
 
 from specjax import files, plotting
-from specjax.cli import checks
+from specjax.cli import checks, process
 from specjax.cli.arguments import parse
-from specjax.cli.generate import told_help
-from specjax.cli.options import Drafting, Flag, Models, Options, Sampling, Stopping, arg
+from specjax.cli.generate import printed_help
+from specjax.cli.options import (
+    Drafting,
+    Flag,
+    Models,
+    Options,
+    Sampling,
+    Stopping,
+    arg,
+    merge_preset,
+    preset_defaults,
+)
 from specjax.cli.prompts import read_prompts
 from specjax.defaults import LARGEST_TREE
 from specjax.registry import Strategy
-from specjax.streaming import interrupts_wait
 
 PROG = "specjax trace"
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
@@ -85,39 +94,39 @@ def main(args: Sequence[str]) -> int:
       ValueError, OSError: invalid input, before anything is decoded.
     """
     options = parse(TraceOptions, args, prog=PROG)
-    if told_help(options.drafting):
+    if printed_help(options.drafting):
         return DONE
     request = options.request()
     if options.config is not None:
-        with interrupts_wait(lambda: True):
-            from specjax.cli import preset
+        process.import_library()
+        from specjax import config
 
-        read = preset.read(options.config)
-        given = preset.as_options(read)
+        read = config.read(options.config)
+        given = preset_defaults(read)
         default = dataclasses.replace(
             TraceOptions(), models=given.models, drafting=given.drafting, sampling=given.sampling,
             stopping=given.stopping,
         )  # fmt: skip
         options = parse(TraceOptions, args, prog=PROG, default=default)
-        request = preset.settle(options.request(), read)
+        request = merge_preset(options.request(), read)
     prompts = read_prompts(options.prompt, options.prompts)
     return run(request, options.tracing, prompts)
 
 
 def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     """Checks, loads, traces and prints. Imports jax only after the arguments have been parsed."""
-    with interrupts_wait(lambda: True):  # Ctrl-C during an import of jax would abort the process
-        from specjax import api
-        from specjax.cli import record, report, setup
-        from specjax.cli.progress import Progress, deferred_interrupt, open_console
-        from specjax.naming import drafting
-        from specjax.trace import rounds, strip
+    process.import_library()
+    from specjax import api
+    from specjax.cli import report, setup
+    from specjax.cli.progress import Progress, open_console
+    from specjax.trace import rounds, strip
+
     chosen = setup.plan(request)
-    strategy = Strategy.parse(drafting.label(chosen.drafter))
+    strategy = chosen.drafter
     check(tracing, strategy)
     console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=True) as progress:
-        with interrupts_wait(lambda: False):
+        with process.interrupts_wait(lambda: False):
             target, drafts = setup.load_parts(request, chosen, progress.tell)
             drafter = strategy.build(target, drafts)
         verifier = api.named_verifier(drafter, chosen.verifier)
@@ -125,7 +134,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.tell("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
-        with deferred_interrupt(once=lambda: bool(begun)) as asked:
+        with process.deferred_interrupt(once=lambda: bool(begun)) as asked:
             trace = trace_with(drafter, options, stop=lambda: begun.append(True) or asked())
             interrupted = asked()
         lanes = []
@@ -138,7 +147,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     written = "\n".join(map(json_line, content))
     view = TraceView(trace, target, lanes, tracing.rounds, "" if verifier.lossless else ", LOSSY")
     if tracing.json:
-        record.tell(written)
+        report.tell(written)
     else:
         in_terminal(console, view)
         report.show(console, report.closing_table(trace.out, target, drafter, verifier.name))
@@ -221,7 +230,7 @@ def header(request: Options, target: Any, trace: Any, prompts: Sequence[str], ve
     """The first record: models, settings, prompts and their prefill time."""
     from specjax import __version__
     from specjax.bench import machine
-    from specjax.cli import record
+    from specjax.cli import report
 
     drafter = trace.drafter
     return {
@@ -229,7 +238,7 @@ def header(request: Options, target: Any, trace: Any, prompts: Sequence[str], ve
         "draft": drafter.source.name if drafter.source is not None else None, "verifier": verifier.name,
         "lossless": verifier.lossless, "draft_steps": trace.draft_steps, "prompts": list(prompts),
         "prompt_tokens": trace.prompts, "seconds": trace.prefill._asdict(),
-        "settings": record.settings(request), "versions": {"specjax": __version__, **machine.versions()},
+        "settings": report.settings(request), "versions": {"specjax": __version__, **machine.versions()},
     }  # fmt: skip
 
 

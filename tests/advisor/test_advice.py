@@ -12,7 +12,8 @@ from specjax import theory
 from specjax.advisor import measure, rank, report
 from specjax.advisor.measure import BatchRun
 from specjax.advisor.rank import MISS, PLAIN
-from specjax.cli import record, setup
+from specjax.cli import report as cli_report
+from specjax.cli import setup
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options
 from specjax.model import Model
@@ -258,7 +259,7 @@ def test_interrupt_keeps_measurements(ask):
 
 def test_json_record(ask):
     advice = ask(Machine())
-    text = record.to_json(record.finite(advice.as_dict()))
+    text = cli_report.to_json(cli_report.finite(advice.as_dict()))
     found = json.loads(text)
     assert found["use"] == advice.drafter and found["helps"] is True and found["use_drafts"] == ["hub/small"]
     assert [row["tokens"] for row in found["measured"]["verify"]] == list(measure.WIDTHS)

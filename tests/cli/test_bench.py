@@ -39,17 +39,16 @@ def test_bad_drafters_are_refused(changes, said, prompts):
 
 
 BAD = {
-    "json": (["plain", "--json", "."], "--json . is a folder: name a file"),
-    "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write into the folder absent"),
-    "pair's json": (["pair", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "cannot write into the folder absent"),
-    "empty rows": (["plain", "--rows"], "--rows needs at least one value"),
-    "empty dtype": (["plain", "--dtype"], "--dtype needs at least one value"),
-    "empty temperature": (["overhead", "--temperature"], "--temperature needs at least one value"),
-    "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows names 1 twice"),
-    "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma names 3 twice"),
-    "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature names 0.0 twice"),
+    "json": (["plain", "--json", "."], "--json . is a folder: pass a file"),
+    "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write to the folder absent"),
+    "pair's json": (["pair", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "cannot write to the folder absent"),
+    "empty rows": (["plain", "--rows"], "--rows requires at least one value"),
+    "empty dtype": (["plain", "--dtype"], "--dtype requires at least one value"),
+    "empty temperature": (["overhead", "--temperature"], "--temperature requires at least one value"),
+    "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows contains 1 twice"),
+    "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma contains 3 twice"),
+    "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature contains 0.0 twice"),
     "many drafts": (["verifiers", "--gamma", "1024"], "--gamma must be at most 1023, got 1024"),
-    "hot": (["overhead", "--temperature", "1e300"], "--temperature must be at most 3.4028234663852886e+38, got 1e+300"),
     "other rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
 }
 

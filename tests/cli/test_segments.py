@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specjax import text, trees
-from specjax.cli.segments import Fate, RowText, Segment, refused
+from specjax.cli.live import Fate, RowText, Segment, refused
 from specjax.types import Info
 from tests.cli import toys
 

@@ -84,8 +84,8 @@ BAD = {
     "hot": (["mine.py", "--temperatures", "0", "1e300"], "at most 3.4028234663852886e+38, got 1e+300"),
     "nan": (["mine.py", "--temperatures", "nan"], "temperatures must be at least 0, got nan"),
     "long": (["mine.py", "--max-new-tokens", "99999999999"], "max-new-tokens must be at most 1048576"),
-    "picture": (["mine.py", "--picture", "a.gif"], "a picture's name ends in .svg or .png"),
-    "json": (["mine.py", "--json", "absent/a.jsonl"], "--json absent/a.jsonl: cannot write into the folder absent"),
+    "picture": (["mine.py", "--picture", "a.gif"], "must end in .svg or .png"),
+    "json": (["mine.py", "--json", "absent/a.jsonl"], "--json absent/a.jsonl: cannot write to the folder absent"),
 }
 
 

@@ -46,7 +46,7 @@ def test_terminal_output(specjax_program, base):
     assert any(line.strip().startswith("\u03b3 = 2  ") for line in lines)
     assert any(line.strip().startswith("\u03b3 = 3  ") for line in lines)  # a second draft length
     assert any(line.strip().startswith("plain  ") for line in lines)
-    assert "Acceptance by depth" in ran.out and "accepted / tested" in ran.out and "what it took" in ran.out
+    assert "Acceptance by depth" in ran.out and "accepted / tested" in ran.out and "summary" in ran.out
 
 
 @pytest.mark.slow

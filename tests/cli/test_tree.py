@@ -151,7 +151,7 @@ def test_a_pipe_gets_everything_and_no_jax_is_loaded():
         (["medusa", "--accept", "0.5,0.2", "0.5,0.75", "--size", "3"], "siblings"),
         (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth has no meaning"),
         (["chain", "2", "--output", "tree.gif"], "ends in .svg or .png"),
-        (["chain", "2", "--output", "nowhere/tree.svg"], "cannot write into the folder nowhere"),
+        (["chain", "2", "--output", "nowhere/tree.svg"], "cannot write to the folder nowhere"),
         (["medusa", "--accept", "missing.json", "--size", "3"], "missing.json"),
     ],
 )

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from specjax.cli import platform
+from specjax.cli import process
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ from specjax.cli import platform
     ],
 )
 def test_decision(environment, libtpu, devices, plugins, expected):
-    assert platform.wanted(environment, libtpu=libtpu, tpu_devices=devices, plugins=plugins) == expected
+    assert process.platform_for_jax(environment, libtpu=libtpu, tpu_devices=devices, plugins=plugins) == expected
 
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_what_is_chosen_reaches_jax(installed, monkeypatch):
     monkeypatch.setattr(os, "environ", {"HF_HUB_DISABLE_PROGRESS_BARS": "0"})
-    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: object() if installed else None)
-    monkeypatch.setattr(platform.Path, "glob", lambda self, pattern: iter(()))
-    monkeypatch.setattr(platform, "plugins", list)
-    platform.choose()
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(process.Path, "glob", lambda self, pattern: iter(()))
+    monkeypatch.setattr(process, "jax_plugins", list)
+    process.set_environment()
     assert os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS") == "0"  # what the user has set stands
     assert os.environ == ({"JAX_PLATFORMS": "cpu"} if installed else {})
 
@@ -40,13 +40,13 @@ def test_plugins_are_found_in_their_package(tmp_path, monkeypatch):
     (tmp_path / "jax_plugins" / "xla_toy").mkdir(parents=True)
     (tmp_path / "jax_plugins" / "xla_toy" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "xla_toy" in platform.plugins()
+    assert "xla_toy" in process.jax_plugins()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_downloads_are_quiet_where_stderr_is_no_terminal(terminal, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(platform.sys.stderr, "isatty", lambda: terminal, raising=False)
-    platform.choose()
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(process.sys.stderr, "isatty", lambda: terminal, raising=False)
+    process.set_environment()
     assert os.environ == ({} if terminal else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"})
