@@ -1,4 +1,4 @@
-"""`specjax tree show`: draws a tree of draft nodes and its attention mask, in the terminal and as a picture."""
+"""`specjax tree show`: a tree of draft nodes and its attention mask, in the terminal and as a figure."""
 
 import dataclasses
 import json
@@ -21,10 +21,10 @@ Off = arg(help_behavior_hint="")
 
 
 @dataclasses.dataclass(frozen=True)
-class Show:
-    """Draw a tree of draft nodes: who continues whom, and who sees whom in one call of the target.
+class TreeOptions:
+    """Draw a tree of draft nodes and its attention mask in the target forward pass.
 
-    Node 0 is the root, the last token committed. A rank is a child's place among its siblings, from 0.
+    Node 0 is the root, the last committed token. The rank of a child is its position among its siblings, from 0.
 
     specjax tree show chain 5
 
@@ -44,55 +44,55 @@ class Show:
     parents: of nodes 1, 2, .... medusa, sequoia: the best tree for --accept."""
     values: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="VALUE ...", help_behavior_hint="")] = ()
     accept: Annotated[tuple[str, ...], arg(metavar="P,P,... ...", help_behavior_hint="")] = ()
-    """How often the child of each rank is the accepted one: one list for every depth, or one a depth; or a .json file
-    that holds either. With it, the expected length is told for any tree."""
+    """Acceptance probability of the child of each rank: one list for all depths, or one list per depth; or a .json file
+    with either. Adds the expected length to the output."""
     size: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
-    """medusa, sequoia: nodes, the root included."""
+    """medusa, sequoia: number of nodes, the root included."""
     depth: Annotated[int | None, arg(metavar="D", help_behavior_hint="(default: no limit)")] = None
-    """sequoia: the most levels below the root."""
+    """sequoia: most levels below the root."""
     cost: Annotated[tuple[str, ...], arg(metavar="NODES:TIME ...", help_behavior_hint="")] = ()
-    """medusa, sequoia: choose the size as well: what a call of the target takes with that many nodes, from 1 on."""
+    """medusa, sequoia: choose the size as well, from the time of a target pass by number of nodes, from 1 on."""
     draft_cost: Annotated[float | None, arg(metavar="TIME", help_behavior_hint="(default: 0)")] = None
-    """With --cost: what drafting one level takes, in the same unit."""
+    """With --cost: time to draft one level, in the same unit."""
     output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Draw into this .svg or .png file (needs matplotlib)."""
+    """Draw into an .svg or .png file (requires matplotlib)."""
     json: Annotated[bool, Off] = False
     """Print one JSON object and nothing else."""
 
 
-class Shown(NamedTuple):
-    """A tree, and what is expected of it."""
+class TreeView(NamedTuple):
+    """A tree and its expected performance."""
 
     tree: Tree
-    values: list[float] | None  # probability that each node is accepted
-    choice: trees.TreeChoice | None  # where the size was chosen too
+    values: list[float] | None  # acceptance probability of each node
+    choice: trees.TreeChoice | None  # if the size was chosen too
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code.
 
     Raises:
-      ValueError, OSError: no such kind, values that make no tree, options that contradict each other.
+      ValueError, OSError: an unknown kind, values that are not a tree, or contradictory options.
     """
-    options = parse(Show, args, prog=PROG)
+    options = parse(TreeOptions, args, prog=PROG)
     if options.output is not None:
         checks.picture(output=options.output)
-    shown = build(options)
+    view = build(options)
     if options.output is not None:
         from specjax.trees import picture
 
-        picture.save(shown.tree, options.output, values=shown.values)
+        picture.save(view.tree, options.output, values=view.values)
     if options.json:
-        print(json.dumps(record(options.kind, shown), allow_nan=False))
+        print(json.dumps(record(options.kind, view), allow_nan=False))
         return 0
     from specjax.cli import progress, tree_drawing
 
-    tree_drawing.show(progress.open_console(), shown.tree, values=shown.values, lines=_summary(shown))
+    tree_drawing.show(progress.open_console(), view.tree, values=view.values, lines=_summary(view))
     return 0
 
 
-def build(options: Show) -> Shown:
-    """The tree that was asked for.
+def build(options: TreeOptions) -> TreeView:
+    """Builds the tree.
 
     Raises:
       ValueError: as `main`.
@@ -101,23 +101,23 @@ def build(options: Show) -> Shown:
     acceptance = read_acceptance(options.accept)
     tree, choice = make(options, acceptance)
     if acceptance is None:
-        return Shown(tree, None, choice)
+        return TreeView(tree, None, choice)
     values = trees.node_values(tree, acceptance).tolist()
     tokens.check_siblings(acceptance)
-    return Shown(tree, values, choice)
+    return TreeView(tree, values, choice)
 
 
-def record(kind: str, shown: Shown) -> dict[str, Any]:
-    """The tree as plain values for JSON."""
-    tree = shown.tree
+def record(kind: str, view: TreeView) -> dict[str, Any]:
+    """The tree as plain values, for JSON."""
+    tree = view.tree
     told: dict[str, Any] = {
         "kind": kind, "size": tree.size, "levels": tree.width - 1, "parents": list(tree.parents),
         "depth": tree.depth.tolist(), "ranks": ranks(tree), "mask": tree.mask.astype(int).tolist(),
     }  # fmt: skip
-    if shown.values is not None:
-        told |= {"accepted_with_probability": shown.values, "expected_length": sum(shown.values)}
-    if shown.choice is not None:
-        told |= {"round_time": shown.choice.seconds, "speedup": shown.choice.speedup}
+    if view.values is not None:
+        told |= {"accepted_with_probability": view.values, "expected_length": sum(view.values)}
+    if view.choice is not None:
+        told |= {"round_time": view.choice.seconds, "speedup": view.choice.speedup}
     return told
 
 
@@ -131,10 +131,10 @@ def ranks(tree: Tree) -> list[list[int]]:
 
 
 def read_acceptance(given: Sequence[str]) -> list[Any] | None:
-    """What --accept says: one list of probabilities, or one a depth.
+    """The value of --accept: one list of probabilities, or one per depth.
 
     Raises:
-      ValueError: what is neither numbers nor a JSON file that holds them.
+      ValueError: neither numbers nor a JSON file with numbers.
     """
     if not given:
         return None
@@ -163,10 +163,10 @@ def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:
 Made = tuple[Tree, trees.TreeChoice | None]
 
 
-def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[Show, list | None], Made]:
-    """A kind whose VALUES say everything."""
+def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[TreeOptions, list | None], Made]:
+    """A kind that VALUES determine completely."""
 
-    def build(options: Show, acceptance: list | None) -> Made:
+    def build(options: TreeOptions, acceptance: list | None) -> Made:
         del acceptance
         searching = {
             "--size": options.size, "--depth": options.depth, "--cost": options.cost or None,
@@ -174,7 +174,7 @@ def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[Show, list | No
         }  # fmt: skip
         for name, value in searching.items():
             if value is not None:
-                raise ValueError(f"{name} has no meaning for the kind {options.kind!r}: leave it out")
+                raise ValueError(f"{name} does not apply to the kind {options.kind!r}")
         return make([_numbers(int, options.kind, value) for value in options.values]), None
 
     return build
@@ -199,19 +199,19 @@ def _paths(values: list[list[int]]) -> Tree:
     return trees.from_paths(values)
 
 
-def _searched(options: Show, acceptance: list | None) -> Made:
+def _searched(options: TreeOptions, acceptance: list | None) -> Made:
     """The best tree for --accept, of --size nodes or of the size that --cost makes fastest."""
     if options.values:
         raise ValueError(f"{options.kind} takes no values, got {' '.join(options.values)}: use --accept and --size")
     if acceptance is None:
-        raise ValueError(f"{options.kind} needs --accept, how often the child of each rank is accepted")
+        raise ValueError(f"{options.kind} requires --accept, the acceptance probability of each rank")
     if (options.size is None) == (not options.cost):
-        raise ValueError(f"{options.kind} needs --size N or --cost NODES:TIME ..., and not both")
+        raise ValueError(f"{options.kind} requires either --size N or --cost NODES:TIME ..., not both")
     if options.draft_cost is not None and not options.cost:
-        raise ValueError("--draft-cost has no meaning without --cost: leave it out")
+        raise ValueError("--draft-cost requires --cost")
     medusa = options.kind == "medusa"
     if medusa and options.depth is not None:
-        raise ValueError("--depth has no meaning for the kind 'medusa': it has one level a head")
+        raise ValueError("--depth does not apply to the kind 'medusa', which has one level per head")
     if medusa and acceptance and not isinstance(acceptance[0], list):
         acceptance = [acceptance]  # one head
     if options.size is None:
@@ -232,7 +232,7 @@ def _point(text: str) -> tuple[int, float]:
         raise ValueError(f"--cost {text!r} is not NODES:TIME, such as 8:10.5") from None
 
 
-KINDS: dict[str, Callable[[Show, list | None], Made]] = {
+KINDS: dict[str, Callable[[TreeOptions, list | None], Made]] = {
     "chain": _given(_chain),
     "regular": _given(lambda values: trees.regular(_flat("regular", values))),
     "paths": _given(_paths),
@@ -242,16 +242,14 @@ KINDS: dict[str, Callable[[Show, list | None], Made]] = {
 }
 
 
-def _summary(shown: Shown) -> list[str]:
-    tree = shown.tree
+def _summary(view: TreeView) -> list[str]:
+    tree = view.tree
     leaves = tree.size - len(set(tree.parents[1:]))
     lines = [f"nodes {tree.size}, the root included; levels below it {tree.width - 1}; leaves {leaves}"]
-    if shown.values is not None:
-        lines.append(f"expected length {sum(shown.values):.3f}: tokens that a round commits")
-    if shown.choice is not None:
-        lines.append(
-            f"a round takes {shown.choice.seconds:.4g}; speed-up over plain decoding {shown.choice.speedup:.3f}"
-        )
-        if shown.choice.tree.size == 1:
-            lines.append("no tree pays at this cost: decode plainly")
+    if view.values is not None:
+        lines.append(f"expected length {sum(view.values):.3f} tokens per round")
+    if view.choice is not None:
+        lines.append(f"a round takes {view.choice.seconds:.4g}; speed-up over plain decoding {view.choice.speedup:.3f}")
+        if view.choice.tree.size == 1:
+            lines.append("no tree is faster than plain decoding at this cost")
     return lines

@@ -1,4 +1,4 @@
-"""A tree in the terminal: a drawing with one line a leaf, and a table with one line a node and its mask.
+"""A tree in the terminal: a drawing with one line per leaf, and a table with one line per node.
 
 0──1──3
 │  └──4
@@ -19,9 +19,9 @@ ASCII = {"along": "-", "down": "|", "fork": "+", "last": "`", "sees": "x", "blin
 
 
 def show(console: Console, tree: Tree, *, values: Sequence[float] | None, lines: Sequence[str]) -> None:
-    """Prints the drawing, the table and the lines that sum it up.
+    """Prints the drawing, the table and the summary lines.
 
-    What does not fit the width of a terminal is left out, and said so; a pipe or a file gets everything.
+    Parts wider than the terminal are replaced by a note; a pipe or a file receives everything.
     """
     glyphs = ASCII if console.options.ascii_only else GLYPHS
     drawn = drawing(tree, glyphs)
@@ -44,11 +44,11 @@ def show(console: Console, tree: Tree, *, values: Sequence[float] | None, lines:
         console.print(line, markup=False)
 
 
-FRAME = 40  # columns of the table beside the mask
+FRAME = 40  # columns of the table without the mask
 
 
 def drawing(tree: Tree, glyphs: dict[str, str]) -> list[str]:
-    """The tree, its first branches going right and later ones below; one line a leaf."""
+    """The tree with first children to the right and others below; one line per leaf."""
     cell = len(str(tree.size - 1))
     along = glyphs["along"]
     kids: list[list[int]] = [[] for _ in tree.parents]
@@ -73,7 +73,7 @@ def drawing(tree: Tree, glyphs: dict[str, str]) -> list[str]:
 
 
 def node_table(tree: Tree, values: Sequence[float] | None, glyphs: dict[str, str], *, mask: bool, gaps: bool) -> Table:
-    """One line a node: its parent, depth, probability of being accepted, and what it sees."""
+    """One line per node: parent, depth, acceptance probability and mask."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("node", "parent", "depth", *(["accepted"] if values is not None else [])):
         table.add_column(name, justify="right", no_wrap=True)

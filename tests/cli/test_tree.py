@@ -1,4 +1,4 @@
-"""`specjax tree show`: the drawing and the mask by hand, JSON, pictures, and what is refused."""
+"""`specjax tree show`: drawing and mask by hand, JSON, figures, invalid options."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ def show(program, *args):
     return program("tree", "show", *args)
 
 
-def test_the_drawing_and_the_mask_by_hand(specjax_program):
+def test_drawing_and_mask_by_hand(specjax_program):
     ran = show(specjax_program, "parents", "0", "0", "1", "1")
     lines = [line.rstrip() for line in ran.out.splitlines()]
     assert ran.code == 0 and ran.err == ""
@@ -41,7 +41,7 @@ def test_the_drawing_and_the_mask_by_hand(specjax_program):
         (["sequoia", "--accept", "0.6,0.2", "--size", "5", "--depth", "2"], trees.sequoia([0.6, 0.2], 5, depth=2)),
     ],
 )
-def test_json_tells_the_tree(args, tree, specjax_program):
+def test_json(args, tree, specjax_program):
     ran = show(specjax_program, *args, "--json")
     told = json.loads(ran.out)
     assert (ran.code, ran.err, told["kind"], told["size"]) == (0, "", args[0], tree.size)
@@ -52,7 +52,7 @@ def test_json_tells_the_tree(args, tree, specjax_program):
         assert told["expected_length"] == pytest.approx(sum(told["accepted_with_probability"]))
 
 
-def test_the_expected_length_of_any_tree(specjax_program, tmp_path):
+def test_expected_length(specjax_program, tmp_path):
     table = tmp_path / "accuracies.json"
     table.write_text("[[0.6, 0.2], [0.5, 0.1]]")
     assert "expected length 1.800" in show(specjax_program, "regular", "2", "--accept", "0.6,0.2").out
@@ -61,18 +61,18 @@ def test_the_expected_length_of_any_tree(specjax_program, tmp_path):
     assert one.out == show(specjax_program, "chain", "2", "--accept", str(table)).out
 
 
-def test_the_size_is_chosen_from_a_cost_curve(specjax_program):
+def test_size_from_a_cost_curve(specjax_program):
     args = ["sequoia", "--accept", "0.6,0.2,0.05", "--cost", "1:10", "8:10.5", "64:31", "--draft-cost", "0.8"]
     chosen = trees.fastest([0.6, 0.2, 0.05], [1, 8, 64], [10, 10.5, 31], draft_seconds=0.8)
     told = json.loads(show(specjax_program, *args, "--json").out)
     assert tuple(told["parents"]) == chosen.tree.parents and told["speedup"] == pytest.approx(chosen.speedup)
     assert f"speed-up over plain decoding {chosen.speedup:.3f}" in show(specjax_program, *args).out
     hopeless = show(specjax_program, "sequoia", "--accept", "0.1", "--cost", "1:1", "2:2")
-    assert hopeless.code == 0 and "no tree pays" in hopeless.out
+    assert hopeless.code == 0 and "no tree is faster" in hopeless.out
 
 
 @pytest.mark.parametrize("accept", [[], ["--accept", "0.6,0.2"]])
-def test_pictures(accept, specjax_program, tmp_path):
+def test_figures(accept, specjax_program, tmp_path):
     svg, again, png = tmp_path / "a.svg", tmp_path / "b.svg", tmp_path / "a.png"
     for path in (svg, again, png):
         assert show(specjax_program, "regular", "2", "2", *accept, "--output", str(path)).code == 0
@@ -84,14 +84,14 @@ def test_pictures(accept, specjax_program, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "a.svg", "b.svg"]
 
 
-def test_no_matplotlib_is_said_in_one_line(specjax_program, tmp_path, monkeypatch):
+def test_missing_matplotlib_is_one_line(specjax_program, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ran = show(specjax_program, "chain", "2", "--output", str(tmp_path / "a.svg"))
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and "pip install 'specjax[plot]'" in ran.err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tree_too_wide_for_the_terminal_says_so(monkeypatch, capsys):
+def test_a_tree_wider_than_the_terminal(monkeypatch, capsys):
     from rich.console import Console
 
     from specjax.cli import tree_drawing
@@ -103,14 +103,14 @@ def test_a_tree_too_wide_for_the_terminal_says_so(monkeypatch, capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_terminal_without_a_width_gets_the_tree(specjax_program, monkeypatch):
+def test_a_terminal_without_a_width(specjax_program, monkeypatch):
     for name, value in {"COLUMNS": "0", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     ran = show(specjax_program, "chain", "3")
     assert ran.code == 0 and "0──1──2──3" in ran.out and "nodes 4" in ran.out
 
 
-def test_a_pipe_gets_everything_and_no_jax_is_loaded():
+def test_a_pipe_receives_everything_without_jax():
     code = (
         "import sys; from specjax.cli import main; main(['tree', 'show', 'chain', '60']); print('jax' in sys.modules)"
     )
@@ -136,26 +136,26 @@ def test_a_pipe_gets_everything_and_no_jax_is_loaded():
         (["paths", "0", "0"], "paths"),
         (["parents", "0", "3", "2"], "a cycle (2 -> 3 -> 2)"),
         (["parents", "2", "0"], "node 1 has parent 2"),
-        (["chain", "3", "--size", "4"], "--size has no meaning for the kind 'chain'"),
+        (["chain", "3", "--size", "4"], "--size"),
         (["chain", "3", "--accept", "0.5", "0.5"], "3 levels"),
-        (["sequoia", "--size", "3"], "needs --accept"),
+        (["sequoia", "--size", "3"], "--accept"),
         (["sequoia", "3", "--accept", "0.5"], "takes no values, got 3"),
         (["sequoia", "--accept", "0.5"], "--size N or --cost"),
         (["sequoia", "--accept", "0.5", "--size", "2", "--cost", "1:1"], "not both"),
-        (["sequoia", "--accept", "0.5", "--size", "2", "--draft-cost", "1"], "--draft-cost has no meaning"),
+        (["sequoia", "--accept", "0.5", "--size", "2", "--draft-cost", "1"], "--draft-cost"),
         (["sequoia", "--accept", "0.5", "--cost", "8"], "'8' is not NODES:TIME"),
         (["sequoia", "--accept", "0.5,x", "--size", "2"], "'0.5,x' is not a list of probabilities"),
         (["sequoia", "--accept", "1.5", "--size", "2"], "acceptance"),
         (["medusa", "--accept", "0.5,0.2", "0.1", "--size", "3"], "acceptance"),
         (["regular", "2", "--accept", "0.9,0.9"], "siblings"),
         (["medusa", "--accept", "0.5,0.2", "0.5,0.75", "--size", "3"], "siblings"),
-        (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth has no meaning"),
+        (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth"),
         (["chain", "2", "--output", "tree.gif"], "ends in .svg or .png"),
         (["chain", "2", "--output", "nowhere/tree.svg"], "cannot write to the folder nowhere"),
         (["medusa", "--accept", "missing.json", "--size", "3"], "missing.json"),
     ],
 )
-def test_what_is_refused_in_one_line(args, told, specjax_program):
+def test_invalid_options_are_one_line(args, told, specjax_program):
     ran = show(specjax_program, *args)
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and told in ran.err
 
@@ -165,7 +165,7 @@ def test_what_is_refused_in_one_line(args, told, specjax_program):
     ("[1" + "0" * 400 + "]", "numbers"), ('[["0.5"]]', "numbers"), ("[true]", "numbers"), ("[null]", "numbers"),
     ("[[0.5, 0.6]]", "siblings"),
 ])  # fmt: skip
-def test_a_file_that_holds_no_table(content, told, specjax_program, tmp_path):
+def test_invalid_acceptance_files(content, told, specjax_program, tmp_path):
     table = tmp_path / "table.json"
     table.write_text(content)
     ran = show(specjax_program, "sequoia", "--accept", str(table), "--size", "2")
