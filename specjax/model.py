@@ -65,6 +65,10 @@ class Model:
             return plain
         return sharding.on_mesh(plain, self.mesh, self.rules)
 
+    def module(self) -> Any:
+        """The model as a Flax module (`specjax.models.OPT`, `Llama` or `T5`) that holds the same arrays."""
+        return self.family.module(self.params, self.config, self.fmt)
+
     @property
     def encoder_decoder(self) -> bool:
         return self.lm.encoder_decoder

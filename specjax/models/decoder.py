@@ -15,10 +15,8 @@ from specjax.base import LanguageModel, Prefilled
 from specjax.models import cache as caches
 from specjax.models.cache import Cache, Filling, ReadOnly
 from specjax.models.format import Format
-from specjax.models.layers import init_layers, of_each, structure, walk
+from specjax.models.layers import merge_layers, of_each, structure, walk
 from specjax.types import Output, Params
-
-Make = Callable[[nnx.Rngs], nnx.Module]  # a module of a model whose shape and layout are settled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,50 +45,112 @@ class Decoder:
         return positions if self.max_positions is None else jnp.minimum(positions, self.max_positions - 1)
 
 
-def init(key: jax.Array, trunk: Make, block: Make, *, count: int, fmt: Format) -> Params:
-    """Freshly drawn parameters as a nested dict: those of the trunk, and under "layers" those of the blocks."""
-    rngs = nnx.Rngs(params=key)
-    params = nnx.to_pure_dict(nnx.state(trunk(rngs), nnx.Param))
-    return {**params, "layers": init_layers(block, rngs, count, fmt.stacked)}
+class CausalLM(nnx.Module):
+    """Base of the decoder-only models: a subclass has `enter`, `leave`, layers, and what its layers share.
+
+    Parameters have the paths of the nested dict that the pure functions take: `nnx.state(model)` and `Model.params`
+    are the same tree.
+    """
+
+    config: Any
+    fmt: Format
+    layers: Any
+
+    def enter(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        """Embeddings of tokens."""
+        raise NotImplementedError
+
+    def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
+        """Logits, and the features that the head reads."""
+        raise NotImplementedError
+
+    def shared(self, positions: Int[Array, "B S"]) -> tuple:
+        """What all layers compute from the positions alone."""
+        del positions
+        return ()
+
+    def __call__(self, tokens: Int[Array, "B S"], *, cache: Cache | None = None) -> Any:
+        """Next-token logits at every position of left-aligned tokens.
+
+        Args:
+          tokens: [B,S] int32.
+          cache: from `init_cache` or an earlier call: the tokens continue each row there.
+
+        Returns:
+          Logits [B,S,V] float32; with a cache, (logits, cache).
+        """
+        visible, positions = _causal(tokens)
+        if cache is None:
+            return self.run(tokens, positions, visible, None, None)[0].logits
+        positions = cache.length[:, None] + positions
+        visible = caches.visibility(cache.length, visible, caches.slots(cache), tokens.shape[0])
+        out, layers = self.run(tokens, positions, visible, cache.layers, cache.length)
+        return out.logits, cache._replace(layers=layers, length=cache.length + tokens.shape[1])
+
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `batch` rows of at most `slots` tokens."""
+        kv_heads = getattr(self.config, "kv_heads", self.config.heads)
+        layers = caches.allocate(batch, kv_heads, slots, self.config.head_width, self.config.layers, self.fmt)
+        return Cache(layers, jnp.zeros((batch,), jnp.int32))
+
+    def run(
+        self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"], visible: Bool[Array, "B S T"], layers: Any,
+        start: Int[Array, "B"] | None, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None,
+    ) -> tuple[Output, Any]:  # fmt: skip
+        """One pass: the output, and the caches with the block. See `models.cache.write` and `models.layers.walk`."""
+        shared = self.shared(positions)
+
+        def step(block, index, x, layers):
+            return block(x, *shared, visible, layers, index, start)
+
+        x, layers, hiddens = walk(self.layers, step, self.enter(tokens, positions), layers, capture, chosen)
+        logits, features = self.leave(x)
+        return Output(logits, features, hiddens), layers
+
+    def queries(self, hiddens: tuple[Float[Array, "B S D"], ...], positions: Int[Array, "B S"]) -> Any:
+        """Queries [B,S,H,D] of every layer, in a tuple or stacked, from the streams that enter the layers; unscaled."""
+        shared = self.shared(positions)
+        return of_each(self.layers, lambda block, x: block.queries(x, *shared), hiddens)
+
+
+def init(key: jax.Array, model: type, config: Any, fmt: Format) -> Params:
+    """Freshly drawn parameters of `model(config, fmt)` as a nested dict."""
+    return nnx.to_pure_dict(nnx.state(model(config, fmt, rngs=nnx.Rngs(params=key)), nnx.Param))
+
+
+def merge(model: type, block: type, config: Any, fmt: Format) -> Callable[[Params], Any]:
+    """The function from parameters to the module. The structure is that of one layer, whatever their number."""
+    ends_def = structure(lambda rngs: model(dataclasses.replace(config, layers=0), fmt, rngs=rngs))
+    block_def = structure(lambda rngs: block(config, fmt, rngs=rngs))
+
+    def merged(params: Params) -> Any:
+        module = nnx.merge(ends_def, {name: value for name, value in params.items() if name != "layers"})
+        module.config, module.layers = config, merge_layers(block_def, params["layers"])
+        return module
+
+    return merged
 
 
 def split(
-    trunk: Make,
-    block: Make,
-    *,
-    count: int,
-    chosen: tuple[int, ...] | None = None,
-    shared: Callable[[Int[Array, "B S"]], tuple] = lambda positions: (),
-) -> tuple[Callable, Callable]:
-    """`Decoder.run` and `Decoder.queries` of a model: its structure, split once from its parameters.
+    model: type, block: type, config: Any, fmt: Format, *, chosen: tuple[int, ...] | None = None,
+    max_positions: int | None = None,
+) -> Decoder:  # fmt: skip
+    """`Decoder` of a model: the methods of its module as functions of the parameters.
 
     Args:
-      trunk: makes a module with `enter(tokens, positions) -> x` and `leave(x) -> (logits, features)`.
-      block: makes a layer with `block(x, *shared, visible, layers, index, start) -> (x, layers)` and
-        `queries(x, *shared)`.
-      count: layers of the model.
       chosen: run these layers alone, over caches of all of them.
-      shared: what all layers take of the positions, computed once.
+      max_positions: see `Decoder`.
     """
-    trunk_def, block_def = structure(trunk), structure(block)
+    merged = merge(model, block, config, fmt)
 
     def run(params, tokens, positions, visible, layers, start, capture) -> tuple[Output, Any]:
-        ends: Any = nnx.merge(trunk_def, {name: value for name, value in params.items() if name != "layers"})
-        x = ends.enter(tokens, positions)
-        given = shared(positions)
-
-        def step(block, index, x, layers):
-            return block(x, *given, visible, layers, index, start)
-
-        x, layers, hiddens = walk(block_def, params["layers"], count, step, x, layers, capture, chosen)
-        logits, features = ends.leave(x)
-        return Output(logits, features, hiddens), layers
+        return merged(params).run(tokens, positions, visible, layers, start, capture, chosen)
 
     def queries(params, hiddens, positions):
-        given = shared(positions)
-        return of_each(block_def, params["layers"], lambda block, x: block.queries(x, *given), hiddens)
+        return merged(params).queries(hiddens, positions)
 
-    return run, queries
+    kv_heads = getattr(config, "kv_heads", config.heads)
+    return Decoder(run, config.layers, kv_heads, config.head_width, config.vocab_size, fmt, queries, max_positions)
 
 
 def _causal(tokens: Int[Array, "B S"]) -> tuple[Bool[Array, "B S S"], Int[Array, "B S"]]:

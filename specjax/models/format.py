@@ -92,6 +92,11 @@ class Format:
         return next((whole for least, whole in LEFT_BLOCKS if left and least <= rows <= whole), rows)
 
     @property
+    def precision(self) -> jax.lax.Precision | None:
+        """Of products: by default, those of float32 are products of bfloat16 on TPUs and of TF32 on GPUs."""
+        return jax.lax.Precision.HIGHEST if self.dtype == "float32" else None
+
+    @property
     def np_dtype(self) -> np.dtype:
         return np.dtype(jnp.dtype(self.dtype))
 

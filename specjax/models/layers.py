@@ -50,7 +50,9 @@ def dot(
         # activations: of a half-precision kernel it then widens all of it, or has no such product at all.
         flat = with_layout_constraint(flat, ROW_MAJOR)
     each = jnp.split(flat, len(parts), axis=1) if len(parts) > 1 else [flat]
-    out = functools.reduce(jnp.add, (_product(x, part, side) for x, part in zip(each, parts, strict=True)))
+    out = functools.reduce(
+        jnp.add, (_product(x, part, side, fmt.precision) for x, part in zip(each, parts, strict=True))
+    )
     if side is Side.LEFT:
         # Without the barrier XLA folds the transpose into the product, and the kernel is the right operand again.
         out = jax.lax.optimization_barrier(out).T
@@ -65,37 +67,36 @@ class Side(enum.Enum):
     LEFT = 2
 
 
-def _multiply(x: Float[Array, "_ _"], y: Float[Array, "_ _"], axis_x: int, axis_y: int) -> Float[Array, "_ _"]:
+def _multiply(x, y, axis_x: int, axis_y: int, precision=None, out=jnp.float32) -> Float[Array, "_ _"]:
     """Product over one axis of each, accumulated in float32."""
-    return jax.lax.dot_general(x, y, (((axis_x,), (axis_y,)), ((), ())), preferred_element_type=jnp.float32)
+    dims = (((axis_x,), (axis_y,)), ((), ()))
+    return jax.lax.dot_general(x, y, dims, precision=precision, preferred_element_type=out)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: Float[Array, "N D"], kernel: Float[Array, "_ _"], side: Side) -> Float[Array, "_ _"]:
-    """x times a kernel, [N,F], or transposed with the kernel on the left; the gradient is multiplied in the operands'
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _product(x: Float[Array, "N D"], kernel: Float[Array, "_ _"], side: Side, precision) -> Float[Array, "_ _"]:
+    """x times a kernel, [N,F], or transposed with the kernel on the left; derivatives are multiplied in the operands'
     dtype too.
 
     Left to autodiff, the float32 cotangent would pull both products of the backward pass up to float32, at half the
     speed.
     """
+    return _one_product(x, kernel, side, precision, jnp.float32)
+
+
+def _one_product(x, kernel, side: Side, precision, out) -> Float[Array, "_ _"]:
     if side is Side.LEFT:
-        return _multiply(kernel, x, 1, 1)
-    return _multiply(x, kernel, 1, side.value)
+        return _multiply(kernel, x, 1, 1, precision, out)
+    return _multiply(x, kernel, 1, side.value, precision, out)
 
 
-def _forward(x, kernel, side):
-    return _product(x, kernel, side), (x, kernel)
-
-
-def _backward(side, saved, cotangent):
-    x, kernel = saved
-    cotangent = (cotangent.T if side is Side.LEFT else cotangent).astype(kernel.dtype)
-    to_x = _multiply(cotangent, kernel, 1, 1 if side is Side.IN_OUT else 0)
-    to_kernel = _multiply(x, cotangent, 0, 0) if side is Side.IN_OUT else _multiply(cotangent, x, 0, 0)
-    return to_x.astype(x.dtype), to_kernel.astype(kernel.dtype)
-
-
-_product.defvjp(_forward, _backward)
+@_product.defjvp
+def _product_jvp(side, precision, primals, tangents):
+    (x, kernel), (dx, dkernel) = primals, tangents
+    # The output has the operands' dtype, and so has the cotangent that the transposed products take.
+    linear = functools.partial(_one_product, side=side, precision=precision, out=kernel.dtype)
+    tangent = linear(dx, kernel) + linear(x, dkernel)
+    return _product(x, kernel, side, precision), tangent.astype(jnp.float32)
 
 
 def scaled_dot(
@@ -213,80 +214,80 @@ def check_activation(name: str) -> None:
         raise ValueError(f"activation {name!r} is not one of {', '.join(ACTIVATIONS)}")
 
 
+def make_layers(make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs, count: int, stacked: bool) -> nnx.Module:
+    """`count` freshly drawn layers: one module whose parameters are [L, ...], or a dict of modules "0", "1", ..."""
+    drawn = [make(rngs) for _ in range(count)]
+    if not stacked or not drawn:
+        return nnx.Dict({str(index): layer for index, layer in enumerate(drawn)})
+    states = [nnx.to_pure_dict(nnx.state(layer)) for layer in drawn]
+    return nnx.merge(nnx.graphdef(drawn[0]), jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+
+
+def merge_layers(graphdef: Any, params: Params) -> nnx.Module:
+    """Layers as in `make_layers`, from the structure of one layer and the parameters of all."""
+    if "0" in params:
+        return nnx.Dict({name: nnx.merge(graphdef, layer) for name, layer in params.items()})
+    return nnx.merge(graphdef, params)
+
+
+def structure(make: Callable[[nnx.Rngs], nnx.Module]) -> Any:
+    """The graph definition of a module, without allocating it: what `nnx.merge` needs beside a dict of arrays."""
+    return nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+
 def walk(
-    graphdef: Any,
-    layers: Params,
-    count: int,
+    layers: nnx.Module,
     step: Callable[..., tuple[Array, PyTree]],
     x: Float[Array, "B S D"],
     state: PyTree,
     capture: tuple[int, ...] = (),
     chosen: tuple[int, ...] | None = None,
 ) -> tuple[Float[Array, "B S D"], PyTree, tuple[Array, ...]]:
-    """Runs `step(layer module, index, x, state) -> (x, state)` over all layers.
+    """Runs `step(layer, index, x, state) -> (x, state)` over all layers.
 
-    Separate layers (keys "0", "1", ...) are unrolled and `index` is a Python int; stacked ones are scanned and `index`
-    is traced. `state` is carried whole (caches are written in place through it).
+    Separate layers are unrolled and `index` is a Python int; stacked ones are scanned and `index` is traced. `state` is
+    carried whole (caches are written in place through it).
 
     Args:
-      capture: layers whose entering residual stream is returned; `count` is the stream that leaves the last one.
+      layers: as in `make_layers`.
+      capture: layers whose entering residual stream is returned; L is the stream that leaves the last one.
       chosen: run these layers alone, in this order. Each keeps its index, and so its place in the caches.
 
     Returns:
-      The last x, the last state, and the residual streams that entered the layers named in `capture`.
+      The last x, the last state, and the captured residual streams.
     """
-    order = tuple(range(count)) if chosen is None else chosen
-    if "0" in layers:
+    if isinstance(layers, nnx.Dict):
         taken = {}
-        for index in order:
+        for index in range(len(layers)) if chosen is None else chosen:
             taken[index] = x
-            x, state = step(nnx.merge(graphdef, layers[str(index)]), index, x, state)
-        taken[count] = x
+            x, state = step(layers[str(index)], index, x, state)
+        taken[len(layers)] = x
         return x, state, tuple(taken[i] for i in capture)
 
-    if chosen is not None:
-        return _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen)
+    graphdef, params = nnx.split(layers)
+    count = jax.tree.leaves(params)[0].shape[0]
+    indices = jnp.arange(count) if chosen is None else jnp.asarray(chosen, jnp.int32)
+    # Where each layer's entering stream is stored; all that are not captured share the last place.
+    place = jnp.asarray([capture.index(i) if i in capture else len(capture) for i in range(count)])
 
     def body(carry, scanned):
-        x, state = carry
-        params, index = scanned
-        entered = x
-        x, state = step(nnx.merge(graphdef, params), index, x, state)
-        return (x, state), entered if capture else jnp.zeros(())
+        x, state, taken = carry
+        index, layer = scanned
+        if layer is None:  # each is sliced out of the stack in its turn, none is copied before
+            layer = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), params)
+        if capture:
+            taken = jax.lax.dynamic_update_index_in_dim(taken, x, place[index], 0)
+        x, state = step(nnx.merge(graphdef, layer), index, x, state)
+        return (x, state, taken), None
 
-    (last, state), entered = jax.lax.scan(body, (x, state), (layers, jnp.arange(count)))
-    return last, state, tuple(last if i == count else entered[i] for i in capture)
-
-
-def of_each(graphdef: Any, layers: Params, one: Callable, xs: tuple[Array, ...]) -> PyTree:
-    """`one(layer module, x)` of every layer and its own x: in a tuple, or stacked where the layers are."""
-    if "0" in layers:
-        return tuple(one(nnx.merge(graphdef, layers[str(index)]), x) for index, x in enumerate(xs))
-    return jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer[0]), layer[1]), (layers, jnp.stack(xs)))
+    taken = jnp.zeros((len(capture) + 1, *x.shape), x.dtype) if capture else None
+    (last, state, taken), _ = jax.lax.scan(body, (x, state, taken), (indices, params if chosen is None else None))
+    return last, state, tuple(last if i == count else taken[n] for n, i in enumerate(capture))
 
 
-def _walk_chosen(graphdef, layers, count, step, x, state, capture, chosen):
-    """`walk` over some of stacked layers: each is sliced out of the stack in its turn, none is copied before."""
-
-    def body(carry, index):
-        x, state = carry
-        params = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), layers)
-        entered = x
-        x, state = step(nnx.merge(graphdef, params), index, x, state)
-        return (x, state), entered if capture else jnp.zeros(())
-
-    (last, state), entered = jax.lax.scan(body, (x, state), jnp.asarray(chosen, jnp.int32))
-    return last, state, tuple(last if i == count else entered[chosen.index(i)] for i in capture)
-
-
-def init_layers(make: Callable[[nnx.Rngs], nnx.Module], rngs: nnx.Rngs, count: int, stacked: bool) -> Params:
-    """Parameters of `count` freshly drawn layers, stacked to [L, ...] or under the keys "0", "1", ..."""
-    drawn = [nnx.to_pure_dict(nnx.state(make(rngs), nnx.Param)) for _ in range(count)]
-    if stacked:
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
-    return {str(index): layer for index, layer in enumerate(drawn)}
-
-
-def structure(make: Callable[[nnx.Rngs], nnx.Module]) -> Any:
-    """The graph definition of a module, without allocating it: what `nnx.merge` needs beside a dict of arrays."""
-    return nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+def of_each(layers: nnx.Module, one: Callable, xs: tuple[Array, ...]) -> PyTree:
+    """`one(layer, x)` of every layer and its own x: in a tuple, or stacked where the layers are."""
+    if isinstance(layers, nnx.Dict):
+        return tuple(one(layers[str(index)], x) for index, x in enumerate(xs))
+    graphdef, params = nnx.split(layers)
+    return jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer[0]), layer[1]), (params, jnp.stack(xs)))

@@ -17,9 +17,9 @@ from specjax.base import LanguageModel
 from specjax.models import cache as caches
 from specjax.models import decoder as decoders
 from specjax.models.attention import attend
-from specjax.models.decoder import Decoder, Make
-from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, check_activation
+from specjax.models.decoder import CausalLM, Decoder
+from specjax.models.format import Format, default_format
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, check_activation, make_layers
 from specjax.models.published import Published
 from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
 from specjax.types import Params
@@ -214,7 +214,9 @@ class Attention(nnx.Module):
     def __call__(self, x, turn: Rotation, visible, layers, index, start):
         q, k, v = self.queries(x, turn), rotate(self._split(self.k(x)), turn), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start)
-        out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
+        out = attend(
+            q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
+        )
         return self.o(out), layers
 
 
@@ -257,14 +259,33 @@ class Embed(nnx.Module):
         self.tokens = Table(config.vocab_size, config.width, fmt, std=0.02, rngs=rngs)
 
 
-class Trunk(nnx.Module):
-    """Everything but the layers."""
+class Llama(CausalLM):
+    """A model of the Llama family as a Flax module.
 
-    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+    >>> config = LlamaConfig(50, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
+    >>> model = Llama(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.asarray([[2, 7, 11]])).shape
+    (1, 3, 50)
+
+    Args:
+      config: shape of the model.
+      fmt: layout of the weights; default: float32 in the layout of the platform.
+      rngs: draws the weights from its `params` stream.
+    """
+
+    def __init__(self, config: LlamaConfig, fmt: Format | None = None, *, rngs: nnx.Rngs):
+        fmt = fmt or default_format()
+        self.config, self.fmt = config, fmt
         self.embed = Embed(config, fmt, rngs=rngs)
         self.final_norm = RMSNorm(config.width, config.eps)
         make = functools.partial(Linear, config.width, config.vocab_size, fmt, bias=False, std=0.02, rngs=rngs)
         self.head = None if config.tied else make()
+        self.layers = make_layers(lambda rngs: Block(config, fmt, rngs=rngs), rngs, config.layers, fmt.stacked)
+
+    def shared(self, positions: Int[Array, "B S"]) -> tuple[Rotation]:
+        config = self.config
+        turn = rotation(positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling)
+        return (turn,)
 
     def enter(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         del positions  # the layers turn by them
@@ -275,31 +296,19 @@ class Trunk(nnx.Module):
         return self.embed.tokens.logits(features) if self.head is None else self.head(features), features
 
 
-def _parts(config: LlamaConfig, fmt: Format) -> tuple[Make, Make]:
-    """What makes the trunk, and what makes a layer."""
-    return lambda rngs: Trunk(config, fmt, rngs=rngs), lambda rngs: Block(config, fmt, rngs=rngs)
-
-
 def init(key: jax.Array, config: LlamaConfig, fmt: Format) -> Params:
     """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    return decoders.init(key, *_parts(config, fmt), count=config.layers, fmt=fmt)
+    return decoders.init(key, Llama, config, fmt)
+
+
+def module(params: Params, config: LlamaConfig, fmt: Format) -> Llama:
+    """The module with the given parameters."""
+    return decoders.merge(Llama, Block, config, fmt)(params)
 
 
 def decoder(config: LlamaConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
-    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run.
-
-    `chosen`: run these layers alone, over caches of all of them.
-    """
-
-    def turned(positions: Int[Array, "B S"]) -> tuple[Rotation]:
-        turn = rotation(positions, theta=config.rope_theta, width=config.head_width, scaling=config.rope_scaling)
-        return (turn,)
-
-    run, queries = decoders.split(*_parts(config, fmt), count=config.layers, chosen=chosen, shared=turned)
-    return Decoder(
-        run, config.layers, config.kv_heads, config.head_width, config.vocab_size, fmt, queries,
-        config.rope_scaling.positions,
-    )  # fmt: skip
+    """The module's methods as functions of its parameters; see `models.decoder.split`."""
+    return decoders.split(Llama, Block, config, fmt, chosen=chosen, max_positions=config.rope_scaling.positions)
 
 
 def observer(config: LlamaConfig, fmt: Format) -> Callable:

@@ -16,9 +16,9 @@ from specjax.base import LanguageModel
 from specjax.models import cache as caches
 from specjax.models import decoder as decoders
 from specjax.models.attention import attend
-from specjax.models.decoder import Decoder, Make
-from specjax.models.format import Format
-from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, check_activation
+from specjax.models.decoder import CausalLM, Decoder
+from specjax.models.format import Format, default_format
+from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, check_activation, make_layers
 from specjax.models.published import Published
 from specjax.types import Params
 
@@ -81,7 +81,9 @@ class Attention(nnx.Module):
     def __call__(self, x, visible, layers, index, start):
         q, k, v = self.queries(x), self._split(self.k(x)), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start)
-        out = attend(q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads)
+        out = attend(
+            q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
+        )
         return self.o(out), layers
 
 
@@ -128,16 +130,30 @@ class Embed(nnx.Module):
         self.positions = make(config.max_positions + POSITION_OFFSET, config.width, Format())
 
 
-class Trunk(nnx.Module):
-    """Everything but the layers."""
+class OPT(CausalLM):
+    """OPT as a Flax module.
 
-    def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
+    >>> config = OPTConfig(vocab_size=50, width=16, embed_width=16, layers=2, heads=2, mlp_width=32)
+    >>> model = OPT(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.asarray([[2, 7, 11]])).shape
+    (1, 3, 50)
+
+    Args:
+      config: shape of the model.
+      fmt: layout of the weights; default: float32 in the layout of the platform.
+      rngs: draws the weights from its `params` stream.
+    """
+
+    def __init__(self, config: OPTConfig, fmt: Format | None = None, *, rngs: nnx.Rngs):
+        fmt = fmt or default_format()
+        self.config, self.fmt = config, fmt
         self.embed = Embed(config, fmt, rngs=rngs)
         projected = config.embed_width != config.width
         make = functools.partial(Linear, fmt=fmt, bias=False, std=0.02, rngs=rngs)
         self.project_in = make(config.embed_width, config.width) if projected else None
         self.project_out = make(config.width, config.embed_width) if projected else None
         self.final_norm = LayerNorm(config.width, config.eps) if config.pre_norm else None
+        self.layers = make_layers(lambda rngs: Block(config, fmt, rngs=rngs), rngs, config.layers, fmt.stacked)
 
     def enter(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self.embed.tokens(tokens)
@@ -151,25 +167,19 @@ class Trunk(nnx.Module):
         return self.embed.tokens.logits(out), features
 
 
-def _parts(config: OPTConfig, fmt: Format) -> tuple[Make, Make]:
-    """What makes the trunk, and what makes a layer."""
-    return lambda rngs: Trunk(config, fmt, rngs=rngs), lambda rngs: Block(config, fmt, rngs=rngs)
-
-
 def init(key: jax.Array, config: OPTConfig, fmt: Format) -> Params:
     """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    return decoders.init(key, *_parts(config, fmt), count=config.layers, fmt=fmt)
+    return decoders.init(key, OPT, config, fmt)
+
+
+def module(params: Params, config: OPTConfig, fmt: Format) -> OPT:
+    """The module with the given parameters."""
+    return decoders.merge(OPT, Block, config, fmt)(params)
 
 
 def decoder(config: OPTConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
-    """The model's structure, split once: what `score` and `language_model` of models/decoder.py run.
-
-    `chosen`: run these layers alone, over caches of all of them.
-    """
-    run, queries = decoders.split(*_parts(config, fmt), count=config.layers, chosen=chosen)
-    return Decoder(
-        run, config.layers, config.heads, config.head_width, config.vocab_size, fmt, queries, config.max_positions
-    )
+    """The module's methods as functions of its parameters; see `models.decoder.split`."""
+    return decoders.split(OPT, Block, config, fmt, chosen=chosen, max_positions=config.max_positions)
 
 
 def observer(config: OPTConfig, fmt: Format) -> Callable:

@@ -8,7 +8,7 @@ and a head tied to the embedding; v1.1 and Flan have a gated GELU and a head of 
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +21,15 @@ from specjax.base import LanguageModel, Prefilled
 from specjax.models import cache as caches
 from specjax.models.attention import attend
 from specjax.models.cache import KV, Cache
-from specjax.models.format import Format
+from specjax.models.format import Format, default_format
 from specjax.models.layers import (
     ACTIVATIONS,
     Linear,
     RMSNorm,
     Table,
     check_activation,
-    init_layers,
+    make_layers,
+    merge_layers,
     structure,
     walk,
 )
@@ -140,7 +141,15 @@ class Attention(nnx.Module):
         return self._split(self.k(x)), self._split(self.v(x))
 
     def __call__(self, x, kv: KV, visible, bias=None) -> Float[Array, "B S D"]:
-        out = attend(self._split(self.q(x)), kv, visible, scale=1.0, flat=self.fmt.flat_heads, bias=bias)
+        out = attend(
+            self._split(self.q(x)),
+            kv,
+            visible,
+            scale=1.0,
+            flat=self.fmt.flat_heads,
+            bias=bias,
+            precision=self.fmt.precision,
+        )
         return self.o(out)
 
 
@@ -182,7 +191,9 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """What an encoder or a decoder has beside its layers."""
+    """An encoder or a decoder; `T5` adds its layers."""
+
+    layers: Any
 
     def __init__(self, config: T5Config, *, decoder: bool, rngs: nnx.Rngs):
         self.config, self.decoder = config, decoder
@@ -205,11 +216,23 @@ class Embed(nnx.Module):
         self.tokens = Table(config.vocab_size, config.width, fmt, std=1.0, rngs=rngs)
 
 
-class Trunk(nnx.Module):
-    """Everything but the layers."""
+class T5(nnx.Module):
+    """T5 as a Flax module.
 
-    def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
-        self.config = config
+    >>> config = T5Config(50, width=16, head_width=4, heads=2, mlp_width=32, encoder_layers=2, decoder_layers=2)
+    >>> model = T5(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.asarray([[7, 11, 1]]), jnp.asarray([[0, 5]])).shape
+    (1, 2, 50)
+
+    Args:
+      config: shape of the model.
+      fmt: layout of the weights; default: float32 in the layout of the platform.
+      rngs: draws the weights from its `params` stream.
+    """
+
+    def __init__(self, config: T5Config, fmt: Format | None = None, *, rngs: nnx.Rngs):
+        fmt = fmt or default_format()
+        self.config, self.fmt = config, fmt
         self.embed = Embed(config, fmt, rngs=rngs)
         self.encoder = Stack(config, decoder=False, rngs=rngs)
         self.decoder = Stack(config, decoder=True, rngs=rngs)
@@ -217,6 +240,69 @@ class Trunk(nnx.Module):
         if not config.tied:
             head = Linear(config.width, config.vocab_size, fmt, bias=False, std=config.width**-0.5, rngs=rngs)
         self.head = head
+        for stack, count in ((self.encoder, config.encoder_layers), (self.decoder, config.decoder_layers)):
+            stack.layers = make_layers(functools.partial(_block, config, fmt, stack.decoder), rngs, count, fmt.stacked)
+
+    def __call__(
+        self, encoder_tokens: Int[Array, "B P"], decoder_tokens: Int[Array, "B S"], *,
+        encoder_length: Int[Array, "B"] | None = None,
+    ) -> Float[Array, "B S V"]:  # fmt: skip
+        """Next-token logits at every position of left-aligned decoder tokens.
+
+        Args:
+          encoder_tokens: [B,P] int32. encoder_length: [B] tokens of each row before its padding; default: all.
+          decoder_tokens: [B,S] int32, the start token first.
+        """
+        rows, width = decoder_tokens.shape
+        if encoder_length is None:
+            encoder_length = jnp.full((rows,), encoder_tokens.shape[1], jnp.int32)
+        memory = self.remember(self.encode(encoder_tokens, encoder_length), encoder_length)
+        distance = plain_distance(width, width)
+        visible = jnp.broadcast_to(distance <= 0, (rows, width, width))
+        return self.decode(decoder_tokens, visible, distance, memory, None, None)[0].logits
+
+    def encode(self, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
+        """The encoder's output; tokens at `length` and after change nothing before it."""
+        rows, width = tokens.shape
+        below = jnp.arange(width, dtype=jnp.int32)[None] < length[:, None]
+        visible = jnp.broadcast_to(below[:, None], (rows, width, width))
+        sight = Sight(visible, self.encoder.bias(plain_distance(width, width)))
+
+        def step(block, index, x, state):
+            return block(x, sight, None, state, index, None)
+
+        x, _, _ = walk(self.encoder.layers, step, self.embed.tokens(tokens), None)
+        return self.encoder.final_norm(x)
+
+    def remember(self, encoded: Float[Array, "B P D"], length: Int[Array, "B"]) -> Memory:
+        """Keys and values of the encoder's output for every decoder layer."""
+        layers = self.decoder.layers
+
+        def one(layer: Block) -> KV:
+            assert layer.cross is not None
+            return KV(*(a.transpose(0, 2, 1, 3) for a in layer.cross.keys_values(encoded)))
+
+        if isinstance(layers, nnx.Dict):
+            kept = tuple(one(layers[str(index)]) for index in range(len(layers)))
+        else:
+            graphdef, params = nnx.split(layers)
+            kept = jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer)), params)
+        return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
+
+    def decode(
+        self, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=(),
+        chosen: tuple[int, ...] | None = None,
+    ) -> tuple[Output, Any]:  # fmt: skip
+        """One pass of the decoder: the output, and the caches with the block. `chosen`: see `models.layers.walk`."""
+        sight = Sight(visible, self.decoder.bias(distance))
+
+        def step(block, index, x, layers):
+            return block(x, sight, memory, layers, index, start)
+
+        x = self.embed.tokens(tokens)
+        x, layers, hiddens = walk(self.decoder.layers, step, x, layers, capture, chosen)
+        features = self.decoder.final_norm(x)
+        return Output(self.logits(features), features, hiddens), layers
 
     def logits(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
         """The scale undoes the embedding's unit variance."""
@@ -225,85 +311,57 @@ class Trunk(nnx.Module):
         return self.embed.tokens.logits(features) if self.head is None else self.head(features)
 
 
-def init(key: jax.Array, config: T5Config, fmt: Format) -> Params:
-    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    rngs = nnx.Rngs(params=key)
-    params = nnx.to_pure_dict(nnx.state(Trunk(config, fmt, rngs=rngs), nnx.Param))
-    for name, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        make = functools.partial(_block, config, fmt, name == "decoder")
-        params[name]["layers"] = init_layers(make, rngs, count, fmt.stacked)
-    return params
-
-
 def _block(config: T5Config, fmt: Format, decoder: bool, rngs: nnx.Rngs) -> Block:
     return Block(config, fmt, decoder=decoder, rngs=rngs)
 
 
+def init(key: jax.Array, config: T5Config, fmt: Format) -> Params:
+    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
+    return nnx.to_pure_dict(nnx.state(T5(config, fmt, rngs=nnx.Rngs(params=key)), nnx.Param))
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder:
-    """The model's structure, split once: the encoder, the bridge and the decoder as functions of the parameters."""
+    """The methods of `T5` as functions of its parameters.
 
-    config: T5Config
-    fmt: Format
-    trunk_def: Any
-    encoder_def: Any
-    decoder_def: Any
+    Attributes:
+      module: from parameters to the module.
+    """
 
-    def trunk(self, params: Params) -> Trunk:
-        stacks = {s: {n: v for n, v in params[s].items() if n != "layers"} for s in ("encoder", "decoder")}
-        return nnx.merge(self.trunk_def, {**params, **stacks})
+    module: Callable[[Params], T5]
 
-    def encode(self, params: Params, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
-        """The encoder's output; tokens at `length` and after change nothing before it."""
-        trunk, (rows, width) = self.trunk(params), tokens.shape
-        below = jnp.arange(width, dtype=jnp.int32)[None] < length[:, None]
-        visible = jnp.broadcast_to(below[:, None], (rows, width, width))
-        sight = Sight(visible, trunk.encoder.bias(plain_distance(width, width)))
+    def encode(self, params: Params, *args: Any) -> Float[Array, "B P D"]:
+        return self.module(params).encode(*args)
 
-        def step(block, index, x, state):
-            return block(x, sight, None, state, index, None)
+    def remember(self, params: Params, *args: Any) -> Memory:
+        return self.module(params).remember(*args)
 
-        x = trunk.embed.tokens(tokens)
-        x, _, _ = walk(self.encoder_def, params["encoder"]["layers"], self.config.encoder_layers, step, x, None)
-        return trunk.encoder.final_norm(x)
-
-    def remember(self, params: Params, encoded: Float[Array, "B P D"], length: Int[Array, "B"]) -> Memory:
-        """Keys and values of the encoder's output for every decoder layer."""
-        layers = params["decoder"]["layers"]
-
-        def one(layer) -> KV:
-            kv = nnx.merge(self.decoder_def, layer).cross.keys_values(encoded)
-            return KV(*(a.transpose(0, 2, 1, 3) for a in kv))
-
-        count = self.config.decoder_layers
-        kept = tuple(one(layers[str(i)]) for i in range(count)) if "0" in layers else jax.lax.map(one, layers)
-        return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
-
-    def decode(
-        self, params: Params, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=(),
-        chosen: tuple[int, ...] | None = None,
-    ) -> tuple[Output, Any]:  # fmt: skip
-        """One pass of the decoder; `layers` None remembers nothing. `chosen`: see `language_model`."""
-        trunk = self.trunk(params)
-        sight = Sight(visible, trunk.decoder.bias(distance))
-
-        def step(block, index, x, layers):
-            return block(x, sight, memory, layers, index, start)
-
-        x = trunk.embed.tokens(tokens)
-        count = self.config.decoder_layers
-        weights = params["decoder"]["layers"]
-        x, layers, hiddens = walk(self.decoder_def, weights, count, step, x, layers, capture, chosen)
-        features = trunk.decoder.final_norm(x)
-        return Output(trunk.logits(features), features, hiddens), layers
+    def decode(self, params: Params, *args: Any) -> tuple[Output, Any]:
+        return self.module(params).decode(*args)
 
 
 def encoder_decoder(config: T5Config, fmt: Format) -> EncoderDecoder:
-    """Splits the model's structure from its parameters."""
-    trunk_def: Any = structure(lambda r: Trunk(config, fmt, rngs=r))
+    """Splits the model's structure, that of one layer each, from its parameters."""
+    none = dataclasses.replace(config, encoder_layers=0, decoder_layers=0)
+    ends_def: Any = structure(lambda rngs: T5(none, fmt, rngs=rngs))
     encoder_def: Any = structure(functools.partial(_block, config, fmt, False))
     decoder_def: Any = structure(functools.partial(_block, config, fmt, True))
-    return EncoderDecoder(config, fmt, trunk_def, encoder_def, decoder_def)
+
+    def merged(params: Params) -> T5:
+        stacks = {s: {n: v for n, v in params[s].items() if n != "layers"} for s in ("encoder", "decoder")}
+        model = nnx.merge(ends_def, {**params, **stacks})
+        for stack, graphdef in ((model.encoder, encoder_def), (model.decoder, decoder_def)):
+            name = "decoder" if stack.decoder else "encoder"
+            stack.config, stack.layers = config, merge_layers(graphdef, params[name]["layers"])
+        model.config = config
+        return model
+
+    return EncoderDecoder(merged)
+
+
+def module(params: Params, config: T5Config, fmt: Format) -> T5:
+    """The module with the given parameters."""
+    return encoder_decoder(config, fmt).module(params)
 
 
 def score(
@@ -315,12 +373,7 @@ def score(
     decoder_tokens: Int[Array, "B S"],
 ) -> Float[Array, "B S V"]:
     """Next-token logits at every position of left-aligned decoder tokens (the start token first), with no cache."""
-    model = encoder_decoder(config, fmt)
-    rows, width = decoder_tokens.shape
-    memory = model.remember(params, model.encode(params, encoder_tokens, encoder_length), encoder_length)
-    distance = plain_distance(width, width)
-    visible = jnp.broadcast_to(distance <= 0, (rows, width, width))
-    return model.decode(params, decoder_tokens, visible, distance, memory, None, None)[0].logits
+    return module(params, config, fmt)(encoder_tokens, decoder_tokens, encoder_length=encoder_length)
 
 
 def language_model(

@@ -153,7 +153,7 @@ def test_prefill_opens_every_row_with_the_start_token(config):
     read = prefill(weights(config), *prompts(config), SLOTS)
     assert read.pending.tolist() == [config.start_token] * 3
     assert read.cache.length.tolist() == [0, 0, 0]
-    assert read.features.shape == (3, 0, config.width)
+    assert read.features.shape == (3, 1, config.width)
 
 
 def ragged_schedule(config, fmt, steps=15):
