@@ -32,8 +32,8 @@ class Prefilled(NamedTuple):
 class LanguageModel(NamedTuple):
     """A language model as the decoding loop sees it.
 
-    prefill: (params, prompt [B,P], length [B], cache_len) -> Prefilled. `prompt` is left-aligned; what lies past
-        `length` is ignored. Decoder-only: the cache holds prompt[:length-1] and `pending` is the last prompt token.
+    prefill: (params, prompt [B,P], length [B], cache_len) -> Prefilled. `prompt` is left-aligned; tokens past
+        `length` are ignored. Decoder-only: the cache holds prompt[:length-1] and `pending` is the last prompt token.
         Encoder-decoder: the encoder has run, cross keys and values are in the cache, `pending` is the start token.
     extend: (params, tokens [B,S], cache, mask [S,S] or [B,S,S] bool, depth [S] or [B,S], offset=0)
         -> (Output, Cache). Writes keys and values of the S tokens into slots length + offset + (0..S-1) and does not

@@ -3,6 +3,19 @@
 committed tokens          t0 t1 t2 ... t_n          cache holds t0 .. t_{n-1}; t_n is `pending`
 one round                 draft a tree below t_n, verify it in one target forward pass, commit the accepted path and
                           one more token, compact the cache, pass the commit to the drafter
+
+A loop of your own, of a loaded `target` and a `LoadedDrafter`:
+
+    warp, stages = sampling.sampling_params(batch, target.vocab_size, temperature=0.0)
+    params = DecodeParams(target.params, drafter.params, warp, stopping.rules(target.vocab_size, eos=target.eos))
+    model = target.variant(capture=drafter.drafter.capture)
+    init = jax.jit(make_init(model, drafter.drafter, stages, cache_len=256, max_new=64))
+    step = jax.jit(make_step(model, drafter.drafter, verify.TABLE["token"].fn, stages), donate_argnums=1)
+    state = init(params, row_keys(0, jnp.arange(batch)), prompts, lengths, budgets)
+    while (state.stop == Stop.RUNNING).any():
+        state, info = step(params, state)  # info: what was drafted, accepted and committed
+
+`tests/test_custom_loop.py` runs it.
 """
 
 import functools
@@ -66,13 +79,13 @@ class GenerationState(NamedTuple):
 
 
 def row_keys(seed: int | jax.Array, rows: Integer[Array, "B"]) -> KeyArray:
-    """One typed key a row: a function of the seed and the row's own number, not of its place in the batch."""
+    """One typed key per row: a function of the seed and the row's number, not of its place in the batch."""
     root = jax.random.key(seed) if isinstance(seed, int) else seed
     return jax.vmap(lambda row: jax.random.fold_in(root, row))(rows)
 
 
 def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
-    """Each row's keys of its next round, of the drafter and of the verifier."""
+    """Keys of the next round, of the drafter and of the verifier, [B] each."""
     keys = jax.vmap(lambda k: jax.random.split(k, 3))(key)
     return keys[:, 0], keys[:, 1], keys[:, 2]
 
@@ -353,7 +366,7 @@ def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] |
 
 
 def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B W"]:
-    """The accepted tokens of each row, then the verifier's own; the rest is undefined."""
+    """The accepted tokens of each row, then the verifier's token; entries after it are undefined."""
     below = jnp.take_along_axis(draft.tokens, verdict.path, axis=1)[:, 1:]
     below = jnp.pad(below, ((0, 0), (0, 1)))
     at = jnp.arange(tree.width, dtype=jnp.int32)[None]
@@ -448,12 +461,12 @@ def _count_trace() -> None:
 
 
 def trace_count() -> int:
-    """How often prefill, generate or one_round have been traced by this process: each trace is one compile."""
+    """Number of traces of prefill, generate and one_round in this process; each trace is one compile."""
     return _traces
 
 
 def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array, "B"]) -> Bool[Array, "B V"]:
-    """Adds the first length[b] tokens to the set of each row; what lies past them goes out of range and is dropped."""
+    """Adds the first length[b] tokens to the set of each row; later ones are out of range and are dropped."""
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     index = jnp.where(at < length[:, None], tokens, seen.shape[1])
     rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
@@ -461,7 +474,7 @@ def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array
 
 
 def _info(tree: Tree, draft: Draft, verdict: Verdict, shared, block, n, active) -> Info:
-    """Diagnostics of a round. A node was tested where it is on the path, or the path ends at a node with children."""
+    """Diagnostics of a round. A node was tested if it is on the path, or if the path ends above it."""
     walked = tested(tree, draft, verdict)
     depth = jnp.arange(tree.width, dtype=jnp.int32)[None]
     on = lambda x: jnp.where(active, x, 0)

@@ -1,11 +1,11 @@
-"""Where parameters, caches and states lie on a mesh: one rule table a model, from parameter path to PartitionSpec.
+"""Placement of parameters and caches on a mesh: one rule table per model, from parameter path to PartitionSpec.
 
     axis     what is split over it
     data     rows of the batch: tokens, lengths, keys, caches
     model    heads (q, k, v by columns, o by rows), feed-forward (gate, up by columns, down by rows), vocabulary
 
-Each layer then needs two all-reduces, one after `o` and one after `down`. Models know nothing of meshes: parameters
-come in sharded, `on_mesh` pins the caches, and XLA's partitioner does the rest.
+Each layer then needs two all-reduces, one after `o` and one after `down`. Models do not refer to meshes: parameters
+are passed in sharded, `on_mesh` pins the caches, and XLA's partitioner does the rest.
 Tensor parallelism after Shoeybi et al. 2019 (arXiv 1909.08053).
 """
 
@@ -33,8 +33,8 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
     """A mesh of `data` x `model` devices, its axes of type Auto (XLA propagates the shardings).
 
     Args:
-      data: ways in which the rows of a batch are split.
-      model: ways in which heads, feed-forward and vocabulary are split.
+      data: number of parts of a batch's rows.
+      model: number of parts of heads, feed-forward and vocabulary.
       devices: which devices; default all that jax sees.
 
     Raises:
@@ -52,18 +52,18 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
 
 
 def check_axes(mesh: Any) -> None:
-    """Raises ValueError where it is no mesh of `make_mesh`'s axes."""
+    """Raises ValueError unless it is a mesh with the axes of `make_mesh`."""
     names = getattr(mesh, "axis_names", None)
     if names is None or not {DATA, MODEL} <= set(names):
-        told = type(mesh).__name__ if names is None else f"one of axes {', '.join(map(str, names))}"
-        raise ValueError(f"mesh must be one of specjax.sharding.make_mesh, with axes {DATA} and {MODEL}; got {told}")
+        given = type(mesh).__name__ if names is None else f"one of axes {', '.join(map(str, names))}"
+        raise ValueError(f"mesh must be one of specjax.sharding.make_mesh, with axes {DATA} and {MODEL}; got {given}")
 
 
 class Rule(NamedTuple):
-    """Parameters whose path matches `pattern` whole lie as the first of `specs` that divides their shape.
+    """Parameters whose whole path matches `pattern` take the first of `specs` that divides their shape.
 
-    Paths are dotted and without layer numbers ("layers.attn.q.kernel"); specs speak of one layer's array, kernels as
-    (in, out). A second spec is a stated fallback; with one spec, a shape that does not divide is an error.
+    Paths are dotted and without layer numbers ("layers.attn.q.kernel"); specs are for one layer's array, kernels as
+    (in, out). A second spec is a fallback; with one spec, a shape that does not divide is an error.
     """
 
     pattern: str
@@ -146,7 +146,7 @@ TABLES = {"opt": OPT, "llama": LLAMA, "t5": T5}  # by the name of the model's fi
 
 
 def replicated(rules: Rules) -> Rules:
-    """The same parameters, each whole on every device: what a small draft model wants, whose layers would wait for
+    """The same parameters, each whole on every device: best for a small draft model, whose layers would wait for
     their all-reduces longer than they compute."""
     table = tuple(Rule(r.pattern, (P(*(None for _ in r.specs[0])),)) for r in rules.table)
     return Rules(table, heads=None, vocabulary=None)
@@ -232,7 +232,7 @@ def check_heads(mesh: Mesh, rules: Rules, *, kv_heads: int) -> None:
 
 
 def place(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads: int) -> Params:
-    """Lays parameters over the mesh; every device is handed its own shard and no more. See `shardings`."""
+    """Places parameters on the mesh; each device receives only its own shards. See `shardings`."""
     return jax.device_put(params, shardings(params, mesh, rules, fmt, kv_heads=kv_heads))
 
 

@@ -36,7 +36,7 @@ SLACK = 64  # draft tokens that a row may hold beyond `stretch` for each of the 
 
 
 class BridgeParams(NamedTuple):
-    """What a bridge reads: the draft's weights, how it is told the text, and how the target is told its guesses."""
+    """Parameters of a bridge: the draft's weights, and the tables between both vocabularies."""
 
     model: Params
     reading: Reading
@@ -117,8 +117,8 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
 def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
     """What `lm` writes greedily in gamma tokens, proposed in the target's tokens, gamma at the most.
 
-    Runs of draft tokens that are one target token are joined, the longest run first; any other draft token is told as
-    the target's tokens that have its bytes. A draft token that cannot be told ends the proposal. The draft is greedy at
+    Runs of draft tokens that are one target token are joined, the longest run first; any other draft token becomes
+    the target's tokens that have its bytes. A draft token without such tokens ends the proposal. The draft is greedy at
     every temperature, so that its proposal is a function of the text: point masses.
 
     Args, Raises: as `intersection`.
@@ -142,13 +142,13 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
         first = argmax(logits)
         (cache, _), others = jax.lax.scan(body, (cache, first), length=gamma - 1)
         written = jnp.concatenate([first[:, None], others.T], 1)
-        told, count = tell(params.telling, written, gamma)
+        proposed, count = tell(params.telling, written, gamma)
         valid = (jnp.arange(gamma, dtype=jnp.int32)[None] < count[:, None]) & reader.room(params, state)[:, None]
         valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
-        return Draft(jnp.concatenate([pending[:, None], told], 1), valid, None), state._replace(cache=cache)
+        return Draft(jnp.concatenate([pending[:, None], proposed], 1), valid, None), state._replace(cache=cache)
 
     def commit(params: BridgeParams, state: BridgeDraft, committed: Commit):
-        # The draft's own tokens are forgotten: the committed text is told anew, in the words of the table.
+        # The draft's own tokens are dropped: the committed text is converted again by the table.
         spelling = params.reading.spelling
         new = jnp.arange(committed.tokens.shape[1], dtype=jnp.int32)[None] < committed.length[:, None]
         counts = jnp.where(new, spelling.count[committed.tokens], 0)
@@ -243,7 +243,7 @@ def tell(writing: Writing, written: Int[Array, "B n"], width: int) -> tuple[Int[
 
     written   un  believ  ably   s          unbeliev is one target token, ably is two, s is one
     begins    x           x      x
-    told      unbeliev    ab ly  s
+    result    unbeliev    ab ly  s
     """
     longest, joined = match(writing.joins, written, writing.spelling.tokens.shape[1])
     one = longest > 0
@@ -324,7 +324,7 @@ def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: 
     Args:
       draft, target: models from `specjax.load`, with their tokenizers.
       gamma: draft tokens a round, at least 1.
-      width: draft tokens in which one target token is told to the draft, at the most; of longer ones it hears the end.
+      width: most draft tokens that one target token becomes; of longer ones the draft reads the end.
       stretch: draft tokens for each target token that the draft has room for; a row that needs more decodes plainly.
 
     Raises:
@@ -341,7 +341,7 @@ def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: 
 def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
     """A smaller model with another tokenizer writes greedily; its text is proposed in the target's tokens.
 
-    Args, Raises: as `bridge`; width limits the target tokens in which one draft token is told, too.
+    Args, Raises: as `bridge`; width also limits the target tokens that one draft token becomes.
     """
     ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
     reading = _vocabulary.reading(ours, theirs, spelled, width=width)

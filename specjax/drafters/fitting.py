@@ -56,7 +56,7 @@ def fit(
         raise ValueError("there is nothing to fit a table to: give at least one token")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         worst = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise ValueError(f"token {worst} lies outside the vocabulary of {vocab_size} tokens")
+        raise ValueError(f"token {worst} is outside the vocabulary of {vocab_size} tokens")
     # how many tokens of its own sequence precede each token
     before = np.concatenate([np.arange(len(part)) for part in parts])
     counts = np.bincount(tokens, minlength=vocab_size) + float(smoothing)

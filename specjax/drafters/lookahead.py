@@ -1,9 +1,9 @@
-"""Lookahead decoding: the target guesses for itself, by Jacobi iteration (Fu et al. 2024, arXiv 2402.02057).
+"""Lookahead decoding: the target drafts for itself by Jacobi iteration (Fu et al. 2024, arXiv 2402.02057).
 
 Every call of the target reads, beside the last token, a window of W columns that run N - 1 steps deep, and up to G
 n-grams that were seen to begin with that token. Window W = 4, N = 4, at its positions after the last token t:
 
-    row 0     t  a  b  c               what was guessed three rounds ago
+    row 0     t  a  b  c               drafted three rounds ago
     row 1        d  e  f  g            two rounds ago
     row 2           h  i  j  k         in the last round
     argmax             l  m  n  o      the new row; the columns t d h l, a e i m, b f j n, c g k o go into the pool
@@ -39,7 +39,7 @@ class Pool(NamedTuple):
 
 
 class LookaheadDraft(NamedTuple):
-    """The window of guesses, R rows of C columns, and the n-grams that it has given so far."""
+    """The Jacobi window, R rows of C columns, and the pool of n-grams taken from it."""
 
     window: Int[Array, "B R C"]  # [:, 0, 0] is the last committed token
     pool: Pool
@@ -52,7 +52,7 @@ def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = 
     The target reads 1 + G (N - 1) + W (N - 1) - 1 nodes a round, and a round commits up to N tokens.
 
     Raises:
-      ValueError: no column, n-grams below 2 tokens, no guess, or no bucket.
+      ValueError: window, guesses or buckets below 1, or ngram below 2.
     """
     for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1),
                                ("buckets", buckets, 1)):  # fmt: skip
@@ -85,17 +85,17 @@ def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = 
         draft = Draft(jnp.concatenate(tokens, 1), jnp.concatenate(valid, 1), None)
         return draft, LookaheadDraft(filled, state.pool)
 
-    def commit(params, state: LookaheadDraft, told: Commit):
+    def commit(params, state: LookaheadDraft, committed: Commit):
         del params
-        fresh = told.argmax[:, last_row]
+        fresh = committed.argmax[:, last_row]
         columns = jnp.concatenate([state.window, fresh[:, None]], axis=1)  # [B, N, C]
-        running = told.length > 0
+        running = committed.length > 0
 
         def gather(pool: Pool, column):  # the first column, which begins with what was committed, comes last
             return remember(pool, column[:, 0], column[:, 1:], running), None
 
         pool, _ = lax.scan(gather, state.pool, jnp.moveaxis(columns, 2, 0), reverse=True)
-        return LookaheadDraft(advanced(columns, told.length), pool)
+        return LookaheadDraft(advanced(columns, committed.length), pool)
 
     def rewind(params, state: LookaheadDraft, back, token):
         del params, token
@@ -124,7 +124,7 @@ def layout(window: int, ngram: int, guesses: int) -> tuple[Tree, np.ndarray]:
 
 
 def first_window(prompt: Int[Array, "B P"], length: Int[Array, "B"], rows: int, columns: int) -> Int[Array, "B R C"]:
-    """Columns that are pieces of the prompt, evenly spread: guesses that some text has had."""
+    """Columns that are pieces of the prompt, evenly spread."""
     spread = jnp.maximum(length - rows, 1)[:, None, None]
     start = jnp.arange(columns, dtype=jnp.int32)[None, None] * spread // columns
     at = start + jnp.arange(rows, dtype=jnp.int32)[None, :, None]
@@ -135,8 +135,7 @@ def first_window(prompt: Int[Array, "B P"], length: Int[Array, "B"], rows: int, 
 def advanced(columns: Int[Array, "B N C"], length: Int[Array, "B"]) -> Int[Array, "B R C"]:
     """The window after `length` tokens were committed, all its rows one up; a row that has stopped keeps its own.
 
-    What stood at position i + length now stands at i. Columns that the text has passed come in again at the end, as
-    guesses of the far future.
+    Position i + length moves to i. Columns that the text has passed are reused at the end of the window.
     """
     count = columns.shape[2]
     shifted = (jnp.arange(count, dtype=jnp.int32)[None] + length[:, None] - 1) % count
@@ -147,7 +146,7 @@ def advanced(columns: Int[Array, "B N C"], length: Int[Array, "B"]) -> Int[Array
 def moved_back(window: Int[Array, "B R C"], count: Int[Array, "B"]) -> Int[Array, "B R C"]:
     """The window that stood `count` positions too far: what `advanced` moved out of it returns to its columns.
 
-    The pool keeps what it was given: n-grams of a text that was refused are guesses like any other.
+    The pool keeps its n-grams: those of rejected text are candidates like any other.
     """
     columns = window.shape[2]
     shifted = (jnp.arange(columns, dtype=jnp.int32)[None] - count[:, None]) % columns

@@ -9,8 +9,8 @@ reads `budget + gamma` slots, however long the row is; nothing longer is masked 
 
 A `Selection` says which slots are kept: the first ones (`Sinks`: Xiao et al. 2023, StreamingLLM, arXiv 2309.17453), or
 those that recent queries look at (`select.py`), chosen anew as decoding goes. As long as everything fits, everything is
-there. The ring follows the target round by round: position p lies in slot kept + (p - kept) mod window, and what the
-target committed replaces what the draft had guessed. Keys carry their true positions, and queries have theirs.
+there. The ring follows the target round by round: position p is in slot kept + (p - kept) mod window, and what the
+target committed replaces what the draft wrote. Keys carry their true positions, and queries have theirs.
 
 MagicDec (Chen et al. 2024, arXiv 2408.11049) drafts so; TriForce (Sun et al. 2024, arXiv 2404.11912) in a hierarchy.
 """
@@ -179,9 +179,9 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
 
     def commit(params, state: SmallKV, committed: Commit, cache: Cache):
         del params, cache  # `follow` reads it when the next round begins
-        told = jnp.concatenate([state.recent, committed.tokens], axis=1)
+        tokens = jnp.concatenate([state.recent, committed.tokens], axis=1)
         at = committed.length[:, None] + jnp.arange(observed + 1, dtype=jnp.int32)[None]
-        return state._replace(recent=jnp.take_along_axis(told, at, axis=1))
+        return state._replace(recent=jnp.take_along_axis(tokens, at, axis=1))
 
     def rewind(params, state: SmallKV, back, token, cache: Cache):
         # `follow` finds the cache shorter than it knew. Tokens older than `recent` are no longer known: until new ones

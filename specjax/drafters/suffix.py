@@ -156,10 +156,10 @@ def beginnings(texts: Continuations, pending: Int[Array, "B"], *, size: int, con
     same = agreeing(texts)
     rows, depth, width = same.shape[:3]
     count = jnp.sum(same, axis=3, dtype=jnp.int32)
-    oldest = jnp.argmax(same, axis=3).astype(jnp.int32)  # the continuation that stands for all that agree
-    stands = (oldest == jnp.arange(width, dtype=jnp.int32)[None, None]) & (count > 0)
+    oldest = jnp.argmax(same, axis=3).astype(jnp.int32)  # the representative of all that agree
+    first = (oldest == jnp.arange(width, dtype=jnp.int32)[None, None]) & (count > 0)
     enough = count.astype(jnp.float32) >= confidence * matched(texts)[:, None, None]
-    score = jnp.where(stands & enough, count, 0).astype(jnp.float32).reshape(rows, depth * width)
+    score = jnp.where(first & enough, count, 0).astype(jnp.float32).reshape(rows, depth * width)
     _, chosen = largest(score, size - 1)
     chosen = jnp.sort(chosen, axis=1).astype(jnp.int32)  # parents, a level above, come first
     valid = jnp.take_along_axis(score, chosen, axis=1) > 0
@@ -189,9 +189,9 @@ def _init(params, prompt, length, cache_len, prefilled) -> History:
     return history.start(prompt, length, max(cache_len, OWN))
 
 
-def _commit(params, state: History, told: Commit) -> History:
+def _commit(params, state: History, committed: Commit) -> History:
     del params
-    return history.append(state, told)
+    return history.append(state, committed)
 
 
 def _rewind(params, state: History, back: Int[Array, "B"], token: Int[Array, "B"]) -> History:

@@ -47,7 +47,7 @@ class Spelling(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How the draft model is told the target's tokens.
+    """How target tokens become draft tokens.
 
     Attributes:
       spelling: of the target's tokens in the draft's; of longer ones the last K tokens.
@@ -77,7 +77,7 @@ class Joins(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """How what the draft model wrote is told to the target.
+    """How draft tokens become target tokens.
 
     Attributes:
       joins: runs of draft tokens that are one target token.
@@ -147,7 +147,7 @@ def spellings(source: Vocabulary, into: Vocabulary, found: dict[int, int]) -> li
     """Each token of `source` in tokens of `into`, of any number: none where there is no way to write it.
 
     A token in a pair is its counterpart; any other is written as the tokenizer of `into` writes its bytes amid a text,
-    or where that cannot be told, as the fewest tokens that have these bytes.
+    or where there is none, as the fewest tokens that have these bytes.
 
     Args:
       found: pairs, source -> into.
@@ -170,7 +170,7 @@ def spellings(source: Vocabulary, into: Vocabulary, found: dict[int, int]) -> li
 
 
 def reading(draft: Vocabulary, target: Vocabulary, spelled: Sequence[Sequence[int]], *, width: int) -> Reading:
-    """How the draft is told the target's tokens, `spelled` in its own: the last `width` of each, where it has more."""
+    """Target tokens as draft tokens, `spelled`: of more than `width` of them, the last."""
     tokens, count = np.zeros((target.size, width), np.int32), np.zeros((target.size,), np.int32)
     for token, ids in enumerate(spelled):
         count[token] = len(ids[-width:])
@@ -181,7 +181,7 @@ def reading(draft: Vocabulary, target: Vocabulary, spelled: Sequence[Sequence[in
 def writing(
     draft: Vocabulary, target: Vocabulary, spelled: Sequence[Sequence[int]], found: dict[int, int], *, width: int
 ) -> Writing:
-    """How what the draft wrote is told to the target, in runs of `width` tokens at the most on either side.
+    """Draft tokens as target tokens, in runs of at most `width` tokens on either side.
 
     Args:
       spelled, found: target tokens in the draft's, and those in pairs.
