@@ -1,10 +1,10 @@
-"""Checkpoints of parameters and training states, by orbax: read straight into the shardings that are wanted.
+"""Checkpoints of parameters and training states by orbax, restored directly into the requested shardings.
 
     FOLDER/tree     the arrays, each device writing and reading its own shards
     FOLDER/about    JSON: the model's family, configuration and weight format
 
-A checkpoint is written under a temporary name and renamed when it is whole, so a folder of the given name is either
-complete or absent. It may be read onto another mesh than the one it was written from.
+A checkpoint is written under a temporary name and renamed when complete, so a folder of the given name is either
+complete or absent. It can be restored onto another mesh than the one it was saved from.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ _TREE, _ABOUT = "tree", "about"
 
 
 class About(NamedTuple):
-    """What a checkpoint says of itself.
+    """The description of a checkpoint.
 
     Attributes:
-      family: name of the model's file: "opt", "t5", "llama".
+      family: of the model: "opt", "t5" or "llama".
       config: fields of the model's configuration.
-      fmt: layout of the weights. Arrays of one layout do not fit another.
-      notes: whatever else was saved, JSON.
+      fmt: layout of the weights; arrays of different layouts are incompatible.
+      notes: other JSON values that were saved.
     """
 
     family: str
@@ -44,19 +44,24 @@ class About(NamedTuple):
 def save(
     folder: str | Path, tree: PyTree, *, family: str, config: Any, fmt: Format, notes: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes a tree of arrays (parameters, optimizer state, typed keys, numbers) and what it is.
+    """Writes a tree of arrays (parameters, optimizer state, typed keys, numbers) and its description.
 
     Args:
       folder: must not exist.
+      tree: the arrays.
+      family: of the model.
       config: the model's configuration, a dataclass of JSON values.
-      notes: further JSON values: step, position in the data, ...
+      fmt: layout of the weights.
+      notes: further JSON values, such as the step.
 
     Raises:
       ValueError: the folder exists, or `notes` or `config` are not JSON.
     """
     folder = Path(folder).absolute()
     if folder.exists():
-        raise ValueError(f"{folder} exists: a checkpoint is never overwritten; choose another name or remove it")
+        raise ValueError(
+            f"folder {folder} exists, and checkpoints are never overwritten: choose another name or remove it"
+        )
     about = {
         "version": VERSION,
         "family": family,
@@ -67,7 +72,7 @@ def save(
     try:
         json.dumps(about)
     except TypeError as error:
-        raise ValueError(f"config and notes of the checkpoint {folder} must be JSON: {error}") from None
+        raise ValueError(f"config and notes must be JSON: {error}") from None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _checkpointer() as checkpointer:
         items = {_TREE: ocp.args.StandardSave(tree), _ABOUT: ocp.args.JsonSave(about)}
@@ -75,41 +80,41 @@ def save(
 
 
 def about(folder: str | Path) -> About:
-    """What a checkpoint says of itself; reads no array.
+    """Reads the description of a checkpoint, without its arrays.
 
     Raises:
-      ValueError: the folder is no checkpoint of specjax, or is damaged.
+      ValueError: the folder is not a checkpoint of specjax, or is damaged.
     """
     folder = _checked(folder)
     with _checkpointer() as checkpointer:
         try:
-            told = checkpointer.restore(folder, ocp.args.Composite(**{_ABOUT: ocp.args.JsonRestore()}))[_ABOUT]
+            stored = checkpointer.restore(folder, ocp.args.Composite(**{_ABOUT: ocp.args.JsonRestore()}))[_ABOUT]
         except (ValueError, OSError) as error:
             raise _damaged(folder, error) from error
-    if not isinstance(told, Mapping):
-        raise ValueError(f"{folder} is no checkpoint of specjax: what it says of itself is no table")
-    if told.get("version") != VERSION:
-        raise ValueError(f"{folder} is of version {told.get('version')}, this program reads version {VERSION}")
+    if not isinstance(stored, Mapping):
+        raise ValueError(f"{folder} is damaged: its description is not a JSON object")
+    if stored.get("version") != VERSION:
+        raise ValueError(f"{folder} has version {stored.get('version')}, but this program reads version {VERSION}")
     try:
-        return About(told["family"], told["config"], read_format(told["format"]), told["notes"])
+        return About(stored["family"], stored["config"], read_format(stored["format"]), stored["notes"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is damaged: what it says of itself lacks an entry, or has a wrong one") from error
+        raise ValueError(f"{folder} is damaged: its description lacks an entry or has an invalid one") from error
 
 
-def read_format(told: Mapping[str, Any]) -> Format:
-    """From JSON, which has no tuples; `left` was one number once, with `left_inputs` beside it."""
-    fields = dict(told)
+def read_format(stored: Mapping[str, Any]) -> Format:
+    """A format from JSON, which has no tuples. Older checkpoints store `left` as one number, with `left_inputs`."""
+    fields = {name: tuple(value) if name == "chunks" else value for name, value in stored.items()}
     left, inputs = fields.pop("left", ()), fields.pop("left_inputs", None)
     pairs = left if inputs is None else [(inputs, left)] if left else []
     return Format(**fields, left=tuple((least, rows) for least, rows in pairs))
 
 
 def like(tree: PyTree, shardings: PyTree | None = None) -> PyTree:
-    """Shapes, dtypes and shardings without the arrays: what `restore` wants.
+    """Shapes, dtypes and shardings of a tree: the argument of `restore`.
 
     Args:
-      tree: arrays, or their shapes (`jax.eval_shape` of a model's `init`).
-      shardings: of the same structure, as `sharding.shardings` gives; None keeps those that the leaves have.
+      tree: arrays or their shapes (`jax.eval_shape` of a model's `init`).
+      shardings: of the same structure, from `sharding.shardings`; None keeps those of the leaves.
     """
     if shardings is None:
         return jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
@@ -117,15 +122,18 @@ def like(tree: PyTree, shardings: PyTree | None = None) -> PyTree:
 
 
 def restore(folder: str | Path, wanted: PyTree, *, fmt: Format | None = None) -> PyTree:
-    """Reads a checkpoint into the structure, dtypes and shardings of `wanted`; each device reads its own shards only.
+    """Restores a checkpoint into the structure, dtypes and shardings of `wanted`; each device reads only its shards.
 
     Args:
       wanted: from `like`.
-      fmt: the format that `wanted` is meant in; another one than the checkpoint's is an error, even where all shapes
-        agree (a square kernel does not show its orientation). None: not checked (trees that are no weights).
+      fmt: the format of `wanted`, which must be that of the checkpoint even if all shapes agree (the shape of a square
+        kernel does not determine its orientation). None: not checked (for trees that are not weights).
+
+    Returns:
+      The tree of arrays.
 
     Raises:
-      ValueError: the folder is no checkpoint, is damaged, or holds other arrays than wanted: the first is named.
+      ValueError: the folder is not a checkpoint, is damaged, or contains other arrays than `wanted`; names the first.
     """
     folder = _checked(folder)
     if fmt is not None:
@@ -138,9 +146,9 @@ def restore(folder: str | Path, wanted: PyTree, *, fmt: Format | None = None) ->
         _check_arrays(folder, _shapes(held), _shapes(wanted))
         try:
             return checkpointer.restore(folder, ocp.args.Composite(**{_TREE: ocp.args.StandardRestore(wanted)}))[_TREE]
-        except (RuntimeError, MemoryError):  # of the devices
+        except (RuntimeError, MemoryError):  # from the devices
             raise
-        except Exception as error:  # TensorStore's of a file that is cut short is of no class
+        except Exception as error:  # TensorStore raises bare Exceptions for truncated files
             raise _damaged(folder, error) from error
 
 
@@ -152,30 +160,28 @@ def _checkpointer() -> ocp.Checkpointer:
 def _checked(folder: str | Path) -> Path:
     folder = Path(folder).absolute()
     if not folder.is_dir():
-        raise ValueError(f"there is no checkpoint at {folder}")
+        raise ValueError(f"folder {folder} does not exist")
     if not (folder / _TREE).is_dir() or not (folder / _ABOUT).is_dir():
-        raise ValueError(f"{folder} is no checkpoint of specjax: it has no {_TREE!r} and {_ABOUT!r} inside")
+        raise ValueError(f"{folder} is not a checkpoint of specjax: it lacks {_TREE!r} or {_ABOUT!r}")
     return folder
 
 
 def _damaged(folder: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"checkpoint {folder} cannot be read, it is damaged or was cut short: {str(error).splitlines()[0]}"
-    )
+    return ValueError(f"checkpoint {folder} is damaged or truncated: {str(error).splitlines()[0]}")
 
 
 def _check_format(folder: Path, held: Format, wanted: Format) -> None:
-    """Fields that change the arrays; the others (padding of rows, caches) may differ."""
+    """Compares the fields that change the arrays; others (padding of rows, caches) may differ."""
     for field in ("dtype", "out_in", "stacked", "part"):
         if getattr(held, field) != getattr(wanted, field):
             raise ValueError(
-                f"checkpoint {folder} has weights of {field}={getattr(held, field)}, wanted are {field}="
+                f"checkpoint {folder} has {field}={getattr(held, field)}, but fmt has {field}="
                 f"{getattr(wanted, field)}: restore with the checkpoint's own format (`checkpoint.about(folder).fmt`)"
             )
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Path -> (shape, dtype). Typed keys are stored as the integers behind them; plain numbers have no shape."""
+    """Path -> (shape, dtype). Typed keys are stored as integers; Python numbers have no shape."""
     shapes = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = getattr(leaf, "dtype", None)
@@ -188,9 +194,11 @@ def _shapes(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
 def _check_arrays(folder: Path, held: dict, wanted: dict) -> None:
     for what, names in (("lacks", wanted.keys() - held.keys()), ("has unexpected", held.keys() - wanted.keys())):
         if names:
-            raise ValueError(f"checkpoint {folder} {what} {min(names)!r} ({len(names)} such arrays): is it this model?")
+            raise ValueError(
+                f"checkpoint {folder} {what} {min(names)!r} ({len(names)} such arrays): is it the same model?"
+            )
     for name, (shape, dtype) in wanted.items():
         if held[name][0] != shape:
-            raise ValueError(f"{name} has shape {held[name][0]} in checkpoint {folder}, wanted is {shape}")
+            raise ValueError(f"{name} has shape {held[name][0]} in checkpoint {folder}, expected {shape}")
         if held[name][1] != dtype and dtype:
-            raise ValueError(f"{name} has dtype {held[name][1]} in checkpoint {folder}, wanted is {dtype}")
+            raise ValueError(f"{name} has dtype {held[name][1]} in checkpoint {folder}, expected {dtype}")

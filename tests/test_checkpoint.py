@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were, onto another mesh too, and say clearly what they cannot give."""
+"""Checkpoints restore exactly, onto other meshes too, and raise for wrong requests and damage."""
 
 import dataclasses
 
@@ -44,8 +44,8 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 8), (4, 2)], ids=str)
-def test_parameters_come_back_onto_any_mesh(saved, shape):
-    """Bit for bit, sharded as wanted, and no device is handed more than its shard."""
+def test_parameters_are_restored_onto_any_mesh(saved, shape):
+    """Bit for bit, with the requested shardings; no device receives more than its shard."""
     mesh = sharding.make_mesh(*shape)
     back = checkpoint.restore(saved, wanted(mesh), fmt=FMT)
     assert same(back, params())
@@ -54,22 +54,22 @@ def test_parameters_come_back_onto_any_mesh(saved, shape):
     assert {s.data.shape for s in kernel.addressable_shards} == {(2, 64, 64 // shape[1])}
 
 
-def test_parameters_come_back_onto_one_device(saved):
+def test_parameters_are_restored_onto_one_device(saved):
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(params)
     back = checkpoint.restore(saved, checkpoint.like(shapes, jax.tree.map(lambda _: here, shapes)), fmt=FMT)
     assert same(back, params())
 
 
-def test_it_says_what_it_is(saved):
-    told = checkpoint.about(saved)
-    assert (told.family, told.fmt, told.notes) == ("opt", FMT, {"step": 3})
-    assert opt.OPTConfig(**told.config) == CONFIG
+def test_about_describes_the_checkpoint(saved):
+    found = checkpoint.about(saved)
+    assert (found.family, found.fmt, found.notes) == ("opt", FMT, {"step": 3})
+    assert opt.OPTConfig(**found.config) == CONFIG
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("dtype", MAX_DTYPES)
-def test_a_format_comes_back_as_the_static_argument_that_it_was(tmp_path, platform, dtype):
+def test_a_restored_format_is_an_equal_static_argument(tmp_path, platform, dtype):
     fmt = default_format(dtype, platform=platform)
     checkpoint.save(tmp_path / "of", {"x": jnp.zeros(3)}, family="opt", config=CONFIG, fmt=fmt)
     held = checkpoint.about(tmp_path / "of").fmt
@@ -77,13 +77,13 @@ def test_a_format_comes_back_as_the_static_argument_that_it_was(tmp_path, platfo
 
 
 @pytest.mark.parametrize("left, pairs", [(9, ((768, 9),)), (0, ())])
-def test_a_format_of_older_checkpoints_is_read(left, pairs):
-    told = {"dtype": "bfloat16", "out_in": True, "left": left, "left_inputs": 768}
-    assert checkpoint.read_format(told) == Format(dtype="bfloat16", out_in=True, left=pairs)
+def test_formats_of_older_checkpoints_are_read(left, pairs):
+    stored = {"dtype": "bfloat16", "out_in": True, "left": left, "left_inputs": 768}
+    assert checkpoint.read_format(stored) == Format(dtype="bfloat16", out_in=True, left=pairs)
 
 
-def test_a_training_state_comes_back(tmp_path):
-    """Optimizer moments, a typed key and plain numbers, in the same containers."""
+def test_a_training_state_is_restored(tmp_path):
+    """Optimizer moments, typed keys and Python numbers, in the same containers."""
     mesh = sharding.make_mesh(1, 8)
     weights = placed(mesh)
     state = {
@@ -105,18 +105,18 @@ def test_a_training_state_comes_back(tmp_path):
     assert mu.sharding.shard_shape(mu.shape) == (2, 64, 16)
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no checkpoint at .*nothing"):
+def test_a_folder_that_is_not_a_checkpoint_raises(tmp_path):
+    with pytest.raises(ValueError, match="nothing"):
         checkpoint.restore(tmp_path / "nothing", {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     for read in (lambda f: checkpoint.restore(f, {}), checkpoint.about):
-        with pytest.raises(ValueError, match=r"other is no checkpoint of specjax"):
+        with pytest.raises(ValueError, match="other"):
             read(tmp_path / "other")
 
 
 def change(tree, path: str, leaf):
-    """A copy of a nested dict with one leaf replaced, or removed where `leaf` is None."""
+    """A copy of a nested dict with one leaf replaced, or removed if `leaf` is None."""
     head, _, rest = path.partition(".")
     copy = dict(tree)
     if rest:
@@ -128,7 +128,7 @@ def change(tree, path: str, leaf):
     return copy
 
 
-def test_other_arrays_than_wanted_are_named(saved):
+def test_other_arrays_than_requested_are_named(saved):
     good = wanted(sharding.make_mesh(2, 4))
     table = good["embed"]["tokens"]["table"]
     longer = jax.ShapeDtypeStruct((104, 64), table.dtype, sharding=table.sharding)
@@ -136,9 +136,9 @@ def test_other_arrays_than_wanted_are_named(saved):
     for tree, message in (
         (
             change(good, "embed.tokens.table", longer),
-            r"embed\.tokens\.table has shape \(96, 64\).* wanted is \(104, 64\)",
+            r"embed\.tokens\.table has shape \(96, 64\).* \(104, 64\)",
         ),
-        (change(good, "embed.tokens.table", wider), r"embed\.tokens\.table has dtype bfloat16.* wanted is float32"),
+        (change(good, "embed.tokens.table", wider), r"embed\.tokens\.table has dtype bfloat16.* float32"),
         (change(good, "embed.tokens.table", None), r"has unexpected 'embed\.tokens\.table' \(1 such"),
         (change(good, "head.kernel", table), r"lacks 'head\.kernel' \(1 such"),
     ):
@@ -147,48 +147,48 @@ def test_other_arrays_than_wanted_are_named(saved):
 
 
 @pytest.mark.parametrize("field, value", [("out_in", True), ("dtype", "float32"), ("stacked", False)])
-def test_another_format_is_refused(saved, field, value):
-    """Square kernels have the same shape in both orientations: only the format tells."""
+def test_another_format_raises(saved, field, value):
+    """Square kernels have the same shape in both orientations: only the format differs."""
     other = dataclasses.replace(FMT, **{field: value})
-    with pytest.raises(ValueError, match=rf"{field}={getattr(FMT, field)}, wanted are {field}={value}"):
+    with pytest.raises(ValueError, match=rf"{field}={getattr(FMT, field)}.*{field}={value}"):
         checkpoint.restore(saved, wanted(sharding.make_mesh(2, 4)), fmt=other)
 
 
-def test_kernels_in_parts_come_back_in_parts_alone(tmp_path):
+def test_kernels_in_parts_are_restored_only_in_parts(tmp_path):
     kernel = {"0": jnp.ones((4, 2)), "1": jnp.zeros((4, 2))}
     cut = Format(dtype="bfloat16", out_in=True, part=2)
     checkpoint.save(tmp_path / "cut", {"kernel": kernel}, family="opt", config=CONFIG, fmt=cut)
     assert same(checkpoint.restore(tmp_path / "cut", checkpoint.like({"kernel": kernel}), fmt=cut), {"kernel": kernel})
-    with pytest.raises(ValueError, match=r"part=2, wanted are part=0"):
+    with pytest.raises(ValueError, match=r"part=2.*part=0"):
         checkpoint.restore(tmp_path / "cut", {"kernel": jnp.ones((4, 4))}, fmt=dataclasses.replace(cut, part=0))
 
 
-def test_a_damaged_checkpoint_is_called_so(tmp_path):
+def test_a_damaged_checkpoint_raises(tmp_path):
     folder = tmp_path / "cut"
     small = {"a": jnp.arange(4.0)}
     checkpoint.save(folder, small, family="opt", config=CONFIG, fmt=FMT)
     assert same(checkpoint.restore(folder, checkpoint.like(small)), small)
     for file in (folder / "tree").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:10])
-    with pytest.raises(ValueError, match=r"cut cannot be read, it is damaged or was cut short"):
+    with pytest.raises(ValueError, match="damaged"):
         checkpoint.restore(folder, checkpoint.like(small))
     (folder / "about" / "metadata").write_text('{"version": 1')
-    with pytest.raises(ValueError, match=r"cut cannot be read, it is damaged or was cut short"):
+    with pytest.raises(ValueError, match="damaged"):
         checkpoint.about(folder)
-    for told, said in (('{"version": 1}', "lacks an entry"), ("[]", "is no table")):
-        (folder / "about" / "metadata").write_text(told)
-        with pytest.raises(ValueError, match=said):
+    for content in ('{"version": 1}', "[]"):
+        (folder / "about" / "metadata").write_text(content)
+        with pytest.raises(ValueError, match="damaged"):
             checkpoint.about(folder)
 
 
 def test_nothing_is_overwritten(saved):
-    with pytest.raises(ValueError, match=r"tiny exists: a checkpoint is never overwritten"):
+    with pytest.raises(ValueError, match="tiny"):
         checkpoint.save(saved, {"a": jnp.zeros(3)}, family="opt", config=CONFIG, fmt=FMT)
     assert same(checkpoint.restore(saved, wanted(sharding.make_mesh(2, 4))), params())
 
 
-def test_a_save_that_fails_leaves_nothing_of_that_name(tmp_path):
-    with pytest.raises(ValueError, match="must be JSON"):
+def test_a_failed_save_leaves_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="notes"):
         checkpoint.save(tmp_path / "a", {}, family="opt", config=CONFIG, fmt=FMT, notes={"x": object()})
     with pytest.raises(Exception):  # noqa: B017 - orbax's own, of any kind
         checkpoint.save(tmp_path / "a", {"x": jnp.zeros(3), "y": object()}, family="opt", config=CONFIG, fmt=FMT)

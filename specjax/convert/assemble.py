@@ -1,7 +1,7 @@
-"""Parameters in and out: from any tensor source to the nested dict that a model runs on, and back to a folder.
+"""Parameters from any tensor source to the nested dict of a model, and back.
 
-Tensors go one at a time from the file into their final dtype, orientation and place, so the host holds about one copy
-of the weights; under a mesh each host reads the slices of its own devices and never holds the whole model.
+Tensors are read one at a time into their final dtype, orientation and placement, so the host holds about one copy of
+the weights; on a mesh each host reads only the slices of its own devices.
 """
 
 import math
@@ -12,39 +12,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.convert.names import NameTable
 from specjax.convert.sources import Index, TensorSource
-from specjax.convert.table import NameTable
 from specjax.models.format import Format
 from specjax.types import Params
 
-Place = Callable[[str, tuple[int, ...]], jax.sharding.Sharding]  # (path, shape) -> where this parameter lives
+Place = Callable[[str, tuple[int, ...]], jax.sharding.Sharding]  # (path, shape) -> sharding of the parameter
 Progress = Callable[[int, int], None]
 
-NAMED = 5  # tensors named in an error message, of each kind
-TILE = 128  # rows and columns of a transposing copy: what stays in cache
+NAMED = 5  # maximum number of tensors named per kind of error
+TILE = 128  # rows and columns of a transposing copy, sized for the cache
 
 
 class Leaf(NamedTuple):
-    """One parameter of the model and the stored tensors that it is made of."""
+    """One parameter of the model and the stored tensors that it consists of."""
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    pieces: tuple[str, ...]  # paths with separate layers: one, or L where layers are stacked
+    pieces: tuple[str, ...]  # paths of separate layers: one, or L if layers are stacked
     stacked: bool
     flipped: bool  # stored (out, in), wanted (in, out)
-    part: tuple[int, int] = (0, 1)  # number of this array and count of those that the stored tensor is cut into
+    part: tuple[int, int] = (0, 1)  # index of this array and number of arrays per stored tensor
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape of each stored tensor, as Hugging Face writes it."""
+        """Shape of each stored tensor in Hugging Face's layout."""
         shape = self.shape[1:] if self.stacked else self.shape
         if self.part[1] > 1:
             return shape[0], shape[1] * self.part[1]
         return shape[::-1] if self.flipped else shape
 
     def stored_index(self, index: Index) -> Index:
-        """Where a slice of this array (of one layer of it) lies in the stored tensor."""
+        """The index in the stored tensor of a slice of this array (of one layer, if stacked)."""
         number, count = self.part
         if count == 1:
             return index[::-1] if self.flipped else index
@@ -58,7 +58,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(params: Params, fmt: Format) -> list[Leaf]:
-    """Every parameter of a nested dict (of arrays, or of shapes as `jax.eval_shape` gives them), by dotted path."""
+    """Every parameter of a nested dict of arrays or shapes (from `jax.eval_shape`), by dotted path."""
     found = []
     for keys, value in jax.tree_util.tree_flatten_with_path(params)[0]:
         path = ".".join(str(key.key) for key in keys)
@@ -87,18 +87,18 @@ def load_params(
     """Reads the parameters of a model.
 
     Args:
-      source: where the tensors lie.
-      table: the model's names.
+      source: the stored tensors.
+      table: the name table of the model.
       abstract: nested dict of shapes and dtypes in the format's own layout: `jax.eval_shape` of the model's `init`.
       fmt: orientation of kernels, and whether layers are stacked.
-      place: sharding of each parameter; None puts everything on the default device.
-      progress: called after each parameter with the bytes done and the bytes in all, of the whole model.
+      place: sharding of each parameter; None: the default device.
+      progress: called after each parameter with (bytes read, total bytes) of the model.
 
     Returns:
       The nested dict of arrays.
 
     Raises:
-      ValueError: tensors are missing, unexpected, of another shape or of whole numbers; the message names them.
+      ValueError: tensors are missing, unexpected, of the wrong shape or of an integer dtype; names them.
     """
     wanted = leaves(abstract, fmt)
     names = _resolve(source, table, wanted)
@@ -117,7 +117,7 @@ def load_params(
 
 
 def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict[str, str]:
-    """Parameter path -> name in the source; every mismatch is collected into one error."""
+    """Parameter path -> name in the source; collects all mismatches into one error."""
     shapes = {piece: leaf.stored_shape for leaf in wanted for piece in leaf.pieces}
     claims: dict[str, list[tuple[int, str]]] = {}
     unexpected = []
@@ -136,25 +136,25 @@ def _resolve(source: TensorSource, table: NameTable, wanted: list[Leaf]) -> dict
         if source.shape(name) != shapes[path]
     ]
     unfit = [
-        f"{name} is of {source.dtype(name)}, which is no floating-point dtype"
+        f"{name} has dtype {source.dtype(name)}, which is not floating-point"
         for _, name in found.values()
         if not jnp.issubdtype(source.dtype(name), jnp.floating)
     ]
-    told_twice = [
-        f"{name} differs from {found[path][1]}, and both stand for one parameter"
+    conflicting = [
+        f"{name} and {found[path][1]} differ but name the same parameter"
         for path, names in claims.items()
         for _, name in names
         if name != found[path][1] and not source.same(name, found[path][1])
     ]
-    kinds = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped), ("of another dtype", unfit),
-             ("told twice", told_twice))  # fmt: skip
+    kinds = (("missing", missing), ("unexpected", unexpected), ("wrong shape", misshaped), ("wrong dtype", unfit),
+             ("conflicting", conflicting))  # fmt: skip
     faults = [
         f"{kind}: {', '.join(items[:NAMED])}{f' and {len(items) - NAMED} more' if len(items) > NAMED else ''}"
         for kind, items in kinds
         if items
     ]
     if faults:
-        raise ValueError(f"{source.where} does not fit its configuration - {'; '.join(faults)}")
+        raise ValueError(f"{source.where} does not match its configuration - {'; '.join(faults)}")
     return {path: name for path, (_, name) in found.items()}
 
 
@@ -170,7 +170,7 @@ def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | Non
 
     if place is None:
         return jax.device_put(gather(tuple(slice(0, n) for n in leaf.shape)))
-    read: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # replicas on this host share one reading
+    read: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # replicas on this host share one read
 
     def once(index: Index | None) -> np.ndarray:
         bounds = index or (slice(None),) * len(leaf.shape)
@@ -183,7 +183,7 @@ def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | Non
 
 
 def copy_into(out: np.ndarray, values: np.ndarray) -> None:
-    """Copies and casts; in tiles where it transposes, or a large matrix would miss the cache at every entry."""
+    """Copies and casts; in tiles if it transposes, since a large matrix would miss the cache at every entry."""
     if out.ndim != 2 or values.flags.c_contiguous:
         out[...] = values
         return
@@ -194,9 +194,9 @@ def copy_into(out: np.ndarray, values: np.ndarray) -> None:
 
 
 def stored_tensors(params: Params, table: NameTable, fmt: Format) -> list[tuple[str, Leaf, int]]:
-    """(Hugging Face name, parameter, layer within it) of everything to be written, in the order of the parameters.
+    """(Hugging Face name, parameter, layer index) of every tensor to write, in the order of the parameters.
 
-    Of a kernel in parts the first stands for all.
+    A kernel in parts is represented by its first part.
     """
     firsts = [leaf for leaf in leaves(params, fmt) if leaf.part[0] == 0]
     return [(table.name(piece), leaf, number) for leaf in firsts for number, piece in enumerate(leaf.pieces)]

@@ -1,4 +1,4 @@
-"""Configuration and tokenizer from the metadata of a GGUF file: no other file and no network is needed."""
+"""Configuration and tokenizer from the metadata of a GGUF file, without other files or network."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def gguf_config(gguf: GGUF) -> dict[str, Any]:
-    """The config.json that Hugging Face would hold for this file."""
+    """The contents of the corresponding config.json of Hugging Face."""
     heads = gguf.whole("attention.head_count")
     width = gguf.whole("embedding_length")
     vocabulary = int(gguf.tensors["token_embd.weight"].shape[-1])
@@ -45,7 +45,7 @@ def gguf_config(gguf: GGUF) -> dict[str, Any]:
 
 
 def _rope_scaling(gguf: GGUF) -> dict[str, Any] | None:
-    """Rotary scaling: linear from the metadata, or Llama 3.1's, which the file spells as one divisor a frequency."""
+    """Rotary scaling: linear from the metadata, or Llama 3.1's, stored as one divisor per frequency."""
     kind = gguf.metadata.get(f"{gguf.architecture}.rope.scaling.type", "none")
     if kind not in ("none", "linear"):
         raise ValueError(f"{gguf.path} has rope scaling {kind!r}: specjax reads linear and llama3 from GGUF")
@@ -54,7 +54,7 @@ def _rope_scaling(gguf: GGUF) -> dict[str, Any] | None:
     if ROPE_FACTORS not in gguf.tensors:
         return None
     stored = np.asarray(gguf.tensors[ROPE_FACTORS].data, np.float32)
-    scaling = {  # what every published Llama 3.1-3.3 has; the largest divisor is the factor
+    scaling = {  # the values of all published Llama 3.1-3.3; the largest divisor is the factor
         "rope_type": "llama3",
         "factor": float(stored.max()),
         "low_freq_factor": 1.0,
@@ -63,12 +63,12 @@ def _rope_scaling(gguf: GGUF) -> dict[str, Any] | None:
     }
     theta = gguf.real("rope.freq_base", 10000.0)
     if not np.allclose(stored, llama3_divisors(2 * stored.size, theta, scaling), rtol=1e-3):
-        raise ValueError(f"{gguf.path}: {ROPE_FACTORS} are not Llama 3's: this rope scaling is not supported")
+        raise ValueError(f"{gguf.path}: {ROPE_FACTORS} differ from Llama 3's: this rope scaling is not supported")
     return scaling
 
 
 def llama3_divisors(width: int, theta: float, scaling: dict[str, Any]) -> np.ndarray:
-    """[width / 2]: what Llama 3.1 divides each rotary frequency by (1 for fast ones, `factor` for slow ones)."""
+    """[width / 2]: the divisor of each rotary frequency in Llama 3.1 (1 for fast ones, `factor` for slow ones)."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, width, 2) / width)
     turns = scaling["original_max_position_embeddings"] / wavelength
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -77,16 +77,16 @@ def llama3_divisors(width: int, theta: float, scaling: dict[str, Any]) -> np.nda
 
 
 def gguf_tokenizer(gguf: GGUF) -> Any:
-    """The file's own tokenizer, as a transformers tokenizer: byte-level BPE or SentencePiece BPE; None: it has none.
+    """The tokenizer of the file as a transformers tokenizer (byte-level or SentencePiece BPE), or None.
 
     Raises:
-      ValueError: a tokenizer model or pre-tokenizer that this function does not know.
+      ValueError: an unsupported tokenizer model or pre-tokenizer.
     """
     from transformers import PreTrainedTokenizerFast
 
     meta = {name.removeprefix("tokenizer.ggml."): value for name, value in gguf.metadata.items()}
     if "tokens" not in meta and "model" not in meta:
-        return None  # token ids are taken all the same, as of a folder without a tokenizer
+        return None  # token ids work, as for a folder without a tokenizer
     _check_lists(gguf, meta)
     tokens: list[str] = meta["tokens"]
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -104,7 +104,7 @@ def gguf_tokenizer(gguf: GGUF) -> Any:
 
 
 def _check_lists(gguf: GGUF, meta: dict[str, Any]) -> None:
-    """Raises ValueError where a list of the tokenizer's is none, or holds something else."""
+    """Raises ValueError if an entry of the tokenizer is not a list of the right type."""
     for name, holds, kind in (
         ("tokens", "texts", str),
         ("merges", "texts", str),
@@ -121,7 +121,7 @@ def _check_lists(gguf: GGUF, meta: dict[str, Any]) -> None:
 
 
 def _merges(gguf: GGUF, merges: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs of a merge list: the package that is handed them panics at one that does not fit."""
+    """The pairs of a merge list, validated because the tokenizers package panics at an invalid one."""
     pairs = []
     for merge in merges:
         left, space, right = merge.partition(" ")
@@ -129,7 +129,7 @@ def _merges(gguf: GGUF, merges: list[str], vocabulary: dict[str, int]) -> list[t
             raise gguf.wrong("tokenizer.ggml.merges", "two tokens with a space between", merge)
         for token in (left, right, left + right):
             if token not in vocabulary:
-                raise ValueError(f"{gguf.path} has merge {merge!r}, but {token!r} is none of its tokens")
+                raise ValueError(f"{gguf.path} has merge {merge!r}, but {token!r} is not one of its tokens")
         pairs.append((left, right))
     return pairs
 
@@ -143,13 +143,13 @@ def _backend(gguf: GGUF, meta: dict[str, Any], tokens: list[str]) -> Any:
     elif meta["model"] == "llama":
         backend = _sentencepiece(meta, tokens)
     else:
-        raise ValueError(f"{gguf.path} has tokenizer model {meta['model']!r}: give the tokenizer's folder instead")
+        raise ValueError(f"{gguf.path} has tokenizer model {meta['model']!r}: pass the tokenizer's folder instead")
     for token, kind in zip(tokens, meta.get("token_type", []), strict=False):
         if kind == CONTROL:
             backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
         elif kind == USER_DEFINED:
             backend.add_tokens([AddedToken(token, normalized=False)])
-    # llama.cpp's defaults where the file does not say
+    # llama.cpp's defaults if absent
     if meta.get("add_bos_token", meta["model"] == "llama" or pre == "llama-bpe") and "bos_token_id" in meta:
         bos = tokens[meta["bos_token_id"]]
         backend.post_processor = processors.TemplateProcessing(
@@ -175,7 +175,7 @@ def _byte_level(gguf: GGUF, meta: dict[str, Any], tokens: list[str], pre: str) -
     }
     if pre not in known:
         raise ValueError(
-            f"{gguf.path} has pre-tokenizer {pre!r}, not one of {', '.join(known)}: give a tokenizer folder"
+            f"{gguf.path} has pre-tokenizer {pre!r}, not one of {', '.join(known)}: pass a tokenizer folder"
         )
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = _merges(gguf, meta["merges"], vocabulary)
@@ -208,7 +208,7 @@ def _sentencepiece(meta: dict[str, Any], tokens: list[str]) -> Any:
 
 
 def merges_from_scores(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """The merge list that a SentencePiece BPE vocabulary implies: better-scored results first."""
+    """The merge list implied by a SentencePiece BPE vocabulary, best scores first."""
     ids = {token: index for index, token in enumerate(tokens)}
     found = []
     for token, score in zip(tokens, scores, strict=True):

@@ -1,8 +1,7 @@
-"""GGUF files of the Llama architecture and of Qwen2, through the optional gguf package: dequantized slice by slice.
+"""GGUF files of Llama and Qwen2, read by the optional gguf package and dequantized slice by slice.
 
-llama.cpp turns neighboring pairs of a head's entries where Hugging Face turns entry j with j + K/2, so its files of
-the Llama architecture store the rows of q and k interleaved. Row r of ours is row `half_split_rows(...)[r]` of the
-file.
+llama.cpp rotates neighboring entries of a head where Hugging Face rotates entries j and j + K/2, so its Llama files
+store the rows of q and k interleaved: row r of the parameter is row `half_split_rows(...)[r]` of the file.
 """
 
 import re
@@ -33,11 +32,11 @@ TOP = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1's frequency divisors; they belong to the config, not to the weights
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1's frequency divisors, part of the configuration
 
 
 class GGUF(NamedTuple):
-    """An opened GGUF file: its metadata, and its tensors as the gguf package maps them."""
+    """An opened GGUF file: its metadata and its tensors, mapped by the gguf package."""
 
     path: Path
     metadata: dict[str, Any]
@@ -48,14 +47,14 @@ class GGUF(NamedTuple):
         return self.metadata["general.architecture"]
 
     def hyper(self, key: str, default: Any = None) -> Any:
-        """The architecture's own `key`; without a default, its absence is an error."""
+        """The metadata entry `key` of the architecture; required unless there is a default."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
             raise ValueError(f"{self.path} has no metadata {self.architecture}.{key}")
         return value
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """The architecture's own whole number; one for each layer where they are all the same."""
+        """An integer entry of the architecture; a list with one value per layer is accepted if all are equal."""
         value = self.hyper(key, default)
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]
@@ -64,11 +63,11 @@ class GGUF(NamedTuple):
         return self._number(f"{self.architecture}.{key}", value, whole=True, least=least)
 
     def real(self, key: str, default: float | None = None) -> float:
-        """The architecture's own number."""
+        """A number entry of the architecture."""
         return float(self._number(f"{self.architecture}.{key}", self.hyper(key, default), whole=False))
 
     def token(self, role: str, count: int) -> int | None:
-        """The token of a role ("bos"), below `count`; None where the file names none."""
+        """The token id of a role ("bos"), below `count`, or None."""
         name = f"tokenizer.ggml.{role}_token_id"
         if name not in self.metadata:
             return None
@@ -78,12 +77,12 @@ class GGUF(NamedTuple):
         return value
 
     def wrong(self, name: str, wanted: str, value: Any) -> ValueError:
-        """The error for an entry that is not what it must be."""
+        """The error for an invalid entry."""
         return ValueError(f"{self.path} has metadata {name} {reprlib.repr(value)}: expected {wanted}")
 
     def _number(self, name: str, value: Any, *, whole: bool, least: int | None = None) -> Any:
         if not (checks.is_integer(value) if whole else checks.is_number(value)):
-            raise self.wrong(name, "a whole number" if whole else "a number", value)
+            raise self.wrong(name, "an integer" if whole else "a number", value)
         if least is not None and value < least:
             raise self.wrong(name, f"at least {least}", value)
         return value
@@ -93,8 +92,8 @@ def open_gguf(path: Path) -> GGUF:
     """Reads the header of a GGUF file.
 
     Raises:
-      ValueError: the gguf package is not installed, the file is corrupted or truncated, one part of a split file, or of
-        an architecture that specjax does not run.
+      ValueError: the gguf package is not installed; the file is corrupted, truncated or one part of a split file; or
+        its architecture is not supported.
     """
     try:
         from gguf import GGUFReader
@@ -103,8 +102,8 @@ def open_gguf(path: Path) -> GGUF:
     try:
         reader = GGUFReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except Exception as error:  # the reader checks nothing: a broken file fails wherever its bytes lead it
-        raise ValueError(f"{path} is truncated, corrupted or no GGUF file: {error}") from error
+    except Exception as error:  # the reader validates nothing: a broken file can raise anything
+        raise ValueError(f"{path} is truncated, corrupted or not a GGUF file: {error}") from error
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{path} has architecture {architecture!r}: specjax reads {', '.join(ARCHITECTURES)}")
@@ -116,12 +115,12 @@ def open_gguf(path: Path) -> GGUF:
 
 
 def half_split_rows(rows: int, heads: int) -> np.ndarray:
-    """[rows]: where the rows of a half-split rotary projection lie in its interleaved copy."""
+    """[rows]: the index of each row of a half-split rotary projection in its interleaved copy."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def gguf_source(gguf: GGUF) -> TensorSource:
-    """The tensors of an opened GGUF file, by Hugging Face's names, float32 where they were quantized."""
+    """The tensors of an opened GGUF file by Hugging Face name; quantized ones as float32."""
     heads = gguf.whole("attention.head_count")
     turned = {"attn_q": heads, "attn_k": gguf.whole("attention.head_count_kv", heads)}
     tensors = {}
@@ -146,10 +145,10 @@ def gguf_source(gguf: GGUF) -> TensorSource:
 def _stored(tensor: Any, order: np.ndarray | None, file: str) -> StoredTensor:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-    shape = tuple(int(n) for n in reversed(tensor.shape))  # the file counts from the fastest axis
+    shape = tuple(int(n) for n in reversed(tensor.shape))  # the file lists the fastest axis first
     kind = tensor.tensor_type
     plain = kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
-    block, packed = GGML_QUANT_SIZES[kind]  # weights of a block along the last axis, and its bytes
+    block, packed = GGML_QUANT_SIZES[kind]  # weights and bytes per block along the last axis
 
     def load(index: Index) -> np.ndarray:
         at = index if order is None else (order[index[0]], *index[1:])

@@ -1,4 +1,4 @@
-"""From a name to a checkpoint: a folder, a GGUF file, a bundled model or a Hugging Face id; only the last downloads."""
+"""From a name to a checkpoint: a folder, a GGUF file, a bundled model or a Hugging Face id; only ids download."""
 
 import dataclasses
 import json
@@ -15,22 +15,22 @@ from specjax.convert.sources import TensorSource
 
 BUNDLED = "bundled/"
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
-CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and tokenizer, of any kind
+CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and tokenizer files
 TOKENIZER_FILES = ("tokenizer*", "spiece.model", "vocab.*", "merges.txt")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-HUB_SECONDS = 15.0  # patience with the hub before it counts as out of reach
+HUB_SECONDS = 15.0  # timeout of the hub
 TABLES = {"t5": "shared.weight"} | dict.fromkeys(("llama", "mistral", "qwen2"), "model.embed_tokens.weight")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A model on this machine, opened but not read.
+    """A local model whose tensors are opened but not read.
 
     Attributes:
-      path: its folder, or its GGUF file.
-      config: contents of config.json, with ties settled by what the weights hold (see `settle_ties`).
-      source: its tensors. Close it when they are read.
-      tokenizer: () -> transformers tokenizer, built when called from these files alone; None if there is none.
+      path: its folder or GGUF file.
+      config: contents of config.json, with ties determined from the weights (see `settle_ties`).
+      source: its tensors; close it after reading.
+      tokenizer: () -> transformers tokenizer built from these files, or None.
     """
 
     path: Path
@@ -40,22 +40,22 @@ class Checkpoint:
 
 
 def locate(name: str | os.PathLike[str]) -> Checkpoint:
-    """Opens the checkpoint that `name` means.
+    """Opens a checkpoint.
 
     Args:
-      name: a folder in Hugging Face's layout, a GGUF file (or a folder that holds one and no other weights),
-        "bundled/<name>", or an id of the Hugging Face hub. A hub id is looked up in the local cache first and
-        downloaded only if it is not there, safetensors before Flax before PyTorch.
+      name: a folder in Hugging Face's layout, a GGUF file (or a folder with one and no other weights),
+        "bundled/<name>", or a Hugging Face hub id. A hub id is looked up in the local cache first and downloaded only
+        if it is absent: safetensors, else Flax, else PyTorch.
 
     Raises:
-      FileNotFoundError: there is no such thing; the message says where it was looked for.
-      ValueError: it is there but is no model, is corrupted, or is of a kind that specjax does not read.
+      FileNotFoundError: nothing was found; the message lists where.
+      ValueError: not a model, corrupted, or of an unsupported kind.
     """
     text = os.fspath(name)
     try:
         path = Path(text).expanduser()
-    except RuntimeError as error:  # ~name of a user that this machine does not have
-        raise FileNotFoundError(f"{text!r} is no file and no folder: {_line(error)}") from None
+    except RuntimeError as error:  # ~name of an unknown user
+        raise FileNotFoundError(f"{text!r} is not a file or folder: {_line(error)}") from None
     if path.is_file():
         return _from_file(path)
     if text and path.is_dir():
@@ -64,27 +64,29 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
         return _from_bundle(text.removeprefix(BUNDLED))
     if HUB_ID.fullmatch(text) and path.suffix != ".gguf":
         return _from_folder(_download(text))
-    raise FileNotFoundError(f"{text!r} is no file, no folder and no Hugging Face id")
+    raise FileNotFoundError(f"{text!r} is not a file, folder or Hugging Face id")
 
 
 def _from_file(path: Path) -> Checkpoint:
     with path.open("rb") as stream:
         magic = stream.read(4)
     if magic != b"GGUF":
-        raise ValueError(f"{path} is no GGUF file: name the folder of a Hugging Face checkpoint, or a .gguf file")
+        raise ValueError(f"{path} is not a GGUF file: pass the folder of a Hugging Face checkpoint or a .gguf file")
     gguf = open_gguf(path)
     try:
-        return Checkpoint(path, gguf_config(gguf), gguf_source(gguf), lambda: _told(path, lambda: gguf_tokenizer(gguf)))
+        return Checkpoint(
+            path, gguf_config(gguf), gguf_source(gguf), lambda: _complete(path, lambda: gguf_tokenizer(gguf))
+        )
     except KeyError as missing:
-        raise ValueError(f"{path} is no whole model: it lacks {missing}") from None
+        raise ValueError(f"{path} is incomplete: it lacks {missing}") from None
 
 
-def _told(path: Path, make: Callable[[], Any]) -> Any:
-    """What `make` makes of a GGUF file; a missing entry is named."""
+def _complete(path: Path, make: Callable[[], Any]) -> Any:
+    """Calls `make`; a missing metadata entry raises ValueError."""
     try:
         return make()
     except KeyError as missing:
-        raise ValueError(f"{path} has no whole tokenizer: it lacks {missing}") from None
+        raise ValueError(f"{path} has an incomplete tokenizer: it lacks {missing}") from None
 
 
 def _from_folder(folder: Path) -> Checkpoint:
@@ -92,14 +94,14 @@ def _from_folder(folder: Path) -> Checkpoint:
         ggufs = sorted(folder.glob("*.gguf"))
         if len(ggufs) == 1:
             return _from_file(ggufs[0])
-        many = f"; it holds {len(ggufs)} GGUF files: name one" if ggufs else ""
-        raise FileNotFoundError(f"{folder} is no model: looked for config.json, or one .gguf file{many}")
+        many = f"; it contains {len(ggufs)} GGUF files: pass one of them" if ggufs else ""
+        raise FileNotFoundError(f"{folder} is not a model: looked for config.json or one .gguf file{many}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is corrupted: not JSON ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ValueError(f"{folder / 'config.json'} is no model configuration: it has no model_type")
+        raise ValueError(f"{folder / 'config.json'} is not a model configuration: it has no model_type")
     source = open_source(folder)
     return Checkpoint(folder, settle_ties(config, source), source, lambda: _tokenizer(folder))
 
@@ -111,27 +113,27 @@ def _tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever its many loaders raise, the user's remedy is the same
-        said = _line(error)
-        said = "" if said.endswith(":") else f": {said}"  # a list of ways for programmers would follow
+    except Exception as error:  # the loaders raise many types; the remedy is the same
+        cause = _line(error)
+        cause = "" if cause.endswith(":") else f": {cause}"  # the introduction of a list of causes
         raise ValueError(
-            f"{folder} holds no tokenizer that transformers can read; put its tokenizer.json there{said}"
+            f"{folder} contains no tokenizer that transformers can read; add its tokenizer.json{cause}"
         ) from error
 
 
 def _from_bundle(name: str) -> Checkpoint:
     present = sorted(folder.name for folder in BUNDLED_FOLDER.glob("*") if (folder / "config.json").is_file())
     if name not in present:
-        raise FileNotFoundError(f"no bundled model {name!r}: there is {', '.join(present) or 'none'}")
+        raise FileNotFoundError(f"unknown bundled model {name!r}: available are {', '.join(present) or 'none'}")
     return _from_folder(BUNDLED_FOLDER / name)
 
 
 def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
-    """The configuration with `tie_word_embeddings` (and T5's `scale_decoder_outputs`) true of the weights.
+    """The configuration with `tie_word_embeddings` (and T5's `scale_decoder_outputs`) as in the weights.
 
-    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, and infers from it that the tied head's scaling
-    is off; transformers 5 writes true for every T5, states the scaling apart, and unties a head that is in the file
-    and differs from the embedding, of T5 and of the Llama family. OPT's is always tied.
+    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, which also disables the scaling of the tied head.
+    transformers 5 writes true for every T5, stores the scaling separately, and unties a stored head that differs from
+    the embedding, for T5 and the Llama family. OPT is always tied.
     """
     head, table = "lm_head.weight", TABLES.get(str(config.get("model_type")), "")
     names = source.names()
@@ -150,7 +152,7 @@ def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
 
 
 def _download(name: str) -> Path:
-    """The local snapshot of a hub id, from the cache if it is whole there, else from the network."""
+    """The local snapshot of a hub id: from the cache if complete, else from the network."""
     from huggingface_hub import HfApi, snapshot_download
 
     for (
@@ -161,30 +163,30 @@ def _download(name: str) -> Path:
             open_source(folder).close()
             if (folder / "config.json").is_file():
                 return folder
-        except (OSError, ValueError):  # not in the cache, or only in part
+        except (OSError, ValueError):  # absent from the cache or incomplete
             pass
     try:
         files = {entry.rfilename for entry in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
-    except Exception as error:  # the hub's errors have no common base across its versions
-        raise _not_given(name, error) from error
+    except Exception as error:  # the hub's errors have no common base class across versions
+        raise _not_found(name, error) from error
     held = [form for form in FORMATS if form.single in files or form.index in files]
     if not held:
         looked = ", ".join(form.single for form in FORMATS)
-        raise FileNotFoundError(f"{name} on the Hugging Face hub holds no weights: looked for {looked}")
+        raise FileNotFoundError(f"{name} on the Hugging Face hub contains no weights: looked for {looked}")
     try:
         return Path(snapshot_download(name, allow_patterns=_patterns(held[0])))
     except Exception as error:
-        raise _not_given(name, error) from error
+        raise _not_found(name, error) from error
 
 
 def _patterns(form: FileFormat) -> list[str]:
     return [form.pattern, form.index, *CONFIG_FILES]
 
 
-def _not_given(name: str, error: Exception) -> FileNotFoundError:
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # the hub's client hides the reason
+def _not_found(name: str, error: Exception) -> FileNotFoundError:
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error  # the hub client wraps the reason
     return FileNotFoundError(
-        f"{name} is no file or folder here, and the Hugging Face hub did not give it: {_line(cause)}"
+        f"{name} is not a local file or folder, and was not downloaded from the Hugging Face hub: {_line(cause)}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Flax msgpack checkpoints (flax_model.msgpack), walked without copying: only the structure is read on opening.
+"""Flax msgpack checkpoints (flax_model.msgpack): opening reads only the structure.
 
-Arrays are msgpack extensions of type 1 that hold (shape, dtype name, bytes); arrays above 1 GiB are cut into flat
-chunks by `flax.serialization`. Nothing in the format is executable.
+Arrays are msgpack extensions of type 1 with (shape, dtype name, bytes); `flax.serialization` splits arrays above 1 GiB
+into flat chunks. Nothing in the format is executable.
 """
 
 import mmap
@@ -19,7 +19,7 @@ MAX_DEPTH = 64
 LEAVES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}  # Flax's last name -> PyTorch's
 
 
-class _Array(NamedTuple):
+class _MsgpackArray(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
@@ -39,8 +39,8 @@ CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 FIXED_EXT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
-class _Reader:
-    """A cursor over msgpack bytes; arrays come back as where they lie."""
+class _MsgpackReader:
+    """A cursor over msgpack bytes; arrays are returned as their positions."""
 
     def __init__(self, data: mmap.mmap):
         self.data, self.at = data, 0
@@ -50,7 +50,7 @@ class _Reader:
         return self.data[start : self.at]
 
     def skip(self, n: int) -> int:
-        """Moves past n bytes and returns where they start."""
+        """Advances by n bytes and returns the previous position."""
         start, self.at = self.at, self.at + n
         if self.at > len(self.data):
             raise ValueError(f"truncated: {len(self.data)} bytes, but an object ends at byte {self.at}")
@@ -60,7 +60,7 @@ class _Reader:
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def head(self) -> tuple[str, Any]:
-        """Kind of the next object, and its length (or its value, for scalars)."""
+        """The kind of the next object, and its length (for scalars, its value)."""
         byte = self.take(1)[0]
         if byte < 0x80 or byte >= 0xE0:
             return "value", byte if byte < 0x80 else byte - 256
@@ -75,7 +75,7 @@ class _Reader:
         if byte in SIZED:
             kind, form = SIZED[byte]
             return kind, self.number(form)
-        raise ValueError(f"corrupted: byte {byte:#x} at {self.at - 1} starts no msgpack object")
+        raise ValueError(f"corrupted: byte {byte:#x} at {self.at - 1} is not the start of a msgpack object")
 
     def object(self, depth: int = 0) -> Any:
         if depth > MAX_DEPTH:
@@ -91,8 +91,8 @@ class _Reader:
             return slice(self.skip(value), self.at)  # the arguments are evaluated in order: start, then end
         return self.array(value, depth) if kind == "ext" else value
 
-    def array(self, length: int, depth: int) -> _Array | None:
-        """An extension of `length` bytes: an array, or None for the types that hold no weights."""
+    def array(self, length: int, depth: int) -> _MsgpackArray | None:
+        """An extension of `length` bytes: an array, or None for other types."""
         code = self.number(">b")
         end = self.at + length
         if code != NDARRAY:
@@ -104,11 +104,11 @@ class _Reader:
             raise ValueError(
                 f"corrupted: an array of {name} at byte {body.start} does not fit its shape {tuple(shape)}"
             )
-        return _Array(dtype, tuple(shape), body.start)
+        return _MsgpackArray(dtype, tuple(shape), body.start)
 
 
 def read_msgpack(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one Flax msgpack file, by PyTorch's names: dense kernels are transposed to (out, in).
+    """The tensors of one Flax msgpack file by PyTorch name; dense kernels are transposed to (out, in).
 
     Raises:
       ValueError: not msgpack, not a tree of arrays, corrupted, or truncated.
@@ -117,7 +117,7 @@ def read_msgpack(file: Path) -> dict[str, StoredTensor]:
         raise ValueError(f"{file} is truncated: 0 bytes")
     try:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            reader = _Reader(data)
+            reader = _MsgpackReader(data)
             tree = reader.object()
             if reader.at != len(data) or not isinstance(tree, dict):
                 raise ValueError("not a msgpack tree of arrays")
@@ -127,7 +127,7 @@ def read_msgpack(file: Path) -> dict[str, StoredTensor]:
 
 
 def torch_name(path: tuple[str, ...]) -> str:
-    """Flax's path of a parameter as PyTorch's dotted name."""
+    """The PyTorch name of a Flax parameter path."""
     path = path[1:] if path[0] == "params" else path
     return ".".join((*path[:-1], LEAVES.get(path[-1], path[-1])))
 
@@ -139,18 +139,18 @@ def _flatten(file: Path, tree: Any, path: tuple[str, ...]):
         return
     if isinstance(tree, dict):
         tensor = _chunked(file, tree)
-    elif isinstance(tree, _Array):
+    elif isinstance(tree, _MsgpackArray):
         tensor = mapped(file, *tree)
     else:
-        raise ValueError(f"{file} holds {type(tree).__name__} at {'.'.join(path)}, not an array")
+        raise ValueError(f"{file} contains {type(tree).__name__} at {'.'.join(path)}, not an array")
     yield torch_name(path), transposed(tensor) if path[-1] == "kernel" and len(tensor.shape) == 2 else tensor
 
 
 def _chunked(file: Path, tree: dict[str, Any]) -> StoredTensor:
-    """An array that was flattened and cut: rows are gathered from the chunks that hold them."""
+    """An array stored as flat chunks: rows are gathered from the chunks that contain them."""
     try:
         shape = tuple(tree["shape"][str(i)] for i in range(len(tree["shape"])))
-        chunks: list[_Array] = [tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]
+        chunks: list[_MsgpackArray] = [tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]
         ends = np.cumsum([chunk.shape[0] for chunk in chunks])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"{file} is corrupted: an array in chunks lacks its shape or a chunk") from error

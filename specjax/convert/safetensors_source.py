@@ -1,7 +1,7 @@
-"""Safetensors: eight bytes of header length, a JSON header, then the tensors' bytes.
+"""Safetensors: eight bytes of header length, a JSON header, then the bytes of the tensors.
 
-The header is read here, not by the safetensors package, so that every tensor is mapped apart from the others (see
-`sources.mapped`), bfloat16 and float8 need no framework, and a broken file is named in one line.
+Reads the header without the safetensors package, so that every tensor is mapped separately (see `sources.mapped`),
+bfloat16 and float8 need no framework, and errors name the file.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 
 from specjax.convert.sources import StoredTensor, mapped
 
-HEADER_LIMIT = 100_000_000  # the format's own limit: a longer header is a corrupted length
+HEADER_LIMIT = 100_000_000  # limit of the format: a longer header means a corrupted length
 DTYPES = {
     "F64": np.float64,
     "F32": np.float32,
@@ -38,7 +38,7 @@ def read_safetensors(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file.
 
     Raises:
-      ValueError: not safetensors, corrupted, or shorter than its header promises.
+      ValueError: not safetensors, corrupted, or truncated.
     """
     header, start, size = _header(file)
     header.pop("__metadata__", None)
@@ -48,7 +48,7 @@ def read_safetensors(file: Path) -> dict[str, StoredTensor]:
             dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
             begin, end = (int(n) for n in entry["data_offsets"])
             if any(isinstance(n, float) for n in (*entry["shape"], *entry["data_offsets"])):
-                raise ValueError("not whole")
+                raise ValueError("not an integer")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{file} is corrupted: bad header entry of {name}: {entry}") from error
         if begin < 0 or any(n < 0 for n in shape) or end - begin != int(np.prod(shape, dtype=object)) * dtype.itemsize:
@@ -60,14 +60,14 @@ def read_safetensors(file: Path) -> dict[str, StoredTensor]:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int, int]:
-    """The JSON header, the offset of the data, and the size of the file."""
+    """(JSON header, offset of the data, size of the file)."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
         if len(prefix) < 8:
-            raise ValueError(f"{file} is truncated: {size} bytes hold no safetensors header")
+            raise ValueError(f"{file} is truncated: {size} bytes are too few for a safetensors header")
         if prefix == b"version ":
-            raise ValueError(f"{file} is a git-lfs pointer, and not the weights that it stands for: run git lfs pull")
+            raise ValueError(f"{file} is a git-lfs pointer instead of the weights: run git lfs pull")
         (length,) = struct.unpack("<Q", prefix)
         if length > HEADER_LIMIT:
             raise ValueError(f"{file} is not a safetensors file, or is corrupted: header of {length} bytes")

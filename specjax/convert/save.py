@@ -1,4 +1,4 @@
-"""Writing a checkpoint: safetensors in Hugging Face's layout, tensor by tensor, under temporary names until whole."""
+"""Writing checkpoints: safetensors in Hugging Face's layout, tensor by tensor, atomically."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ import jax
 import numpy as np
 
 from specjax.convert.assemble import Leaf, copy_into, lookup, stored_tensors
+from specjax.convert.names import table_for
 from specjax.convert.safetensors_source import DTYPES
-from specjax.convert.tables import table_for
 from specjax.models.format import Format, in_order
 from specjax.types import Params
 
-SHARD_BYTES = 5_000_000_000  # what Hugging Face cuts at
+SHARD_BYTES = 5_000_000_000  # the shard size of Hugging Face
 ALIGN = 8
 INDEX = "model.safetensors.index.json"
 
 
-class Pending(NamedTuple):
-    """A tensor about to be written."""
+class PendingTensor(NamedTuple):
+    """A tensor to be written."""
 
     name: str
     dtype: np.dtype
@@ -46,29 +46,29 @@ def save_pretrained(
     tokenizer: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Writes config.json, the weights and the tokenizer so that `transformers` loads the folder as it stands.
+    """Writes config.json, the weights and the tokenizer as a folder that `transformers` loads.
 
-    Files are written aside and renamed into place when all are whole; weights of an earlier save are removed. Each
-    tensor keeps its dtype.
+    Files are written to a temporary folder and renamed when all are complete; weights of an earlier save are removed.
+    Each tensor keeps its dtype.
 
     Args:
-      folder: made if absent.
-      params: nested dict of arrays in the format's layout; all of it must be addressable from this process.
-      config: contents of config.json, with its model_type.
+      folder: created if absent.
+      params: nested dict of arrays in the layout of `fmt`, addressable from this process.
+      config: contents of config.json, including model_type.
       fmt: the layout of `params`.
       tokenizer: a transformers tokenizer (anything with save_pretrained(folder)), or None.
-      shard_bytes: weights above this are cut into several files.
+      shard_bytes: larger weights are split into several files.
 
     Raises:
-      ValueError: an unknown model type, a parameter without a name, or arrays that lie on other hosts.
+      ValueError: an unknown model type, a parameter without a name, or arrays on other hosts.
     """
     table = table_for(config)
     far = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable]
     if far:
-        raise ValueError("parameters lie on several hosts: gather them on one before saving, or save with orbax")
-    kept: dict[str, np.ndarray] = {}  # the last parameter brought to the host: stacked layers share one transfer
+        raise ValueError("params are sharded over several hosts: gather them first, or save with specjax.checkpoint")
+    kept: dict[str, np.ndarray] = {}  # the last parameter copied to the host: stacked layers share one transfer
     tensors = [
-        Pending(name, leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
+        PendingTensor(name, leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
         for name, leaf, number in stored_tensors(params, table, fmt)
     ]
     folder = Path(folder)
@@ -81,7 +81,7 @@ def save_pretrained(
             tokenizer.save_pretrained(work)
         (work / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         stale = {file.name for file in (*folder.glob("model*.safetensors"), *folder.glob(INDEX))}
-        fresh = sorted(work.iterdir(), key=lambda file: file.suffix == ".json")  # the index and the config come last
+        fresh = sorted(work.iterdir(), key=lambda file: file.suffix == ".json")  # index and config last
         for file in fresh:
             if file.is_dir() and (folder / file.name).exists():
                 shutil.rmtree(folder / file.name)
@@ -107,15 +107,15 @@ def _fetcher(params: Params, leaf: Leaf, number: int, kept: dict[str, np.ndarray
 
 
 def _on_host(params: Params, leaf: Leaf) -> np.ndarray:
-    """The array, or the whole kernel that it is the first part of."""
+    """The array, or the whole kernel if it is the first of several parts."""
     if leaf.part[1] == 1:
         return np.asarray(lookup(params, leaf.path))
     parts = in_order(lookup(params, leaf.path.rpartition(".")[0]))
     return np.concatenate([np.asarray(part) for part in parts], axis=1)
 
 
-def _write_weights(folder: Path, tensors: list[Pending], shard_bytes: int) -> None:
-    shards: list[list[Pending]] = [[]]
+def _write_weights(folder: Path, tensors: list[PendingTensor], shard_bytes: int) -> None:
+    shards: list[list[PendingTensor]] = [[]]
     for tensor in tensors:
         if shards[-1] and sum(t.nbytes for t in shards[-1]) + tensor.nbytes > shard_bytes:
             shards.append([])
@@ -133,10 +133,10 @@ def _write_weights(folder: Path, tensors: list[Pending], shard_bytes: int) -> No
     (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def write_safetensors(file: Path, tensors: list[Pending]) -> None:
-    """One safetensors file, the tensors fetched and written one by one."""
+def write_safetensors(file: Path, tensors: list[PendingTensor]) -> None:
+    """Writes one safetensors file, fetching tensors one by one."""
     codes = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files that do not say
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # required by transformers
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.nbytes

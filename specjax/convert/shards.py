@@ -1,4 +1,4 @@
-"""From a folder to its tensors: which weight files it holds, whole or in shards, in the order of preference."""
+"""From a folder to its tensors: which weight files it contains, single or sharded, in order of preference."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ from specjax.convert.torch_source import read_torch
 
 
 class FileFormat(NamedTuple):
-    """A format of weight files that lie in a Hugging Face folder."""
+    """A format of weight files in a Hugging Face folder."""
 
     single: str
     index: str  # JSON with a weight_map from tensor name to shard
-    pattern: str  # of every file that the format needs, for downloads
+    pattern: str  # all files of the format, for downloads
     read: Callable[[Path], dict[str, StoredTensor]]
     rename: Callable[[str], str]  # from the names of the weight_map to those of `read`
 
@@ -35,10 +35,10 @@ FORMATS = (
 
 
 def open_source(folder: Path) -> TensorSource:
-    """The tensors of a Hugging Face folder: safetensors before Flax msgpack before PyTorch; an index before a file.
+    """Opens the tensors of a Hugging Face folder: safetensors, else Flax msgpack, else PyTorch; an index before a file.
 
     Raises:
-      FileNotFoundError: no weight file, or a shard that the index names is missing.
+      FileNotFoundError: no weight file, or a shard of the index is missing.
       ValueError: a corrupted, truncated or unsafe file.
     """
     for form in FORMATS:
@@ -47,7 +47,7 @@ def open_source(folder: Path) -> TensorSource:
         if (folder / form.single).is_file():
             return TensorSource(form.read(folder / form.single), str(folder / form.single))
     looked = ", ".join(name for form in FORMATS for name in (form.index, form.single))
-    raise FileNotFoundError(f"{folder} holds no weights: looked for {looked}")
+    raise FileNotFoundError(f"{folder} contains no weights: looked for {looked}")
 
 
 def _sharded(index: Path, form: FileFormat) -> Mapping[str, StoredTensor]:
@@ -59,12 +59,12 @@ def _sharded(index: Path, form: FileFormat) -> Mapping[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for home in sorted(set(homes.values())):
         if Path(home).name != home:
-            raise ValueError(f"{index} names the shard {home!r}: shards must lie in the same folder")
+            raise ValueError(f"{index} names the shard {home!r}: shards must be in the same folder")
         if not (index.parent / home).is_file():
             raise FileNotFoundError(f"{index} names the shard {home}, which is missing: download it again")
         held = form.read(index.parent / home)
         tensors |= {name: tensor for name, tensor in held.items() if homes.get(name, home) == home}
     absent = [name for name in homes if name not in tensors]
     if absent:
-        raise ValueError(f"{index} promises {absent[0]} in {homes[absent[0]]}, which does not hold it")
+        raise ValueError(f"{index} lists {absent[0]} in {homes[absent[0]]}, which does not contain it")
     return tensors

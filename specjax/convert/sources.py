@@ -1,7 +1,7 @@
-"""Where tensors come from: one face for every checkpoint format, read tensor by tensor and slice by slice.
+"""Tensor sources: one interface for every checkpoint format, read tensor by tensor and slice by slice.
 
-Each format module turns a file into {name: StoredTensor}, by Hugging Face's PyTorch names and orientation (a linear
-map is (out, in)) whatever the file's own; shards are merged in `shards.py`. Opening reads headers only.
+Each format module turns a file into {name: StoredTensor} with Hugging Face's PyTorch names and orientation (a linear
+map is (out, in)); `shards.py` merges shards. Opening reads only headers.
 """
 
 import dataclasses
@@ -11,20 +11,20 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with numpy
 import numpy as np
 
-ROWS = 4096  # compared at a time
+ROWS = 4096  # rows compared at a time
 
 Index = tuple[slice, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that still lies in its file.
+    """A tensor in a file, not yet read.
 
     Attributes:
       shape: of the whole tensor.
-      dtype: as stored (as dequantized, where the file is quantized).
-      load: index -> array. One slice per axis. What comes back may be a view of the file: copy what is kept.
-      file: where it lies, for messages.
+      dtype: as stored, or as dequantized.
+      load: index (one slice per axis) -> array, possibly a view of the file: copy what is kept.
+      file: its name, for messages.
     """
 
     shape: tuple[int, ...]
@@ -39,9 +39,9 @@ class StoredTensor:
 
 
 def mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> StoredTensor:
-    """A tensor that lies as plain row-major bytes at `offset`.
+    """A tensor stored as row-major bytes at `offset`.
 
-    The file is mapped anew by every read and unmapped with its result, so pages that were read do not pile up.
+    Every read maps the file and unmaps it with the result, so that pages do not accumulate.
     """
 
     def load(index: Index) -> np.ndarray:
@@ -58,7 +58,7 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
 
 
 class TensorSource:
-    """The tensors of one checkpoint, by Hugging Face's names. A context manager: reading after `close` is an error."""
+    """The tensors of one checkpoint by Hugging Face name. A context manager: reading after `close` is an error."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor], where: str):
         self._tensors: Mapping[str, StoredTensor] | None = tensors
@@ -82,15 +82,15 @@ class TensorSource:
         return self._get(name).dtype
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        """The tensor, or the part that `index` (one slice an axis, steps of 1) names; only that part is read.
+        """Reads the tensor, or only the part given by `index` (one slice per axis, step 1).
 
-        Returns a read-only view of the file where the format allows it: copy what is kept.
+        May return a read-only view of the file: copy what is kept.
         """
         tensor = self._get(name)
         return tensor.load(tensor.everything if index is None else index)
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two tensors hold the same numbers, NaN in the same places. They are read once, by blocks of rows."""
+        """Whether two tensors are equal, including NaN positions. Compared once, by blocks of rows."""
         if (one, other) not in self._same:
             self._same[one, other] = self._compared(one, other)
         return self._same[one, other]

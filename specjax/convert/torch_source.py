@@ -1,4 +1,4 @@
-"""PyTorch checkpoints (pytorch_model.bin), through the optional torch: tensors only, no pickled code is ever run."""
+"""PyTorch checkpoints (pytorch_model.bin), read by the optional torch: tensors only, pickled code is never run."""
 
 import pickle
 from pathlib import Path
@@ -11,10 +11,10 @@ from specjax.convert.sources import Index, StoredTensor
 
 
 def read_torch(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one PyTorch file, mapped into memory.
+    """The tensors of one PyTorch file, memory-mapped.
 
     Raises:
-      ValueError: torch is not installed, the file is corrupted, or it holds anything beyond tensors.
+      ValueError: torch is not installed, the file is corrupted, or it contains other objects than tensors.
     """
     try:
         import torch
@@ -23,17 +23,17 @@ def read_torch(file: Path) -> dict[str, StoredTensor]:
     try:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files from before torch 1.6 are no zip archives and cannot be mapped
+        except RuntimeError:  # files from before torch 1.6 are not zip archives and cannot be mapped
             state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{file} is corrupted or holds pickled code beyond tensors: refused") from error
+        raise ValueError(f"{file} is corrupted or contains pickled code, which is not run") from error
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise ValueError(f"{file} is truncated or corrupted: torch cannot read it") from error
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
     ):
-        raise ValueError(f"{file} is no table of tensors by name")
-    plain = {name: tensor.detach() for name, tensor in state.items()}  # parameters ask for gradients
+        raise ValueError(f"{file} is not a table of tensors by name")
+    plain = {name: tensor.detach() for name, tensor in state.items()}  # parameters require gradients
     for name, tensor in plain.items():
         if (
             tensor.layout != torch.strided
@@ -53,7 +53,7 @@ def _dtypes(torch: Any) -> tuple[Any, ...]:
 
 
 def _stored(tensor: Any, file: str, torch: Any) -> StoredTensor:
-    half = tensor.dtype == torch.bfloat16  # numpy() refuses bfloat16: carry its bits as int16
+    half = tensor.dtype == torch.bfloat16  # numpy() does not support bfloat16: transfer its bits as int16
     dtype = np.dtype(ml_dtypes.bfloat16) if half else torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
     def load(index: Index) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Names find checkpoints; what is not there, or is no model, is said in one line; ties mean what the weights hold."""
+"""Names find checkpoints; missing or invalid ones raise errors of one line; ties follow the weights."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def test_a_folder(name):
     assert locate(str(GOLDEN / name)).path == found.path
 
 
-def refused(name, *words: object, kind: type[Exception] = ValueError) -> None:
+def raises(name, *words: object, kind: type[Exception] = ValueError) -> None:
     with pytest.raises(kind) as error:
         locate(name)
     assert "\n" not in str(error.value)
@@ -34,26 +34,26 @@ def refused(name, *words: object, kind: type[Exception] = ValueError) -> None:
 
 
 def test_what_is_no_model(tmp_path):
-    refused(tmp_path, tmp_path, "config.json", ".gguf", kind=FileNotFoundError)
+    raises(tmp_path, tmp_path, "config.json", ".gguf", kind=FileNotFoundError)
     (tmp_path / "config.json").write_text("{")
-    refused(tmp_path, tmp_path / "config.json", "not JSON")
+    raises(tmp_path, tmp_path / "config.json", "not JSON")
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, tmp_path / "config.json", "model_type")
+    raises(tmp_path, tmp_path / "config.json", "model_type")
     (tmp_path / "config.json").write_text('{"model_type": "opt"}')
-    refused(tmp_path, tmp_path, "model.safetensors", kind=FileNotFoundError)
-    refused(GOLDEN / "make.py", "no GGUF file")
-    refused("./no/such/folder", "./no/such/folder", kind=FileNotFoundError)
-    refused("absent.gguf", "absent.gguf", kind=FileNotFoundError)
-    refused("bundled/absent", "'absent'", kind=FileNotFoundError)
-    refused("", "no file", kind=FileNotFoundError)
-    refused("~nouser_xyz/m", "'~nouser_xyz/m'", "home directory", kind=FileNotFoundError)
+    raises(tmp_path, tmp_path, "model.safetensors", kind=FileNotFoundError)
+    raises(GOLDEN / "make.py", "not a GGUF file")
+    raises("./no/such/folder", "./no/such/folder", kind=FileNotFoundError)
+    raises("absent.gguf", "absent.gguf", kind=FileNotFoundError)
+    raises("bundled/absent", "'absent'", kind=FileNotFoundError)
+    raises("", "not a file", kind=FileNotFoundError)
+    raises("~nouser_xyz/m", "'~nouser_xyz/m'", "home directory", kind=FileNotFoundError)
 
 
 def test_a_bundled_model(tmp_path, monkeypatch):
     shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "tiny")
     monkeypatch.setattr(sys.modules["specjax.convert.locate"], "BUNDLED_FOLDER", tmp_path)
     assert locate("bundled/tiny").path == tmp_path / "tiny"
-    refused("bundled/absent", "there is tiny", kind=FileNotFoundError)
+    raises("bundled/absent", "tiny", kind=FileNotFoundError)
 
 
 class Hub:
@@ -108,9 +108,9 @@ def test_half_a_download_in_the_cache_is_completed(monkeypatch, tmp_path):
 
 def test_offline_and_empty_hubs(monkeypatch):
     Hub(monkeypatch, files=None, snapshot=GOLDEN, cached=False)
-    refused("org/name", "org/name", "could not resolve", kind=FileNotFoundError)
+    raises("org/name", "org/name", "could not resolve", kind=FileNotFoundError)
     Hub(monkeypatch, files=["config.json", "model.onnx"], snapshot=GOLDEN, cached=False)
-    refused("org/name", "org/name", "model.safetensors", kind=FileNotFoundError)
+    raises("org/name", "org/name", "model.safetensors", kind=FileNotFoundError)
 
 
 def ties(tmp_path, head: str, **stated) -> tuple[bool, bool]:
@@ -147,17 +147,17 @@ def test_ties_of_other_models_are_as_stated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said, told", [("Couldn't instantiate the backend tokenizer from one of:\n(1) a file", ""), ("no\nyes", ": no")]
+    "message, cause", [("Couldn't instantiate the backend tokenizer from one of:\n(1) a file", ""), ("no\nyes", ": no")]
 )
-def test_a_tokenizer_that_transformers_cannot_build_is_one_whole_line(said, told, tmp_path, monkeypatch):
+def test_a_tokenizer_that_transformers_cannot_build_is_one_line(message, cause, tmp_path, monkeypatch):
     import transformers
 
     def fail(*args, **how):
-        raise ValueError(said)
+        raise ValueError(message)
 
     shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "model")
     (tmp_path / "model" / "vocab.json").write_text("{}")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", fail)
     with pytest.raises(ValueError) as error:
         locate(tmp_path / "model").tokenizer()
-    assert str(error.value).endswith(f"transformers can read; put its tokenizer.json there{told}")
+    assert str(error.value).endswith(f"transformers can read; add its tokenizer.json{cause}")

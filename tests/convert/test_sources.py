@@ -70,7 +70,7 @@ def test_msgpack_bfloat16_and_scalars_of_other_kinds(tmp_path):
     assert tensor.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(tensor.load(tensor.everything), np.asarray(tree["params"]["a"]["kernel"]).T)
     file.write_bytes(flax.serialization.msgpack_serialize({"a": {"step": 3}}))
-    with pytest.raises(ValueError, match=r"holds int at a\.step, not an array"):
+    with pytest.raises(ValueError, match=r"int at a\.step"):
         read_msgpack(file)
 
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from specjax.convert import load_params, open_source, table_for
-from specjax.convert.t5 import T5, T5_GATED
+from specjax.convert.names import T5, T5_GATED
 from specjax.models.format import Format
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
 from tests.convert.writers import NAMES, config_of, tensors_of

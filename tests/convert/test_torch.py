@@ -79,7 +79,7 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
 
     file = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(2), "b": Bomb()}, file)
-    with pytest.raises(ValueError, match="refused") as error:
+    with pytest.raises(ValueError, match="pickled code") as error:
         read_torch(file)
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
