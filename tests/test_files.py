@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specjax import files
-from specjax.bench import formats, pair, record
+from specjax.bench import record, tasks
 from specjax.cli import checks, prompts, tree
 from specjax.naming import drafting
 from specjax.training import data
@@ -31,8 +31,7 @@ def test_lines_are_numbered_whatever_system_and_packer_wrote_them(name, pack, tm
 READERS = {
     "a text": files.read_text,
     "prompts": lambda file: prompts.read_prompts([], file),
-    "prompts of a format": formats.read,
-    "prompts of a pair": pair.read_prompts,
+    "prompts of a format": tasks.read,
     "a text to fit to": drafting.read_lines,
     "documents": lambda file: list(data.documents(file)),
     "pairs": lambda file: list(data.pairs(file)),

@@ -3,18 +3,21 @@
 specjax sweep draft_size --picture draft_size.svg
 """
 
-from specjax.bench.sweep import Sweep, Way
+from specjax.bench.grid import Grid
+from specjax.registry import Strategy
 
-SWEEP = Sweep(
+GRID = Grid(
     axis="drafter",
     about="size of the draft, from nothing to all of the target",
-    ways=(
-        "ngram:gamma=3",
-        Way("model:gamma=3", drafts=("bundled/opt-tiny",)),
-        Way("model:gamma=3", drafts=("bundled/opt-draft",)),
-        "layer-skip:gamma=3,layers=0-3",
-        "layer-skip:gamma=3,layers=0-2+4+6-7",
-        "quantized:gamma=3",
-    ),
+    drafts=("bundled/opt-draft", "bundled/opt-tiny"),
+    drafters={
+        "prompt lookup": ("ngram",),
+        "opt-tiny": (Strategy.of("model", drafts=(1,)),),
+        "opt-draft": (Strategy.of("model", drafts=(0,)),),
+        "layers of the target": ("layer-skip:layers=0-3", "layer-skip:layers=0-2+4+6-7"),
+        "int8 target": ("quantized",),
+    },
+    gammas=(3,),
     temperatures=(0.0, 1.0),
+    ignore_eos=True,
 )

@@ -3,11 +3,13 @@
 specjax sweep temperature --picture temperature.svg
 """
 
-from specjax.bench.sweep import Sweep
+from specjax.bench.grid import Grid
 
-SWEEP = Sweep(
+GRID = Grid(
     axis="temperature",
     about="temperature, with a draft model and with prompt lookup",
-    ways=("model:gamma=3", "ngram:gamma=3"),
+    drafters=("model", "ngram"),
+    gammas=(3,),
     temperatures=(0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5),
+    ignore_eos=True,
 )

@@ -3,15 +3,15 @@
 specjax sweep tree_size --picture tree_size.svg
 """
 
-from specjax.bench.sweep import Sweep, Way
+from specjax.bench.grid import Grid
 
-CHAINS = tuple(Way(f"tree:shape={'x'.join('1' * depth)}", line="chain") for depth in (1, 2, 3, 4, 6))
+CHAINS = tuple(f"tree:shape={'x'.join('1' * depth)}" for depth in (1, 2, 3, 4, 6))
 SHAPES = ("2", "2x1", "2x2", "2x2x1", "3x2x1", "2x2x2x1")
-WIDE = tuple(Way(f"tree:shape={shape}", line="branching") for shape in SHAPES)
 
-SWEEP = Sweep(
+GRID = Grid(
     axis="nodes",
     about="nodes of the tree, the root included",
-    ways=(*CHAINS, *WIDE),
+    drafters={"chain": CHAINS, "branching": tuple(f"tree:shape={shape}" for shape in SHAPES)},
     temperatures=(0.0, 1.0),
+    ignore_eos=True,
 )

@@ -1,18 +1,26 @@
-"""Who judges: the lossless verifiers of a chain, and of a tree of two siblings a level whose children differ or not.
+"""Which verifier: the lossless verifiers of a chain, and of a tree of two siblings per level, independent or distinct.
 
 specjax sweep verifier --picture verifier.svg
 """
 
-from specjax.bench.sweep import Sweep, Way
+from specjax.bench.grid import Grid
+from specjax.registry import Strategy
 
-SWEEP = Sweep(
+
+def each(drafter: str, *verifiers: str) -> tuple[Strategy, ...]:
+    """The drafter with each of the verifiers."""
+    strategy = Strategy.parse(drafter)
+    return tuple(Strategy(strategy.name, strategy.settings, verifier) for verifier in verifiers)
+
+
+GRID = Grid(
     axis="verifier",
     about="verifiers of a chain of four, and of trees of 2 x 2",
-    ways=(
-        Way("model:gamma=4", verifiers=("token", "block", "non-iterative"), line="chain"),
-        Way("tree:shape=2x2,siblings=with", verifiers=("multiround", "kseq", "traversal"), line="tree, independent"),
-        Way("tree:shape=2x2", verifiers=("multiround-without", "traversal-without"), line="tree, siblings that differ"),
-    ),
+    drafters={
+        "chain": each("model:gamma=4", "token", "block", "non-iterative"),
+        "tree, independent siblings": each("tree:shape=2x2,siblings=with", "multiround", "kseq", "traversal"),
+        "tree, distinct siblings": each("tree:shape=2x2", "multiround-without", "traversal-without"),
+    },
     temperatures=(1.0,),
-    count=8,
+    ignore_eos=True,
 )

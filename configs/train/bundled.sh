@@ -26,12 +26,15 @@ german --run "$RUNS/t5-target" --encoder-layers 4 --decoder-layers 4 --steps 230
 german --run "$RUNS/t5-draft" --tokenizer "$RUNS/t5-target/tokenizer" --teacher "$RUNS/t5-target/model" \
     --own-outputs 60000 --width 80 --encoder-layers 2 --decoder-layers 1 --heads 2 --head-width 40 --steps 4000
 
-# Acceptance of the pairs on held-out text, speed on this machine, BLEU and chrF.
+# Acceptance and speed of the pairs on held-out text, BLEU and chrF.
 for draft in opt-draft opt-tiny; do
-    specjax bench pair --target "$RUNS/opt-target/model" --draft "$RUNS/$draft/model" --dtype float32 \
-        --prompts "$RUNS/opt-target/prompts.txt" --gamma 3 5 --json "$RUNS/pairs.jsonl" --markdown "$RUNS/$draft.md"
+    specjax sweep --target "$RUNS/opt-target/model" --drafts "$RUNS/$draft/model" --drafters model --gammas 3 5 \
+        --file "$RUNS/opt-target/prompts.txt" --count 64 --timed 8 --repeats 5 \
+        --json "$RUNS/pairs.jsonl" --markdown "$RUNS/$draft.md"
 done
-specjax bench pair --target "$RUNS/opt-draft/model" --draft "$RUNS/opt-tiny/model" --dtype float32 \
-    --prompts "$RUNS/opt-target/prompts.txt" --gamma 3 --json "$RUNS/pairs.jsonl" --markdown "$RUNS/small.md"
-specjax bench pair --target "$RUNS/t5-target/model" --draft "$RUNS/t5-draft/model" --dtype float32 \
-    --prompts "$RUNS/t5-target/held_out.tsv" --gamma 3 5 --json "$RUNS/pairs.jsonl" --markdown "$RUNS/t5.md"
+specjax sweep --target "$RUNS/opt-draft/model" --drafts "$RUNS/opt-tiny/model" --drafters model --gammas 3 \
+    --file "$RUNS/opt-target/prompts.txt" --count 64 --timed 8 --repeats 5 \
+    --json "$RUNS/pairs.jsonl" --markdown "$RUNS/small.md"
+specjax sweep --target "$RUNS/t5-target/model" --drafts "$RUNS/t5-draft/model" --drafters model --gammas 3 5 \
+    --file "$RUNS/t5-target/held_out.tsv" --tasks as-is --count 64 --timed 8 --repeats 5 --scores \
+    --json "$RUNS/pairs.jsonl" --markdown "$RUNS/t5.md"

@@ -171,12 +171,12 @@ def command_line(advice: "Advice", *, dtype: str = "float32", prompts: str | Non
 def record(advice: "Advice") -> dict[str, Any]:
     """Settings, measurements, candidates, trials and conclusions as plain values."""
     from specjax import __version__
-    from specjax.bench import machine
+    from specjax.bench import record
 
     measured = advice.measured
     return {
         "target": advice.target, "drafts": advice.drafts, "settings": advice.settings,
-        "versions": {"specjax": __version__, **machine.versions()},
+        "versions": {"specjax": __version__, **record.versions()},
         "helps": advice.helps, "use": advice.drafter, "verifier": advice.strategy.verifier,
         "use_drafts": [advice.drafts[number] for number in advice.strategy.drafts], "speedup": advice.speedup,
         "speedup_error": advice.error, "reason": reasons(advice), "python": python_line(advice),

@@ -1,117 +1,61 @@
-"""Plain and speculative decoding of OPT shapes with random weights, against transformers on the same weights."""
+"""Plain and speculative decoding of OPT shapes with random weights, beside transformers on the same weights."""
 
 import dataclasses
-import statistics
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
 import numpy as np
 
-from specjax import api, drafters
-from specjax.bench import machine, peer
+from specjax import api, drafters, measuring
+from specjax.bench import peer
+from specjax.bench.record import Row
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
 
-Row = dict[str, Any]
 PROMPT, NEW = 64, 128
-PAUSE = 0.3  # seconds before each run: idle threads of the program before it spin for up to 0.2 s, and take a core
 
 
-@dataclasses.dataclass(frozen=True)
-class Timed:
-    """Seconds of interleaved runs of one program."""
+def bandwidth(megabytes: int = 512, repeats: int = 3) -> float:
+    """Bytes per second at which all processors together read a large array, best of several runs.
 
-    seconds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-
-def interleave(programs: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, Timed], dict[str, float]]:
-    """Times the programs in turns after one warm-up each; also the share of processor that others used beside each."""
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    load: dict[str, list[float]] = {name: [] for name in programs}
-    for program in programs.values():
-        program()
-    for _ in range(repeats):
-        for name, program in programs.items():
-            time.sleep(PAUSE)
-            before = machine.ticks()
-            program()
-            after = machine.ticks()
-            times[name].append(after.wall - before.wall)
-            load[name].append(machine.others(before, after))
-    return {n: Timed(tuple(t)) for n, t in times.items()}, {n: statistics.median(v) for n, v in load.items()}
+    One numpy reduction per processor, each over its own part; numpy releases the interpreter lock meanwhile.
+    """
+    count = os.cpu_count() or 1
+    parts = np.array_split(np.ones((megabytes * 131_072,), np.float64), count)
+    best = float("inf")
+    with futures.ThreadPoolExecutor(count) as pool:
+        for _ in range(repeats):
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - started)
+    return sum(part.nbytes for part in parts) / best
 
 
-def random_model(size: str, dtype: str, *, layers: int | None = None, seed: int = 0) -> Model:
-    """An OPT shape with freshly drawn weights."""
-    config = opt.sizes()[size]
-    if layers is not None:
-        config = dataclasses.replace(config, layers=layers)
-    fmt = default_format(dtype)
-    params = jax.jit(lambda key: opt.init(key, config, fmt))(jax.random.key(seed))
+def random_model(size: str, dtype: str) -> Model:
+    """An OPT shape with random weights."""
+    config, fmt = opt.sizes()[size], default_format(dtype)
+    params = jax.jit(lambda key: opt.init(key, config, fmt))(jax.random.key(0))
     return Model(f"opt-{size}", opt, config, fmt, params)
 
 
-def prompts(rows: int, vocab: int, length: int = PROMPT) -> list[list[int]]:
-    return np.random.default_rng(0).integers(4, vocab, (rows, length)).tolist()
-
-
-def plain(sizes: tuple[str, ...], dtypes: tuple[str, ...], rows: tuple[int, ...], repeats: int) -> Iterator[Row]:
-    """Plain greedy decoding, 64 + 128 tokens. `bandwidth_share`: bytes of weights a step over the bandwidth, both the
-    medians of the same turns. `steps_of_one_row`: a step's time over that of the first batch size."""
-    for size in sizes:
-        for dtype in dtypes:
-            model = random_model(size, dtype)
-            twin = peer.twin(model) if peer.available() else None
-            weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
-            first = 0.0
-            for batch in rows:
-                given = prompts(batch, model.vocab_size)
-                steps: list[float] = []
-                speeds: list[float] = []
-
-                def ours(model=model, given=given, steps=steps):
-                    out = api.generate(model, given, max_new_tokens=NEW, temperature=0.0)
-                    steps.append(out.stats.seconds["decode"] / NEW)
-                    return np.array(out.tokens)
-
-                programs: dict[str, Callable[[], Any]] = {"specjax": ours}
-                row: Row = {"bench": "plain", "size": size, "dtype": dtype, "rows": batch}
-                if twin is not None:
-                    programs["transformers"] = lambda twin=twin, given=given: peer.generate(twin, given, NEW)
-                    same = ours() == programs["transformers"]()
-                    row["equal_tokens"] = float(same.mean())
-                programs["memory"] = lambda speeds=speeds: speeds.append(machine.bandwidth())
-                times, load = interleave(programs, repeats)
-                del times["memory"], load["memory"]
-                step, speed = statistics.median(steps[-repeats:]), statistics.median(speeds[-repeats:])
-                row |= summary(times, load, batch * NEW)
-                row |= {"step_ms": 1e3 * step, "bandwidth_gb": speed / 1e9, "bandwidth_share": weights / step / speed}
-                first = first or step
-                row["steps_of_one_row"] = step / first
-                yield row
-
-
 def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model]:
-    """A target and a draft that agree most of the time: the draft is the target's first layers, and the target's other
-    layers add almost nothing (their output projections are scaled down)."""
+    """A target and a draft that agree on most tokens.
+
+    The draft is the target's first layers; the output projections of the target's other layers are scaled down.
+    """
     target = random_model(size, dtype)
     layers = dict(target.params["layers"])
     scaled = lambda kernel: jax.tree.map(lambda part: (part * 0.02).astype(part.dtype), kernel)
     quiet = lambda linear: {**linear, "kernel": scaled(linear["kernel"])}
     for index in range(draft_layers, target.config.layers):
         layer = layers[str(index)]
-        attn, mlp = (
-            {**layer["attn"], "o": quiet(layer["attn"]["o"])},
-            {**layer["mlp"], "down": quiet(layer["mlp"]["down"])},
-        )
-        layers[str(index)] = {**layer, "attn": attn, "mlp": mlp}
+        attn = {**layer["attn"], "o": quiet(layer["attn"]["o"])}
+        layers[str(index)] = {**layer, "attn": attn, "mlp": {**layer["mlp"], "down": quiet(layer["mlp"]["down"])}}
     target = dataclasses.replace(target, params={**target.params, "layers": layers})
     config = dataclasses.replace(target.config, layers=draft_layers)
     kept = {str(i): layers[str(i)] for i in range(draft_layers)}
@@ -119,65 +63,88 @@ def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model
     return target, draft
 
 
-def speculative(size: str, dtypes: tuple[str, ...], gammas: tuple[int, ...], repeats: int) -> Iterator[Row]:
-    """Speculative decoding against assisted generation at equal acceptance, one row."""
-    for dtype in dtypes:
-        target, draft = agreeing(size, dtype)
-        for gamma in gammas:
-            yield _speculative(target, draft, size, gamma, repeats)
+def random_prompts(rows: int, vocab: int, length: int = PROMPT) -> list[list[int]]:
+    """The same prompts in every run; no special tokens."""
+    return np.random.default_rng(0).integers(4, vocab, (rows, length)).tolist()
 
 
-def _speculative(target: Model, draft: Model, size: str, gamma: int, repeats: int) -> Row:
-    dtype = target.fmt.dtype
-    given = prompts(1, target.vocab_size)
-    guide = drafters.model(draft, gamma=gamma)
-    seen: dict[str, list[Any]] = {"specjax": [], "calls": []}
+def plain(size: str, dtype: str, rows: Sequence[int], repeats: int) -> Iterator[Row]:
+    """Plain greedy decoding, 64 + 128 tokens, one row of the table for each batch size.
 
-    def ours():
-        out = api.generate(target, given, drafter=guide, max_new_tokens=NEW, temperature=0.0)
-        seen["specjax"].append(out.stats)
-        return np.array(out.tokens)
-
-    programs: dict[str, Callable[[], Any]] = {
-        "specjax": ours,
-        "specjax plain": lambda: api.generate(target, given, max_new_tokens=NEW, temperature=0.0),
-    }
-    if peer.available():
-        big, small = peer.twin(target), peer.twin(draft)
-        calls = peer.count_calls(big)
-
-        def theirs():
-            calls.clear()
-            out = peer.generate(big, given, NEW, draft=small, gamma=gamma)
-            seen["calls"].append(len(calls))
-            return out
-
-        programs["transformers"] = theirs
-    times, load = interleave(programs, repeats)
-    stats = seen["specjax"][-1]
-    row: Row = {"bench": "speculative", "size": size, "dtype": dtype, "gamma": gamma}
-    row |= summary(times, load, NEW)
-    row |= {
-        "accepted_per_tested": stats.accepted_per_tested,
-        "tokens_per_call": stats.tokens_per_call,
-        "round_ms": 1e3 * times["specjax"].median / stats.rounds,
-        "speedup_over_plain": times["specjax plain"].median / times["specjax"].median,
-    }
-    if seen["calls"]:
-        theirs_ms = 1e3 * times["transformers"].median / seen["calls"][-1]
-        row |= {"peer_tokens_per_call": NEW / seen["calls"][-1], "peer_round_ms": theirs_ms}
-        row["ratio_per_round"] = theirs_ms / row["round_ms"]
-    return row
+    `bandwidth_share`: bytes of weights per step over the memory bandwidth, both medians of the same turns.
+    `steps_of_one_row`: the time of a step over that of the first batch size.
+    """
+    model = random_model(size, dtype)
+    other = peer.make_peer(model) if peer.available() else None
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    first = 0.0
+    for batch in rows:
+        given = random_prompts(batch, model.vocab_size)
+        programs: dict[str, Callable[[], Any]] = {
+            "specjax": lambda given=given: api.generate(model, given, max_new_tokens=NEW, temperature=0.0)
+        }
+        if other is not None:
+            decode = other.plain(new=NEW)
+            programs["transformers"] = lambda decode=decode, given=given: decode(given)
+        runs = measuring.interleave(programs | {"memory": bandwidth}, repeats, pause=measuring.PAUSE)
+        speed = measuring.spread(runs.pop("memory").values).median
+        step = measuring.spread(runs["specjax"].each(lambda out: out.stats.seconds["decode"] / NEW)).median
+        first = first or step
+        row: Row = {"bench": "plain", "size": size, "dtype": dtype, "rows": batch}
+        if other is not None:
+            same = np.equal(runs["specjax"].warm_up.tokens, runs["transformers"].warm_up)
+            row["equal_tokens"] = float(same.mean())
+        row |= summary(runs, batch * NEW)
+        row |= {"step_ms": 1e3 * step, "bandwidth_gb": speed / 1e9, "bandwidth_share": weights / step / speed}
+        yield row | {"steps_of_one_row": step / first}
 
 
-def summary(times: dict[str, Timed], load: dict[str, float], tokens: int) -> Row:
-    """Tokens a second with their spread, the ratio to the peer, and what others used of the machine beside each."""
+def speculative(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> Iterator[Row]:
+    """Speculative decoding beside assisted generation at equal acceptance, one row, for each gamma."""
+    target, draft = agreeing(size, dtype)
+    given = random_prompts(1, target.vocab_size)
+    other = peer.make_peer(target, draft) if peer.available() else None
+    passes = [] if other is None else other.count_passes()
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0}
+    for gamma in gammas:
+        drafter = drafters.model(draft, gamma=gamma)
+        programs: dict[str, Callable[[], Any]] = {
+            "specjax": lambda drafter=drafter: api.generate(target, given, drafter=drafter, **settings),
+            "specjax plain": lambda: api.generate(target, given, **settings),
+        }
+        if other is not None:
+            decode = other.assisted(gamma=gamma, new=NEW)
+
+            def theirs(decode=decode) -> int:
+                passes.clear()
+                decode(given)
+                return len(passes)
+
+            programs["transformers"] = theirs
+        runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
+        stats = runs["specjax"].values[-1].stats
+        row: Row = {"bench": "speculative", "size": size, "dtype": dtype, "gamma": gamma} | summary(runs, NEW)
+        row |= {
+            "accepted_per_tested": stats.accepted_per_tested, "tokens_per_call": stats.tokens_per_call,
+            "round_ms": 1e3 * runs["specjax"].median / stats.rounds,
+            "speedup_over_plain": runs["specjax plain"].median / runs["specjax"].median,
+        }  # fmt: skip
+        if other is not None:
+            count = runs["transformers"].values[-1]
+            theirs_ms = 1e3 * runs["transformers"].median / count
+            row |= {"peer_tokens_per_call": NEW / count, "peer_round_ms": theirs_ms}
+            row["ratio_per_round"] = theirs_ms / row["round_ms"]
+        yield row
+
+
+def summary(runs: dict[str, measuring.Runs], tokens: int) -> Row:
+    """Tokens per second with their spread, the load of other programs, and the ratio to transformers."""
     row: Row = {}
-    for name, timed in times.items():
+    for name, one in runs.items():
         key = name.replace(" ", "_")
-        row[f"{key}_tokens_per_second"] = tokens / timed.median
-        row[f"{key}_seconds"] = [min(timed.seconds), timed.median, max(timed.seconds)]
-        row[f"{key}_load"] = load[name]
-    if "transformers" in times:
-        row["ratio"] = times["transformers"].median / times["specjax"].median
+        row[f"{key}_tokens_per_second"] = tokens / one.median
+        row[f"{key}_seconds"] = list(measuring.spread(one.seconds))
+        row[f"{key}_load"] = one.load
+    if "transformers" in runs:
+        row["ratio"] = runs["transformers"].median / runs["specjax"].median
     return row

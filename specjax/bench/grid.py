@@ -1,98 +1,364 @@
-"""Drafters x verifiers x temperatures x draft lengths on one task's prompts: what is accepted, and how fast it is.
+"""A grid: strategies x verifiers x temperatures x tasks, each point measured beside plain decoding and transformers.
 
-Acceptance is counted over all prompts, in batches. Speed is that of single requests, prompt included, all ways of
-decoding them in turns: drafted, plain, and where asked for transformers on the same weights.
+    from specjax.bench.grid import Grid
+
+    GRID = Grid(drafters=("model", "ngram"), gammas=(2, 4), temperatures=(0.0, 1.0), about="draft length")
+
+Acceptance is counted over all prompts, in batches. Speed is that of single requests, prompt included, interleaved with
+plain decoding and, with `peer`, with transformers on the same weights. Importing this module does not import jax.
 """
 
+import dataclasses
+import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax import api
-from specjax.bench.assisted import Decode, Peer
-from specjax.bench.decode import Row, interleave
-from specjax.drafters import LoadedDrafter
-from specjax.metrics import Stats
-from specjax.model import Model
-from specjax.verify import Verifier
+from specjax import defaults, presets
+from specjax.bench import tasks
+from specjax.bench.record import SMALLEST, Case, Missing, Row, Shelf, check_sizes
+from specjax.bench.tasks import AUTO
+from specjax.checks import check_name, integer, number
+from specjax.registry import Strategy
 
-SUITS = "suits"  # in the place of a verifier's name: the one that suits the drafter
-COPYING = ("ngram", "suffix")  # what transformers' prompt lookup is the like of
+NUMBERS = ("gamma", "temperature", "nodes")  # axes along which a line is drawn
+AXES = (*NUMBERS, "verifier", "drafts", "drafter")
+SIZES = ("count", "max_new_tokens", "batch", "timed", "repeats")
+COPYING = ("ngram", "suffix")  # drafters comparable to prompt lookup of transformers
+BUNDLED = "bundled/opt-target"
+BUNDLED_DRAFTS = ("bundled/opt-draft", "bundled/opt-tiny")  # its draft models, as many as are needed
+NEEDS_SOURCE = {"format": "file", "dataset_config": "dataset", "split": "dataset", "field": "dataset"}
 
 
-class Cell(NamedTuple):
-    """One way of decoding.
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """What is measured, and on what.
 
     Attributes:
-      drafter: its name and settings, gamma apart.
-      gamma: draft tokens a round as asked for; None where the drafter has no such choice.
-      verifier: a name, or `SUITS`: the lossless one that suits the drafter.
+      drafters: texts as for `specjax generate --drafter`, or `Strategy`s, which may name a verifier and positions of
+        their draft models in `drafts`; a dict names the curve of each group. (): a draft model if there is one, and
+        prompt lookup.
+      gammas: draft tokens per round, for drafters that have this setting and do not set it.
+      verifiers: names, for strategies without one; (): the lossless verifier that suits each drafter. Combinations that
+        are not supported are left out, with the reason.
+      temperatures, tasks: every strategy is measured at each temperature on each task.
+      axis: quantity of the picture's x axis, one of `AXES`; "": the first of them that varies.
+      about: title of the table and the picture.
+      target: model that decides.
+      drafts: draft models, the largest first; None: those of the bundled target.
+      dtype: of all models.
+      file: prompts instead of the samples of a task, in a format of `tasks.FORMATS`, for one task.
+      format: of the file; "auto": by its ending and first line.
+      category: categories of items to take; (): all.
+      dataset: id on the Hugging Face hub instead of a file; may use the network.
+      dataset_config, split, field, reference: configuration, split and columns of the data set.
+      count: prompts of each task, spread over all that there are.
+      style: how the model is addressed, one of `tasks.STYLES`.
+      max_new_tokens: per prompt.
+      ignore_eos: generate `max_new_tokens` for every prompt.
+      seed: of sampling.
+      lossless: refuse lossy verifiers.
+      batch: prompts decoded together to count acceptance.
+      timed: prompts that are timed, one request at a time.
+      repeats: interleaved runs; medians are reported.
+      peer: "transformers": assisted generation, prompt lookup and plain decoding beside, on the same weights.
+      scores: BLEU and chrF of plain decoding against the references of the items (requires sacrebleu).
     """
 
-    drafter: str
-    gamma: int | None
-    verifier: str
+    drafters: tuple[str | Strategy, ...] | Mapping[str, tuple[str | Strategy, ...]] = ()
+    gammas: tuple[int, ...] = (5,)
+    verifiers: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    tasks: tuple[str, ...] = ()
+    axis: str = ""
+    about: str = ""
+    target: str = BUNDLED
+    drafts: tuple[str, ...] | None = None
+    dtype: str = "float32"
+    file: str | None = None
+    format: str = AUTO
+    category: tuple[str, ...] = ()
+    dataset: str | None = None
+    dataset_config: str | None = None
+    split: str = "test"
+    field: str = "prompt"
+    reference: str | None = None
+    count: int = 8
+    style: str = AUTO
+    max_new_tokens: int = defaults.MAX_NEW_TOKENS
+    ignore_eos: bool = False
+    seed: int = defaults.SEED
+    lossless: bool = False
+    batch: int = 8
+    timed: int = 4
+    repeats: int = 3
+    peer: str | None = None
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("gammas", "verifiers", "temperatures", "tasks", "category"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} contains a value twice: {', '.join(map(str, values))}")
+        if not self.temperatures:
+            raise ValueError("temperatures requires at least one value")
+        if self.axis:
+            check_name(self.axis, AXES, "axis")
+        check_sizes(self, SIZES)
+        for task in self.tasks:
+            check_name(task, tasks.TASKS, "task")
+        check_name(self.style, tasks.STYLES, "style")
+        if self.peer is not None:
+            check_name(self.peer, ("transformers",), "peer")
+        integer("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
+        integer("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
+        for gamma in self.gammas:
+            integer("gammas", gamma, least=1, most=defaults.LARGEST_TREE - 1)
+        for temperature in self.temperatures:
+            number("temperatures", temperature, least=0, most=defaults.LARGEST_TEMPERATURE)
+        if self.file is not None and self.dataset is not None:
+            raise ValueError("pass either file or dataset, not both")
+        if (self.file or self.dataset) and len(self.tasks) > 1:
+            raise ValueError(f"prompts of a file or dataset are for one task, got tasks {', '.join(self.tasks)}")
+        for name, source in NEEDS_SOURCE.items():
+            if getattr(self, source) is None and getattr(self, name) != getattr(Grid, name):
+                raise ValueError(f"{name.replace('_', '-')} requires {source}")
+
+    def quick(self) -> "Grid":
+        """The same in its smallest size, which shows that everything runs and says nothing about speed."""
+        return dataclasses.replace(self, **SMALLEST)
+
+
+def read(file: Path | str) -> Grid:
+    """The `GRID` of a preset. Raises FileNotFoundError or ValueError, in one line."""
+    return presets.bound(file, "GRID", Grid)
+
+
+# --- points ----------------------------------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """One point of a grid.
+
+    Attributes:
+      task: the task of its prompts.
+      curve: the curve that it belongs to.
+      strategy: drafter with its gamma, and verifier; its draft models are `drafts`.
+      drafts: names of its draft models.
+      temperature: of its requests.
+    """
+
+    task: str
+    curve: str
+    strategy: Strategy
+    drafts: tuple[str, ...]
     temperature: float
 
+    @property
+    def title(self) -> str:
+        return f"{self.task}, {self.strategy.label(self.drafts)}, T={self.temperature:g}"
 
-def cells(
-    drafters: Sequence[str],
-    gammas: Sequence[int],
-    verifiers: Sequence[str],
-    temperatures: Sequence[float],
-    *,
-    without_gamma: Sequence[str] = ("plain",),
-) -> list[Cell]:
-    """Every combination, temperatures outermost; plain decoding needs no second verifier.
 
-    Args:
-      without_gamma: drafters that have no such choice, or bring their own.
+def points(grid: Grid, task_names: Sequence[str]) -> list[Point]:
+    """Every combination once, tasks and temperatures outermost.
+
+    Raises:
+      ValueError: an unknown drafter, setting, verifier or file, too few draft models, or one that is not used.
     """
-    found = []
-    for temperature in temperatures:
-        for drafter in drafters:
-            for gamma in (None,) if drafter in without_gamma else gammas:
-                for verifier in verifiers[:1] if drafter == "plain" else verifiers:
-                    found.append(Cell(drafter, gamma, verifier, temperature))
-    return found
+    from specjax import verify
+
+    for name in grid.verifiers:
+        verifier = verify.get(name)
+        if grid.lossless:
+            verifier.require_lossless()
+    given = grid.drafts or ()
+    if grid.drafts is None and grid.target == BUNDLED:
+        given = BUNDLED_DRAFTS
+    curves = grid.drafters or (("model", "ngram") if given else ("ngram",))
+    curves = curves if isinstance(curves, Mapping) else {"": curves}
+    found: list[tuple[str, Strategy, tuple[str, ...]]] = []
+    used: set[int] = set()
+    for curve, group in curves.items():
+        for strategy in (Strategy.parse(one) if isinstance(one, str) else one for one in group):
+            strategy.check_files()
+            own = strategy.drafts or tuple(range(strategy.needs))
+            if max(own, default=-1) >= len(given):
+                raise ValueError(f"drafter {strategy.text!r} requires {max(own) + 1} drafts, got {len(given)}")
+            used |= set(own)
+            names = tuple(given[number] for number in own)
+            for one in expand(dataclasses.replace(strategy, drafts=()), grid):
+                found.append((curve or strategy.name, one, names))
+    unused = [name for number, name in enumerate(grid.drafts or ()) if number not in used]
+    if unused:
+        raise ValueError(f"drafts {unused[0]} is not used by any of the drafters")
+    every = [
+        Point(task, curve, strategy, names, temperature)
+        for task in task_names
+        for temperature in grid.temperatures
+        for curve, strategy, names in found
+    ]
+    return list(dict.fromkeys(every))
+
+
+def expand(strategy: Strategy, grid: Grid) -> Iterator[Strategy]:
+    """The strategy with each gamma and verifier of the grid, where it does not set its own."""
+    open_gamma = strategy.takes_gamma and strategy.get("gamma") is None and grid.gammas
+    for gamma in grid.gammas if open_gamma else (None,):
+        sized = strategy if gamma is None else strategy.replace_settings(gamma=gamma)
+        chosen = (strategy.verifier,) if strategy.verifier else grid.verifiers or (None,)
+        for verifier in chosen[:1] if strategy.name == "plain" else chosen:
+            yield dataclasses.replace(sized, verifier=verifier)
+
+
+def read_items(grid: Grid) -> dict[str, list[tasks.Item]]:
+    """The items of each task.
+
+    Raises:
+      ValueError, OSError: a file of another format, a task without samples, or items without references for `scores`.
+    """
+    if grid.file is not None:
+        kind, items = tasks.read(grid.file, grid.format)
+        given = {grid.tasks[0] if grid.tasks else tasks.FORMATS[kind].task: items}
+    elif grid.dataset is not None:
+        items = tasks.dataset(
+            grid.dataset, field=grid.field, config=grid.dataset_config, split=grid.split, reference=grid.reference
+        )
+        given = {grid.tasks[0] if grid.tasks else "as-is": items}
+    else:
+        given = {name: list(tasks.TASKS[name].samples) for name in grid.tasks or ("story",)}
+    for name, items in given.items():
+        if not items:
+            raise ValueError(f"task {name!r} has no samples: pass file or dataset")
+        given[name] = tasks.pick(items, grid.count, grid.category)
+        if grid.scores and any(item.reference is None for item in given[name]):
+            raise ValueError(f"scores requires a reference for every prompt, and task {name!r} has prompts without one")
+    if grid.scores and importlib.util.find_spec("sacrebleu") is None:
+        raise ValueError("scores requires sacrebleu: pip install sacrebleu")
+    return given
+
+
+def cases(grid: Grid, every: Sequence[Point], items: Mapping[str, Sequence[tasks.Item]]) -> list[Case]:
+    """A case for each point; its key contains everything that the row depends on, the texts of the prompts included."""
+    names = ("target", "dtype", "style", "ignore_eos", "seed", "peer", "scores", *SIZES)
+    common = {name: getattr(grid, name) for name in names} | {"bench": "sweep"}
+    return [
+        Case(
+            common | {
+                "task": point.task, "prompts": tasks.digest(items[point.task]), "drafter": point.strategy.text,
+                "drafts": point.drafts, "verifier": point.strategy.verifier, "temperature": point.temperature,
+            },
+            point.title,
+            _measure_point(grid, point, items[point.task]),
+        )
+        for point in every
+    ]  # fmt: skip
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
 
 
 class Work(NamedTuple):
-    """What every cell decodes.
+    """What every strategy decodes.
 
     Attributes:
       prompts: text, or lists of token ids.
       settings: keyword arguments of `specjax.generate`, temperature, drafter and verifier apart.
-      timed: prompts that are timed, alone. repeats: turns; medians count.
-      peer: the models in transformers; None: no comparison.
+      batch, timed, repeats: as in `Grid`.
+      peer: the same models in transformers (`peer.Peer`); None: no comparison.
     """
 
-    target: Model
+    target: Any
     prompts: Sequence[Any]
     settings: dict[str, Any]
     batch: int
     timed: int
     repeats: int
-    peer: Peer | None = None
+    peer: Any = None
 
 
-def measure(work: Work, cell: Cell, guide: LoadedDrafter, verifier: Verifier) -> Row:
-    """One row. At temperature 0 `equal_to_plain` is the share of timed requests with the tokens of plain decoding."""
-    settings = work.settings | {"temperature": cell.temperature}
-    drafted = settings | {"drafter": guide, "verifier": verifier}
+def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Callable[[Shelf], list[Row]]:
+    def run(shelf: Shelf) -> list[Row]:
+        from specjax import api
+
+        strategy, target = point.strategy, shelf.model(grid.target)
+        drafts = [shelf.model(name) for name in point.drafts]
+        key = ("drafter", strategy.text, point.drafts)
+        drafter = shelf.keep(key, lambda: strategy.build(target, drafts))
+        verifier, part = api.named_verifier(drafter, strategy.verifier), drafter.drafter
+        try:
+            verifier.check(part.tree, part.siblings, f"drafter {drafter.name!r}", dynamic=part.dynamic)
+        except ValueError as error:
+            raise Missing(" ".join(str(error).split())) from None
+        prompts = shelf.keep(("prompts", point.task), lambda: make_prompts(target, point.task, grid.style, items))
+        peer = shelf.keep(("peer", point.drafts[:1]), lambda: _make_peer(grid, target, drafts))
+        settings = {"max_new_tokens": grid.max_new_tokens, "ignore_eos": grid.ignore_eos, "seed": grid.seed}
+        work = Work(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peer)
+        row: Row = {"task": point.task, "target": grid.target, "drafts": " > ".join(point.drafts), "dtype": grid.dtype}
+        row |= measure(work, strategy, point.temperature, drafter, verifier)
+        if grid.scores:
+            key = ("scores", point.task, point.temperature)
+            row |= shelf.keep(key, lambda: scores(work, point.temperature, [item.reference for item in items]))
+        return [row]
+
+    return run
+
+
+def make_prompts(target: Any, task: str, style: str, items: Sequence[tasks.Item]) -> list[str]:
+    """The prompts of a task for a model.
+
+    Raises:
+      ValueError: style "own", and the model has no chat template.
+    """
+    from specjax import convert
+
+    if style == AUTO:
+        return tasks.prompts_for(target, task, items)
+    own: Callable[[str], str] = str
+    if style == tasks.OWN:
+        checkpoint = convert.locate(target.name)
+        checkpoint.source.close()
+        own = tasks.own_template(checkpoint.tokenizer(), target.text.encode)
+    build = tasks.builder(tasks.TASKS[task], style, encoder_decoder=target.encoder_decoder, own=own)
+    return [build(item) for item in items]
+
+
+def _make_peer(grid: Grid, target: Any, drafts: Sequence[Any]) -> Any:
+    if grid.peer is None:
+        return None
+    from specjax.bench import peer
+
+    return peer.make_peer(target, drafts[0] if drafts else None, ignore_eos=grid.ignore_eos)
+
+
+def measure(work: Work, strategy: Strategy, temperature: float, drafter: Any, verifier: Any) -> Row:
+    """One row: what is measured, acceptance over all prompts, and speed beside plain decoding.
+
+    Args:
+      drafter: the `LoadedDrafter` of the strategy.
+      verifier: the `Verifier` that it runs with.
+    """
+    plain = work.settings | {"temperature": temperature}
+    drafted = plain | {"drafter": drafter, "verifier": verifier}
     row: Row = {
-        "bench": "tasks", **cell._asdict(), "verifier": verifier.name, "lossless": verifier.lossless,
-        "guide": guide.name, "prompts": len(work.prompts),
+        "bench": "sweep", "drafter": strategy.text, "gamma": strategy.gamma, "nodes": drafter.drafter.tree.size,
+        "verifier": verifier.name, "lossless": verifier.lossless, "temperature": temperature,
+        "prompts": len(work.prompts),
     }  # fmt: skip
-    return row | acceptance(work, drafted) | speed(work, cell, drafted, settings)
+    return row | acceptance(work, drafted) | speed(work, strategy, drafted, plain)
+
+
+def _batches(work: Work, settings: dict[str, Any]) -> Iterator[Any]:
+    from specjax import api
+
+    for start in range(0, len(work.prompts), work.batch):
+        part = work.prompts[start : start + work.batch]
+        yield api.generate(work.target, part, rows=range(start, start + len(part)), **settings)
 
 
 def acceptance(work: Work, settings: dict[str, Any]) -> Row:
     """Rates over all prompts, decoded in batches."""
-    every: list[Stats] = []
-    for start in range(0, len(work.prompts), work.batch):
-        part = work.prompts[start : start + work.batch]
-        every.append(api.generate(work.target, part, rows=range(start, start + len(part)), **settings).stats)
+    every = [out.stats for out in _batches(work, settings)]
     total = lambda name: sum(getattr(stats, name) for stats in every)
     ratio = lambda a, b: a / b if b else None
     tested = total("tested")
@@ -101,67 +367,54 @@ def acceptance(work: Work, settings: dict[str, Any]) -> Row:
         "tokens": total("tokens"), "tokens_per_call": total("tokens") / total("rounds"), "tested": tested,
         "accepted_per_tested": ratio(total("accepted"), tested),
         "accepted_per_drafted": ratio(total("accepted"), total("drafted")),
-        "overlap": None if math.isnan(overlap) else ratio(overlap, tested),  # drafters without laws have none
+        "overlap": None if math.isnan(overlap) else ratio(overlap, tested),  # point masses have no q
     }  # fmt: skip
 
 
-def speed(work: Work, cell: Cell, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:
-    """Tokens a second of single requests in turns, and their ratios."""
+def speed(work: Work, strategy: Strategy, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:
+    """Tokens per second of single requests, interleaved, and ratios; greedy outputs are compared, token for token."""
+    from specjax import api, measuring
+
     prompts = work.prompts[: work.timed]
-    said: dict[str, list[list[int]]] = {}
 
-    def ours(name: str, settings: dict[str, Any]) -> Callable[[], None]:
-        def run() -> None:
-            said[name] = [
-                api.generate(work.target, [prompt], rows=[row], **settings).tokens[0]
-                for row, prompt in enumerate(prompts)
-            ]
+    def ours(settings: dict[str, Any]) -> list[list[int]]:
+        outputs = [api.generate(work.target, [one], rows=[row], **settings) for row, one in enumerate(prompts)]
+        return [out.tokens[0] for out in outputs]
 
-        return run
-
-    programs = {"drafted": ours("drafted", drafted), "plain": ours("plain", plain)}
-    for name, decode in theirs(work, cell):
-        programs[name] = _peer_run(name, decode, _given(work.target, prompts), said)
-    times, load = interleave(programs, work.repeats)
-    rate = {name: sum(map(len, said[name])) / times[name].median for name in programs}
+    programs: dict[str, Callable[[], Any]] = {"drafted": lambda: ours(drafted), "plain": lambda: ours(plain)}
+    for name, decode in peer_decoders(work, strategy, plain["temperature"]):
+        tokens, length = api.tokenize(work.target, prompts)
+        given = [tokens[row, :count].tolist() for row, count in enumerate(length)]
+        programs[name] = lambda decode=decode, given=given: [decode([prompt])[0] for prompt in given]
+    runs = measuring.interleave(programs, work.repeats, pause=0.0 if work.peer is None else measuring.PAUSE)
+    outputs = {name: one.values[-1] for name, one in runs.items()}
+    rate = {name: sum(map(len, outputs[name])) / one.median for name, one in runs.items()}
     row: Row = {
         "tokens_per_second": rate["drafted"], "plain_tokens_per_second": rate["plain"],
-        "speedup": rate["drafted"] / rate["plain"],
-        "seconds": [min(times["drafted"].seconds), times["drafted"].median, max(times["drafted"].seconds)],
+        "speedup": rate["drafted"] / rate["plain"], "seconds": list(measuring.spread(runs["drafted"].seconds)),
+        "plain_seconds": list(measuring.spread(runs["plain"].seconds)),
     }  # fmt: skip
-    if cell.temperature == 0:
-        row["equal_to_plain"] = equal(said["drafted"], said["plain"])
-    row |= peer_columns(rate, said, greedy=cell.temperature == 0)
-    return row | {"load": load}
+    if plain["temperature"] == 0:
+        row["equal_to_plain"] = equal(outputs["drafted"], outputs["plain"])
+    row |= peer_columns(rate, outputs, greedy=plain["temperature"] == 0)
+    return row | {"load": {name: one.load for name, one in runs.items()}}
 
 
-def theirs(work: Work, cell: Cell) -> Iterator[tuple[str, Decode]]:
-    """How transformers decodes the same: a draft model against assisted generation, what copies against prompt lookup,
-    both with this gamma; and plainly."""
+def peer_decoders(work: Work, strategy: Strategy, temperature: float) -> Iterator[tuple[str, Callable]]:
+    """What transformers decodes beside: assisted generation for a draft model, prompt lookup for drafters that copy,
+    with the same gamma, and plain decoding."""
     if work.peer is None:
         return
-    common = {"new": work.settings["max_new_tokens"], "temperature": cell.temperature}
-    if cell.gamma is not None and cell.drafter == "model" and work.peer.draft is not None:
-        yield "transformers assisted", work.peer.assisted(gamma=cell.gamma, **common)
-    elif cell.gamma is not None and cell.drafter.partition(":")[0] in COPYING:
-        yield "transformers lookup", work.peer.lookup(gamma=cell.gamma, **common)
+    common = {"new": work.settings["max_new_tokens"], "temperature": temperature}
+    if strategy.gamma is not None and strategy.name == "model" and work.peer.draft is not None:
+        yield "transformers assisted", work.peer.assisted(gamma=strategy.gamma, **common)
+    elif strategy.gamma is not None and strategy.name in COPYING:
+        yield "transformers lookup", work.peer.lookup(gamma=strategy.gamma, **common)
     yield "transformers plain", work.peer.plain(**common)
 
 
-def _given(target: Model, prompts: Sequence[Any]) -> list[list[int]]:
-    tokens, length = api.tokenize(target, prompts)
-    return [tokens[row, :count].tolist() for row, count in enumerate(length)]
-
-
-def _peer_run(name: str, decode: Decode, prompts: list[list[int]], said: dict[str, list[list[int]]]):
-    def run() -> None:
-        said[name] = [decode(prompt) for prompt in prompts]
-
-    return run
-
-
-def peer_columns(rate: dict[str, float], said: dict[str, list[list[int]]], *, greedy: bool) -> Row:
-    """Tokens a second of transformers, ours over theirs, and whether greedy texts are the same."""
+def peer_columns(rate: dict[str, float], outputs: dict[str, list[list[int]]], *, greedy: bool) -> Row:
+    """Tokens per second of transformers, ours over theirs, and the share of equal greedy outputs."""
     row: Row = {}
     for name, theirs in rate.items():
         if not name.startswith("transformers"):
@@ -171,31 +424,131 @@ def peer_columns(rate: dict[str, float], said: dict[str, list[list[int]]], *, gr
         row[f"transformers_{short}_tokens_per_second"] = theirs
         row[f"ratio_to_{short}"] = rate[own] / theirs
         if greedy:
-            row[f"equal_to_transformers_{short}"] = equal(said[own], said[name])
+            row[f"equal_to_transformers_{short}"] = equal(outputs[own], outputs[name])
     return row
 
 
 def equal(ours: list[list[int]], others: list[list[int]]) -> float:
-    """Share of texts that are the same, token for token."""
+    """Share of outputs that are the same, token for token."""
     return sum(one == other for one, other in zip(ours, others, strict=True)) / len(ours)
 
 
-# --- for people ------------------------------------------------------------------------------------------------------
+def scores(work: Work, temperature: float, references: Sequence[Any]) -> Row:
+    """Corpus BLEU and chrF of plain decoding."""
+    import sacrebleu
 
-
-def brief(row: Row) -> Row:
-    """The columns of a table: short names, what was not measured left empty."""
-    ratio = lambda name: row.get(f"ratio_to_{name}", "")
-    verifier = row["verifier"] if row["lossless"] else f"{row['verifier']} (LOSSY)"
+    texts = [text for out in _batches(work, work.settings | {"temperature": temperature}) for text in out.texts]
     return {
-        "task": row["task"], "T": row["temperature"], "drafter": row["drafter"],
-        "\u03b3": "" if row["gamma"] is None else row["gamma"], "verifier": verifier,
-        "tokens/call": row["tokens_per_call"], "accepted/tested": _or_empty(row["accepted_per_tested"]),
-        "tokens/s": row["tokens_per_second"], "\u00d7 plain": row["speedup"],
-        "\u00d7 assisted": ratio("assisted"), "\u00d7 lookup": ratio("lookup"), "plain \u00d7 plain": ratio("plain"),
-        "load": max(row["load"].values()),
+        "bleu": sacrebleu.corpus_bleu(texts, [list(references)]).score,
+        "chrf": sacrebleu.corpus_chrf(texts, [list(references)]).score,
+    }
+
+
+# --- tables and pictures ---------------------------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """Rows along the axis; the name contains what distinguishes them from other curves."""
+
+    name: str
+    x: list[Any]
+    rows: list[Row]
+
+
+def axis_of(grid: Grid, found: Sequence[tuple[Point, Row]]) -> str:
+    """The axis of the grid: the one that it names, or the first of `AXES` along which the rows differ."""
+    varying = (axis for axis in AXES if len({row[axis] for _, row in found}) > 1)
+    return grid.axis or next((axis for axis in varying if axis != "nodes"), "drafter")
+
+
+def curves(axis: str, found: Sequence[tuple[Point, Row]]) -> list[Curve]:
+    """The rows as curves, one for each curve of the points and value of what else varies; numbers ascending."""
+    varying = [
+        name for name in ("task", "temperature", "verifier")
+        if name != axis and len({row[name] for _, row in found}) > 1
+    ]  # fmt: skip
+    drafters = {point.curve for point, _ in found}
+    groups: dict[str, list[tuple[Any, Row]]] = {}
+    for point, row in found:
+        named = point.curve != point.strategy.name or axis not in ("drafter", "drafts")
+        parts = [point.curve] if named and len(drafters) > 1 else []
+        parts += [f"T = {row[name]:g}" if name == "temperature" else str(row[name]) for name in varying]
+        x = row[axis]
+        groups.setdefault(", ".join(parts), []).append((x or 0 if axis in NUMBERS else x or "none", row))
+    if axis in NUMBERS:
+        groups = {name: sorted(pairs, key=lambda pair: pair[0]) for name, pairs in groups.items()}
+    return [Curve(name, [x for x, _ in pairs], [row for _, row in pairs]) for name, pairs in groups.items()]
+
+
+def table(lines: Sequence[Curve]) -> list[Row]:
+    """Rows for people, along their curves; columns that are empty in all rows are left out."""
+    made = []
+    for row in (row for line in lines for row in line.rows):
+        made.append({
+            "task": row["task"], "T": row["temperature"], "drafter": row["drafter"], "drafts": row["drafts"],
+            "nodes": row["nodes"], "verifier": row["verifier"] + ("" if row["lossless"] else " (LOSSY)"),
+            "tokens/pass": row["tokens_per_call"], "accepted/tested": row["accepted_per_tested"],
+            "tokens/s": row["tokens_per_second"], "\u00d7 plain": row["speedup"],
+            **{f"\u00d7 {name}": row.get(f"ratio_to_{name}") for name in ("assisted", "lookup")},
+            "plain \u00d7 plain": row.get("ratio_to_plain"), "BLEU": row.get("bleu"), "chrF": row.get("chrf"),
+            "load": max(row["load"].values()),
+        })  # fmt: skip
+    empty = [name for name in made[0] if all(row[name] in (None, "") for row in made)]
+    return [{name: value for name, value in row.items() if name not in empty} for row in made]
+
+
+def short(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """A table without names that are the same in all rows, and those names in words."""
+    same = {
+        name: rows[0][name] for name in ("drafter", "drafts", "nodes", "verifier", "T", "task")
+        if name in rows[0] and len(rows) > 1 and len({row[name] for row in rows}) == 1
     }  # fmt: skip
+    kept = [{name: value for name, value in row.items() if name not in same} for row in rows]
+    return kept, ", ".join(f"{name} {value:g}" if name == "T" else f"{name} {value}" for name, value in same.items())
 
 
-def _or_empty(value: Any) -> Any:
-    return "" if value is None else value
+def best(found: Sequence[tuple[Point, Row]]) -> list[str]:
+    """The fastest strategy, and the one with the most tokens per target pass, at each temperature."""
+    lines = []
+    for temperature in dict.fromkeys(row["temperature"] for _, row in found):
+        rows = [row for _, row in found if row["temperature"] == temperature]
+        for what, name in (("speed", "speedup"), ("tokens per target pass", "tokens_per_call")):
+            top = max(rows, key=lambda row: row[name])
+            unit = " \u00d7 plain" if name == "speedup" else ""
+            loss = "" if name != "speedup" or top[name] > 1 else ": nothing here is faster than plain decoding"
+            named = ", ".join(part for part in (top["drafter"], top["drafts"], top["verifier"]) if part)
+            lines.append(f"T = {temperature:g}, best {what}: {named}: {top[name]:.2f}{unit}{loss}")
+    return lines
+
+
+def picture(new_figure: Any, axis: str, lines: Sequence[Curve], *, title: str) -> Any:
+    """Two panels over the axis: tokens per target pass, and speed over plain decoding.
+
+    Args:
+      new_figure: matplotlib's Figure class.
+      axis: one of `AXES`.
+    """
+    from specjax.plotting import COLORS, finish
+
+    figure = new_figure(figsize=(9.6, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    numbers = axis in NUMBERS
+    places = list(dict.fromkeys(x for line in lines for x in line.x))
+    labels = {"tokens_per_call": "tokens per target pass", "speedup": "\u00d7 plain"}
+    for axes, (name, label) in zip(panels, labels.items(), strict=True):
+        for index, line in enumerate(lines):
+            x = line.x if numbers else [places.index(one) for one in line.x]
+            axes.plot(
+                x, [row[name] for row in line.rows], color=COLORS[index % len(COLORS)], lw=1.8 if numbers else 0,
+                marker="os^Dv"[index % 5], ms=6, label=line.name,
+            )  # fmt: skip
+        axes.axhline(1, color="#8a8a8a", lw=0.9, ls="--")
+        axes.set_ylim(bottom=0)
+        if not numbers:
+            axes.set_xticks(range(len(places)), places, rotation=30, ha="right", fontsize=8, parse_math=False)
+        finish(axes, axis, label, title if name == "tokens_per_call" else "")
+    if len(lines) > 1 or lines[0].name:
+        figure.legend(
+            *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9
+        )
+    return figure

@@ -1,19 +1,18 @@
-"""transformers in torch on the very same weights and prompts: plain and assisted generation, rounds counted by hooks.
+"""transformers on the same weights and prompts: plain decoding, assisted generation and prompt lookup.
 
-torch is imported inside the functions: without it the benches run, and their peer columns are empty.
+torch is imported inside the functions: without it the benchmarks run, and their peer columns are empty.
 """
 
 import importlib.util
 import os
 import tempfile
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from specjax import convert
 from specjax.model import Model
-from specjax.models import opt
+
+NO_TOKEN = 2**31 - 1  # an end token that no vocabulary has: generation continues to the last token requested
+Decode = Callable[[Sequence[Sequence[int]]], list[list[int]]]  # prompts of one length -> new tokens
 
 
 def available() -> bool:
@@ -21,45 +20,88 @@ def available() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
+def require() -> None:
+    """Raises ValueError if torch or transformers is not installed."""
+    if not available():
+        raise ValueError("--peer transformers requires torch: pip install 'specjax[torch]'")
+
+
 def twin(model: Model) -> Any:
-    """The model as transformers' own, with these weights, in this dtype; not made under inference mode, which makes
-    assisted generation several times slower."""
+    """The same weights in transformers' own class, in the same dtype.
+
+    Not created under `torch.inference_mode`, which slows assisted generation down several times.
+    """
     import torch
     import transformers
 
     torch.set_num_threads(os.cpu_count() or 1)
+    auto = transformers.AutoModelForSeq2SeqLM if model.encoder_decoder else transformers.AutoModelForCausalLM
     with tempfile.TemporaryDirectory() as folder:
-        convert.save_pretrained(Path(folder), model.params, opt.to_published(model.config), fmt=model.fmt)
-        twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, model.fmt.dtype))
-    return twin.eval()
+        model.save_pretrained(folder)
+        made = auto.from_pretrained(folder, dtype=getattr(torch, model.fmt.dtype), local_files_only=True)
+    if model.encoder_decoder:  # transformers 5.23 sizes the decoder's cache by num_layers, the encoder's
+        made.config.num_layers = made.config.num_decoder_layers
+    return made.eval()
 
 
-def generate(
-    target: Any, prompts: list[list[int]], new: int, *, draft: Any = None, gamma: int = 5, temperature: float = 0.0
-) -> np.ndarray:
-    """Continuation [B, new], past any end token, greedy at temperature 0; with a draft, assisted generation of gamma
-    tokens a round."""
-    import torch
+class Peer(NamedTuple):
+    """A target, and a draft model or None, in transformers.
 
-    options: dict[str, Any] = {"do_sample": False}
-    if temperature > 0:
-        options = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    if draft is not None:
-        draft.generation_config.num_assistant_tokens = gamma
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0
-        options["assistant_model"] = draft
-    ids = torch.tensor(prompts)
-    with torch.inference_mode():
-        out = target.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, pad_token_id=1,
-            **options,
-        )  # fmt: skip
-    return out[:, ids.shape[1] :].numpy()
+    Attributes:
+      eos: tokens that end a text; empty: generate all tokens requested.
+      encoder_decoder: `generate` returns the start token before the new ones, instead of the prompt.
+    """
+
+    target: Any
+    draft: Any
+    eos: tuple[int, ...]
+    encoder_decoder: bool
+
+    def plain(self, *, new: int, temperature: float = 0.0) -> Decode:
+        return self._decode(new, temperature, {})
+
+    def lookup(self, *, gamma: int, new: int, temperature: float = 0.0) -> Decode:
+        """Prompt lookup of gamma tokens, matching up to three."""
+        return self._decode(new, temperature, {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": 3})
+
+    def assisted(self, *, gamma: int, new: int, temperature: float = 0.0) -> Decode:
+        """Assisted generation with a constant gamma tokens per round."""
+        settings = self.draft.generation_config
+        run = self._decode(new, temperature, {"assistant_model": self.draft})
+
+        def decode(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+            settings.num_assistant_tokens = gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+            return run(prompts)
+
+        return decode
+
+    def count_passes(self) -> list[int]:
+        """A list that grows by one with every forward pass of the target."""
+        passes: list[int] = []
+        self.target.register_forward_hook(lambda *_: passes.append(1))
+        return passes
+
+    def _decode(self, new: int, temperature: float, options: dict[str, Any]) -> Decode:
+        import torch
+
+        sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        options = options | (sampled if temperature > 0 else {"do_sample": False})
+        options["eos_token_id"] = list(self.eos) or [NO_TOKEN]  # min_new_tokens would forbid the end token instead
+
+        def decode(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+            ids = torch.tensor([list(prompt) for prompt in prompts])
+            with torch.inference_mode():
+                out = self.target.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **options
+                )
+            return out[:, 1 if self.encoder_decoder else ids.shape[1] :].tolist()
+
+        return decode
 
 
-def count_calls(model: Any) -> list[int]:
-    """A list that grows by one at every forward pass of the model."""
-    calls: list[int] = []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    return calls
+def make_peer(target: Model, draft: Model | None = None, *, ignore_eos: bool = True) -> Peer:
+    """The target and the draft model in transformers."""
+    eos = () if ignore_eos else target.eos
+    return Peer(twin(target), None if draft is None else twin(draft), eos, target.encoder_decoder)

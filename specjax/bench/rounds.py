@@ -1,17 +1,19 @@
-"""What a round costs: verifying several tokens, a round against its parts, and the framework's own overhead."""
+"""What a round costs: verifying several tokens, a round against its parts, and the overhead of the framework.
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+All are timed inside the loop that users run; the prompt's own reading is left out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from specjax import api, drafters, trees
+from specjax import api, drafters, measuring, trees
 from specjax.base import Drafter
 from specjax.bench import peer
-from specjax.bench.decode import NEW, Row, agreeing, interleave, prompts, random_model
+from specjax.bench.decode import NEW, agreeing, random_model, random_prompts
+from specjax.bench.record import Row
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.models import opt
@@ -19,12 +21,13 @@ from specjax.models.format import default_format
 from specjax.programs import memoize
 from specjax.types import Draft
 
-TURN = 9  # runs of `overhead` a turn
+WIDTHS = (1, 2, 4, 6, 8, 16)  # tokens that one target pass verifies
+INNER = 9  # requests per turn of `overhead`: one takes some 50 ms, too short to refill the caches after the peer
 
 
 @memoize
 def free(gamma: int) -> Drafter:
-    """A drafter that costs nothing: it always proposes token 0. Its rounds cost one verification."""
+    """A drafter without cost, which always proposes token 0: its rounds cost one verification."""
     tree = trees.chain(gamma)
 
     def propose(params, key, state, pending, warp):
@@ -35,101 +38,130 @@ def free(gamma: int) -> Drafter:
     return Drafter(tree, lambda *args: (), propose, lambda params, state, committed: state)
 
 
-class Rounds:
-    """A program that decodes, and remembers the milliseconds of each round."""
-
-    def __init__(self, model: Model, guide: LoadedDrafter | None, *, temperature: float = 0.0):
-        self.model, self.guide, self.temperature = model, guide, temperature
-        self.given = prompts(1, model.vocab_size)
-        self.ms: list[float] = []
-        self.stats: Any = None
-
-    def __call__(self) -> None:
-        out = api.generate(self.model, self.given, drafter=self.guide, max_new_tokens=NEW, temperature=self.temperature)
-        self.stats = out.stats
-        self.ms.append(1e3 * out.stats.seconds["decode"] / out.stats.rounds)
-
-    @property
-    def median(self) -> float:
-        """Of all runs but the first, which compiled."""
-        return statistics.median(self.ms[1:])
+def load_free(gamma: int) -> LoadedDrafter:
+    """`free` for `specjax.generate`."""
+    return LoadedDrafter("free", free(gamma))
 
 
-def verify_cost(size: str, dtypes: tuple[str, ...], repeats: int) -> Iterator[Row]:
-    """Rounds that verify 2 .. 16 tokens, relative to a step of plain decoding; all inside the loop that users run.
+def round_program(
+    target: Model, prompts: Sequence[Any], drafter: LoadedDrafter | None, settings: dict[str, Any]
+) -> Callable[[], float]:
+    """A program that decodes the prompts one by one and returns the seconds of a round, prompts left out."""
 
-    `relative` is the median over the turns of the ratio in the same turn: the machine drifts by more than it tells.
-    """
-    for dtype in dtypes:
-        model = random_model(size, dtype)
-        widths = (1, 2, 4, 6, 8, 16)
-        runs = {width: Rounds(model, LoadedDrafter("free", free(width - 1)) if width > 1 else None) for width in widths}
-        _, load = interleave({str(width): run for width, run in runs.items()}, repeats)
-        for width, run in runs.items():
-            yield {
-                "bench": "verify", "size": size, "dtype": dtype, "tokens": width, "load": load[str(width)],
-                "ms": run.median, "spread_ms": [min(run.ms[1:]), max(run.ms[1:])],
-                "relative": statistics.median(own / step for own, step in zip(run.ms[1:], runs[1].ms[1:], strict=True)),
-            }  # fmt: skip
-
-
-def composition(size: str, dtypes: tuple[str, ...], gammas: tuple[int, ...], repeats: int) -> Iterator[Row]:
-    """A round of a draft model against gamma of the draft's own steps and one verification, each measured apart."""
-    for dtype in dtypes:
-        target, draft = agreeing(size, dtype)
-        step = Rounds(draft, None)
-        wholes = {gamma: Rounds(target, drafters.model(draft, gamma=gamma)) for gamma in gammas}
-        checks = {gamma: Rounds(target, LoadedDrafter("free", free(gamma))) for gamma in gammas}
-        programs: dict[str, Callable[[], Any]] = {"step": step}
-        programs |= {f"round {g}": run for g, run in wholes.items()} | {f"verify {g}": r for g, r in checks.items()}
-        _, load = interleave(programs, repeats)
-        for gamma in gammas:
-            parts = gamma * step.median + checks[gamma].median
-            yield {
-                "bench": "composition", "size": size, "dtype": dtype, "gamma": gamma, "load": load[f"round {gamma}"],
-                "round_ms": wholes[gamma].median, "draft_step_ms": step.median, "verify_ms": checks[gamma].median,
-                "relative": wholes[gamma].median / parts,
-            }  # fmt: skip
-
-
-def overhead(
-    vocabs: tuple[int, ...], gammas: tuple[int, ...], repeats: int, temperatures: tuple[float, ...] = (0.0, 1.0)
-) -> Iterator[Row]:
-    """Microseconds of a round between models that cost almost nothing: what the framework itself takes."""
-    for vocab in vocabs:
-        config = opt.OPTConfig(
-            vocab_size=vocab, width=16, embed_width=16, layers=1, heads=1, mlp_width=16, max_positions=512
-        )
-        params = opt.init(jax.random.key(0), config, default_format())
-        model = Model("tiny", opt, config, default_format(), params)
-        for gamma in gammas:
-            guide = drafters.model(model, gamma=gamma)
-            for temperature in temperatures:
-                ours = Rounds(model, guide, temperature=temperature)
-                # A run takes some 50 ms: several a turn, or it would be timed with caches that the peer left behind.
-                programs: dict[str, Callable[[], Any]] = {"specjax": lambda run=ours: [run() for _ in range(TURN)]}
-                theirs: list[float] = []
-                if peer.available():
-                    programs["transformers"] = _assisted(model, gamma, temperature, theirs)
-                _, load = interleave(programs, repeats)
-                row: Row = {"bench": "overhead", "vocab": vocab, "gamma": gamma, "temperature": temperature}
-                row |= {"round_us": 1e3 * ours.median, "load": load}
-                if theirs:
-                    row["peer_round_us"] = statistics.median(theirs[1:])
-                    row["ratio"] = row["peer_round_us"] / row["round_us"]
-                yield row
-
-
-def _assisted(model: Model, gamma: int, temperature: float, microseconds: list[float]) -> Callable[[], None]:
-    """Assisted generation of transformers on the same weights; appends the microseconds of a round."""
-    big, small = peer.twin(model), peer.twin(model)
-    calls = peer.count_calls(big)
-    given = prompts(1, model.vocab_size)
-
-    def run() -> None:
-        calls.clear()
-        started = time.perf_counter()
-        peer.generate(big, given, NEW, draft=small, gamma=gamma, temperature=temperature)
-        microseconds.append(1e6 * (time.perf_counter() - started) / len(calls))
+    def run() -> float:
+        every = [
+            api.generate(target, [prompt], drafter=drafter, rows=[row], **settings).stats
+            for row, prompt in enumerate(prompts)
+        ]
+        return sum(stats.seconds["decode"] for stats in every) / sum(stats.rounds for stats in every)
 
     return run
+
+
+def _rounds(model: Model, drafter: LoadedDrafter | None, *, temperature: float = 0.0) -> Callable[[], float]:
+    settings = {"max_new_tokens": NEW, "temperature": temperature}
+    return round_program(model, random_prompts(1, model.vocab_size), drafter, settings)
+
+
+def _milliseconds(runs: measuring.Runs) -> measuring.Spread:
+    return measuring.spread([1e3 * seconds for seconds in runs.values])
+
+
+def verify_cost(size: str, dtype: str, repeats: int) -> Iterator[Row]:
+    """Rounds that verify 2 to 16 tokens, relative to a step of plain decoding; ratios are taken within a turn."""
+    model = random_model(size, dtype)
+    programs = {width: _rounds(model, load_free(width - 1) if width > 1 else None) for width in WIDTHS}
+    runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
+    for width, one in runs.items():
+        low, median, high = _milliseconds(one)
+        yield {
+            "bench": "verify", "size": size, "dtype": dtype, "tokens": width, "load": one.load,
+            "ms": median, "spread_ms": [low, high], "relative": measuring.ratio(one.values, runs[1].values),
+        }  # fmt: skip
+
+
+def composition(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> Iterator[Row]:
+    """A round with a draft model against gamma steps of the draft and one verification, each measured apart."""
+    target, draft = agreeing(size, dtype)
+    programs: dict[tuple[str, int], Callable[[], float]] = {("step", 0): _rounds(draft, None)}
+    programs |= {("round", gamma): _rounds(target, drafters.model(draft, gamma=gamma)) for gamma in gammas}
+    programs |= {("verify", gamma): _rounds(target, load_free(gamma)) for gamma in gammas}
+    runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
+    ms = {name: _milliseconds(one).median for name, one in runs.items()}
+    for gamma in gammas:
+        parts = gamma * ms["step", 0] + ms["verify", gamma]
+        yield {
+            "bench": "composition", "size": size, "dtype": dtype, "gamma": gamma, "load": runs["round", gamma].load,
+            "round_ms": ms["round", gamma], "draft_step_ms": ms["step", 0], "verify_ms": ms["verify", gamma],
+            "relative": ms["round", gamma] / parts,
+        }  # fmt: skip
+
+
+def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], repeats: int) -> Iterator[Row]:
+    """Microseconds of a round between models that cost almost nothing: what the framework itself takes."""
+    config = opt.OPTConfig(
+        vocab_size=vocab, width=16, embed_width=16, layers=1, heads=1, mlp_width=16, max_positions=512
+    )
+    model = Model("tiny", opt, config, default_format(), opt.init(jax.random.key(0), config, default_format()))
+    other = peer.make_peer(model, model) if peer.available() else None
+    passes = [] if other is None else other.count_passes()
+    given = random_prompts(1, vocab)
+    for gamma in gammas:
+        for temperature in temperatures:
+            ours = _rounds(model, drafters.model(model, gamma=gamma), temperature=temperature)
+            repeated = lambda ours=ours: measuring.spread([ours() for _ in range(INNER)]).median
+            programs: dict[str, Callable[[], Any]] = {"specjax": repeated}
+            if other is not None:
+                decode = other.assisted(gamma=gamma, new=NEW, temperature=temperature)
+
+                def theirs(decode=decode) -> int:
+                    passes.clear()
+                    decode(given)
+                    return len(passes)
+
+                programs["transformers"] = theirs
+            runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
+            own = 1e6 * measuring.spread(runs["specjax"].values).median
+            row: Row = {"bench": "overhead", "vocab": vocab, "gamma": gamma, "temperature": temperature}
+            row |= {"round_us": own, "load": {name: one.load for name, one in runs.items()}}
+            if other is not None:
+                beside = runs["transformers"]
+                each = [1e6 * s / count for s, count in zip(beside.seconds, beside.values, strict=True)]
+                row["peer_round_us"] = measuring.spread(each).median
+                row["ratio"] = row["peer_round_us"] / own
+            yield row
+
+
+# --- on given models and prompts -------------------------------------------------------------------------------------
+
+
+def step_times(models: dict[str, Model], prompts: Sequence[Any], settings: dict[str, Any], repeats: int) -> Row:
+    """Milliseconds of a step of plain decoding of each model, and the load beside each."""
+    programs = {name: round_program(model, prompts, None, settings) for name, model in models.items()}
+    runs = measuring.interleave(programs, repeats)
+    return {
+        "step_ms": {name: _milliseconds(one).median for name, one in runs.items()},
+        "load": {name: one.load for name, one in runs.items()},
+    }
+
+
+def round_times(
+    target: Model, prompts: Sequence[Any], drafter: LoadedDrafter, gamma: int, settings: dict[str, Any], repeats: int
+) -> Row:
+    """A round of a chain of gamma tokens and its parts.
+
+    Returns:
+      step_ms, verify_ms, round_ms: plain decoding, a round whose draft is free, and a round. c and verify_cost: a
+      draft step, (round - verification) / gamma, and a verification of gamma + 1 tokens, over a step of the target.
+    """
+    programs = {
+        "step": round_program(target, prompts, None, settings),
+        "verify": round_program(target, prompts, load_free(gamma), settings),
+        "round": round_program(target, prompts, drafter, settings),
+    }
+    runs = measuring.interleave(programs, repeats)
+    step, verify, whole = (_milliseconds(runs[name]).median for name in programs)
+    return {
+        "step_ms": step, "verify_ms": verify, "round_ms": whole, "c": max(whole - verify, 0.0) / gamma / step,
+        "verify_cost": verify / step, "load": {name: one.load for name, one in runs.items()},
+    }  # fmt: skip

@@ -1,14 +1,38 @@
-"""Tasks by name: how an item becomes a prompt, for a model that goes on, one that is asked, and one with prefixes."""
+"""Prompts by task: how an item becomes a prompt for each kind of model, sample items, and files and data sets of items.
+
+Items of other people's files are read in their own formats: MT-bench, Spec-Bench, HumanEval, GSM8K, pairs, prompts.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.bench.formats import Item
+from specjax import files
 from specjax.checks import check_name
 
-PLAIN, PREFIX, OWN, AUTO = "plain", "prefix", "own", "auto"
+AUTO = "auto"  # format or style chosen by the file or the model
+PLAIN, PREFIX, OWN = "plain", "prefix", "own"  # styles
+
+
+class Item(NamedTuple):
+    """One entry of a task.
+
+    Attributes:
+      text: a question, a sentence to translate, the head of a function.
+      id: as in the file; empty if the file names none.
+      category: as in the file; empty if the file names none.
+      reference: a known answer, or None.
+    """
+
+    text: str
+    id: str = ""
+    category: str = ""
+    reference: str | None = None
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
 
 
 class Task(NamedTuple):
@@ -16,10 +40,10 @@ class Task(NamedTuple):
 
     Attributes:
       about: one line for people.
-      plain: the prompt of a model that goes on from a text; {text} is the item's.
-      prefix: that of T5, which was trained with prefixes.
-      asked: what a user says to a chat model; a style puts it between the model's own marks.
-      samples: items that come with the package, so that a task runs without any file.
+      plain: prompt of a model that continues a text; {text} is that of the item.
+      prefix: prompt of T5, which was trained with prefixes.
+      asked: user message for a chat model, which a style puts between the special tokens of the model.
+      samples: items that come with the package, so that a task runs without a file.
     """
 
     about: str
@@ -55,7 +79,7 @@ TASKS: dict[str, Task] = {
         ),
     ),
     "summarization": Task(
-        "a text in short",
+        "a summary",
         "{text}\n\nIn short:",
         "summarize: {text}",
         "Summarize this text in two sentences:\n\n{text}",
@@ -91,7 +115,7 @@ TASKS: dict[str, Task] = {
         ),
     ),
     "code": Task(
-        "a Python function to go on with",
+        "a Python function to complete",
         "{text}",
         "{text}",
         "Complete this Python function:\n\n```python\n{text}\n```",
@@ -119,10 +143,10 @@ TASKS: dict[str, Task] = {
         ),
     ),
     "story": Task(
-        "a story to go on with",
+        "a story to continue",
         "{text}",
         "{text}",
-        "Go on with this story:\n\n{text}",
+        "Continue this story:\n\n{text}",
         _samples(
             "Once upon a time there was a little girl who lived in a house by the sea.",
             "The old king had three sons, and he could not decide who should follow him.",
@@ -134,17 +158,17 @@ TASKS: dict[str, Task] = {
             "Long ago, when the mountains were young, a giant slept beneath the lake.",
         ),
     ),
-    "as-is": Task("prompts as they stand in a file", "{text}", "{text}", "{text}", ()),
+    "as-is": Task("prompts of a file, unchanged", "{text}", "{text}", "{text}", ()),
 }
 
-CHATS = {  # what stands around a user's words; the tokenizer turns the marks into its special tokens
-    "chatml": "<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n",
-    "llama-2": "[INST] {said} [/INST]",
+CHATS = {  # templates around a user message; the tokenizer turns the marks into its special tokens
+    "chatml": "<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n",
+    "llama-2": "[INST] {message} [/INST]",
     "llama-3": (
-        "<|start_header_id|>user<|end_header_id|>\n\n{said}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+        "<|start_header_id|>user<|end_header_id|>\n\n{message}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
     ),
-    "vicuna": "USER: {said} ASSISTANT:",
-    "zephyr": "<|user|>\n{said}</s>\n<|assistant|>\n",
+    "vicuna": "USER: {message} ASSISTANT:",
+    "zephyr": "<|user|>\n{message}</s>\n<|assistant|>\n",
 }
 STYLES = (AUTO, PLAIN, PREFIX, OWN, *CHATS)
 
@@ -154,10 +178,10 @@ def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str
 
     Args:
       style: one of `STYLES`; "auto" is "prefix" for an encoder-decoder and "plain" for others.
-      own: what the model's own chat template makes of a user's words, for the style "own".
+      own: user message -> prompt by the chat template of the model, for the style "own".
 
     Raises:
-      ValueError: no such style.
+      ValueError: an unknown style.
     """
     check_name(style, STYLES, "style of prompts")
     if style == AUTO:
@@ -165,33 +189,40 @@ def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str
     if style in (PLAIN, PREFIX):
         form = task.plain if style == PLAIN else task.prefix
         return lambda item: fill(form, text=item.text)
-    around = own if style == OWN else lambda said: fill(CHATS[style], said=said)
+    around = own if style == OWN else lambda message: fill(CHATS[style], message=message)
     return lambda item: around(fill(task.asked, text=item.text))
 
 
+def prompts_for(model: Any, task: str, items: Sequence[Item]) -> list[str]:
+    """Prompts of a task for a model in the style "auto"; the bundled T5 pair was trained without a prefix."""
+    if model.encoder_decoder and model.name.startswith("bundled/"):
+        return [item.text for item in items]
+    return [*map(builder(TASKS[task], AUTO, encoder_decoder=model.encoder_decoder, own=str), items)]
+
+
 def fill(form: str, **given: str) -> str:
-    """The form with each {name} in it replaced; other braces, as code has them, stand."""
+    """The form with each {name} replaced; other braces, as in code, are kept."""
     for name, value in given.items():
         form = form.replace("{" + name + "}", value)
     return form
 
 
 def own_template(tokenizer: Any, encode: Callable[[str], list[int]]) -> Callable[[str], str]:
-    """What a transformers tokenizer's chat template makes of a user's words.
+    """User message -> prompt by the chat template of a transformers tokenizer.
 
     Args:
-      encode: the model's encoder; a start token that it adds itself is not written twice.
+      encode: the tokenizer of the model; a start token that it adds itself is not repeated.
 
     Raises:
       ValueError: the tokenizer has no chat template.
     """
     if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError(f"the model has no chat template of its own: name a style ({', '.join(CHATS)})")
+        raise ValueError(f"style own: the model has no chat template; choose one of {', '.join(CHATS)}")
     start = tokenizer.bos_token or ""
 
-    def around(said: str) -> str:
-        told = [{"role": "user", "content": said}]
-        text = tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+    def around(message: str) -> str:
+        messages = [{"role": "user", "content": message}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = encode(text)
         return text.removeprefix(start) if start and len(ids) > 1 and ids[0] == ids[1] else text
 
@@ -202,27 +233,198 @@ def pick(items: Sequence[Item], count: int, categories: Sequence[str] = ()) -> l
     """`count` of the items, spread evenly over all of them (files are often sorted by category).
 
     Args:
-      categories: those that count; all, where none is named.
+      categories: categories to take; empty: all.
 
     Raises:
-      ValueError: a category that there is not.
+      ValueError: a category that no item has.
     """
     known = list(dict.fromkeys(item.category for item in items if item.category))
     for category in categories:
         if category not in known:
-            raise ValueError(f"no item is of category {category!r} (there are: {', '.join(known) or 'none'})")
+            raise ValueError(f"no item is of category {category!r} (known: {', '.join(known) or 'none'})")
     kept = [item for item in items if not categories or item.category in categories]
     count = min(count, len(kept))
     return [kept[number * len(kept) // count] for number in range(count)]
 
 
 def digest(items: Sequence[Item]) -> str:
-    """A short name of what the items say: the same for the same texts, whatever file they come from."""
+    """A short hash of the texts."""
     return hashlib.sha256(json.dumps([item.text for item in items]).encode()).hexdigest()[:12]
 
 
-def prompts_for(model: Any, task: str, items: Sequence[Item]) -> list[str]:
-    """Prompts of a task for a model in the style "auto"; the bundled T5 pair was trained without a prefix."""
-    if model.encoder_decoder and model.name.startswith("bundled/"):
-        return [item.text for item in items]
-    return [*map(builder(TASKS[task], AUTO, encoder_decoder=model.encoder_decoder, own=str), items)]
+# --- files of items ------------------------------------------------------------------------------------------------
+
+
+class Format(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+      title: for people.
+      line: what a line must be, for error messages.
+      read: the JSON object of a line, or the line itself if the format is not JSON -> Item; raises Misfit.
+      json: whether a line is a JSON object.
+      task: task in `TASKS` that such files are for.
+    """
+
+    title: str
+    line: str
+    read: Callable[[Any], Item]
+    json: bool
+    task: str
+
+
+class Misfit(Exception):
+    """What is wrong with a line, without its place."""
+
+
+def read(file: Path | str, format: str = AUTO) -> tuple[str, list[Item]]:
+    """The name of the format and the items of a file, packed if its name ends in .gz or .xz.
+
+    Args:
+      format: a name of `FORMATS`, or "auto": by the ending of the file and its first line.
+
+    Raises:
+      ValueError: a file that cannot be read, an unknown format, no item, or a line of another format.
+    """
+    path = Path(file)
+    lines = files.filled(files.lines(path, "prompts"))
+    if not lines:
+        raise ValueError(f"{path} contains no prompt")
+    name = detect(path, *lines[0]) if format == AUTO else format
+    check_name(name, [AUTO, *FORMATS], "format of prompts")
+    kind = FORMATS[name]
+    return name, [_item(kind, path, number, line) for number, line in lines]
+
+
+def detect(path: Path, number: int, line: str) -> str:
+    """The format of a file by its ending and its first line.
+
+    Raises:
+      ValueError: the format is not known.
+    """
+    ending = path.with_suffix("").suffix if path.suffix in files.PACKED else path.suffix
+    if ending in (".txt", ".tsv"):
+        return ending[1:]
+    if ending not in (".jsonl", ".json"):
+        raise ValueError(
+            f"{path}: unknown ending: rename it to .txt, .tsv or .jsonl, or give --format ({', '.join(FORMATS)})"
+        )
+    keys = _object(line, f"{path} line {number}").keys()
+    for name, marks in MARKS.items():
+        if marks <= keys:
+            return name
+    raise ValueError(
+        f"{path} line {number} has an unknown format, with the keys {', '.join(map(repr, keys)) or 'none'}: "
+        "expected one of " + "; ".join(f"{kind.title}, {kind.line}" for kind in FORMATS.values() if kind.json)
+    )
+
+
+def _item(kind: Format, path: Path, number: int, line: str) -> Item:
+    where = f"{path} line {number}"
+    try:
+        item = kind.read(_object(line, where) if kind.json else line)
+    except Misfit as misfit:
+        raise ValueError(f"{where} is not a {kind.title}: {misfit}; expected {kind.line}") from None
+    if not item.text.strip():
+        raise ValueError(f"{where} is not a {kind.title}: its text is empty")
+    return item if item.id else item._replace(id=str(number))
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is a JSON {type(value).__name__}: expected one object per line")
+    return value
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    if key not in entry:
+        raise Misfit(f'"{key}" is missing')
+    if not isinstance(entry[key], str):
+        raise Misfit(f'"{key}" must be text, got {type(entry[key]).__name__}')
+    return entry[key]
+
+
+def _turns(entry: Mapping[str, Any]) -> Item:
+    """The first turn; later ones depend on the answer."""
+    if "question_id" not in entry:
+        raise Misfit('"question_id" is missing')
+    turns = entry.get("turns")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise Misfit('"turns" must be a list of texts' if "turns" in entry else '"turns" is missing')
+    known = entry.get("reference")
+    first = known[0] if isinstance(known, list) and known and isinstance(known[0], str) else None
+    return Item(turns[0], str(entry["question_id"]), _text(entry, "category"), first)
+
+
+def _humaneval(entry: Mapping[str, Any]) -> Item:
+    return Item(_text(entry, "prompt"), _text(entry, "task_id"), reference=_text(entry, "canonical_solution"))
+
+
+def _gsm8k(entry: Mapping[str, Any]) -> Item:
+    return Item(_text(entry, "question"), reference=_text(entry, "answer"))
+
+
+def _prompt(entry: Mapping[str, Any]) -> Item:
+    known = entry.get("reference")
+    return Item(_text(entry, "prompt"), str(entry.get("id", "")), reference=known if isinstance(known, str) else None)
+
+
+def _pair(line: str) -> Item:
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise Misfit(f"it has {len(parts) - 1} tabs")
+    return Item(parts[0], reference=parts[1])
+
+
+TURNS = '{"question_id": ..., "category": text, "turns": [text, ...]}'
+FORMATS: dict[str, Format] = {
+    "mt-bench": Format("MT-bench question", TURNS, _turns, True, "chat"),
+    "spec-bench": Format("Spec-Bench question", TURNS, _turns, True, "chat"),
+    "humaneval": Format(
+        "HumanEval problem", '{"task_id": text, "prompt": text, "canonical_solution": text}', _humaneval, True, "code"
+    ),
+    "gsm8k": Format("GSM8K question", '{"question": text, "answer": text}', _gsm8k, True, "maths"),
+    "jsonl": Format("prompt", '{"prompt": text}', _prompt, True, "as-is"),
+    "tsv": Format("pair", "a sentence, a tab, its translation", _pair, False, "translation"),
+    "txt": Format("prompt", "a prompt", Item, False, "as-is"),
+}
+MARKS = {  # keys that identify a format, the first that fits; Spec-Bench has the format of MT-bench
+    "mt-bench": {"question_id", "turns"},
+    "humaneval": {"task_id", "prompt"},
+    "gsm8k": {"question", "answer"},
+    "jsonl": {"prompt"},
+}
+
+
+def dataset(
+    name: str, *, field: str, config: str | None = None, split: str = "test", reference: str | None = None
+) -> list[Item]:
+    """Items of a data set of the Hugging Face hub, by the package `datasets`, which may use the network.
+
+    Args:
+      field: column of the prompts.
+      reference: column of the answers, or None.
+
+    Raises:
+      ValueError: the package is not installed, or an unknown column.
+    """
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError(f"--dataset {name} requires the package datasets: pip install datasets") from None
+    rows = datasets.load_dataset(name, config, split=split)
+    items = []
+    for number, row in enumerate(rows):
+        for key in filter(None, (field, reference)):
+            if not isinstance(row.get(key), str):
+                raise ValueError(
+                    f"data set {name}, row {number}: column {key!r} is not text (columns: {', '.join(row)})"
+                )
+        items.append(Item(row[field], str(number), reference=row[reference] if reference else None))
+    if not items:
+        raise ValueError(f"data set {name} has no row in {split!r}")
+    return items

@@ -1,13 +1,13 @@
-"""Microseconds of everything that walks the vocabulary, beside the usual forms of the same operations."""
+"""Microseconds of the operations over the vocabulary, beside the usual forms of the same operations."""
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from specjax import measuring
+from specjax.bench.record import Row
 from specjax.categorical import argmax, categorical, draw, uniforms
 from specjax.sampling import sampling_params, warp
 from specjax.verify.token import residual
@@ -16,7 +16,7 @@ Form = Callable[["Inputs"], jax.Array]
 
 
 class Inputs(NamedTuple):
-    """What the operations read; nothing of it is a constant of the compiled program."""
+    """Arguments of the operations, none of which is a constant of a compiled program."""
 
     key: jax.Array
     logits: jax.Array
@@ -25,58 +25,35 @@ class Inputs(NamedTuple):
     params: Any
 
 
-class Spread(NamedTuple):
-    """Microseconds a call: median and quartiles."""
+def rows(vocab_size: int, batch: int, *, repeats: int = 30, inner: int = 3) -> Iterator[Row]:
+    """Times argmax, a draw, the nucleus and a residual draw against jnp.argmax, Gumbel noise and sorting.
 
-    median: float
-    low: float
-    high: float
-
-
-class Comparison(NamedTuple):
-    """One operation in two forms, timed in turns; `ratio` is usual over ours, by medians."""
-
-    operation: str
-    ours: Spread
-    usual: Spread
-    ratio: float
-
-
-def measure(vocab_size: int, rows: int, *, repeats: int = 30, inner: int = 3) -> list[Comparison]:
-    """Times argmax, a draw, the nucleus and a residual draw against jnp.argmax, gumbel noise and sorting.
-
-    All forms run in turns, `repeats` rounds of `inner` calls, so that other load on the machine falls on both sides
-    of a ratio. Single numbers from a loaded machine say little; the quartiles tell.
+    All forms are interleaved: `repeats` turns of `inner` calls each.
 
     Args:
-      vocab_size: V. The laws are as peaked as text: about a Zipf law with noise.
-      rows: laws at a time.
+      vocab_size: V. The distributions are as peaked as text: about a Zipf distribution with noise.
+      batch: distributions at a time.
 
-    Raises:
-      ValueError: a size below 1.
+    Returns:
+      A row for each operation: microseconds per call (smallest, median, largest) of both forms, and usual over ours.
     """
-    if min(vocab_size, rows, repeats, inner) < 1:
-        raise ValueError(f"sizes must be at least 1, got {vocab_size=} {rows=} {repeats=} {inner=}")
-    inputs, forms = _inputs(vocab_size, rows), _forms(vocab_size)
-    programs = {name: jax.jit(form) for name, form in forms.items()}
-    times: dict[tuple[str, str], list[float]] = {name: [] for name in programs}
-    with jax.debug_key_reuse(False):  # a timed call draws the same numbers every time, on purpose
-        for program in programs.values():
-            jax.block_until_ready(program(inputs))
-        for _ in range(repeats):
-            for name, program in programs.items():
-                start = time.perf_counter()
-                for _ in range(inner):
-                    result = program(inputs)
-                jax.block_until_ready(result)
-                times[name].append((time.perf_counter() - start) / inner * 1e6)
-    spread = {name: _spread(values) for name, values in times.items()}
-    operations = dict.fromkeys(operation for operation, _ in forms)
-    return [
-        Comparison(name, ours, usual, usual.median / ours.median)
-        for name in operations
-        for ours, usual in [(spread[name, "ours"], spread[name, "usual"])]
-    ]
+    inputs, forms = _inputs(vocab_size, batch), _forms(vocab_size)
+
+    def program(form: Form) -> Callable[[], jax.Array]:
+        run = jax.jit(form)
+        return lambda: [run(inputs) for _ in range(inner)][-1]
+
+    with jax.debug_key_reuse(False):  # a timed call draws the same numbers every time
+        runs = measuring.interleave({name: program(form) for name, form in forms.items()}, repeats)
+    for operation in dict.fromkeys(operation for operation, _ in forms):
+        ours, usual = (
+            measuring.spread([1e6 * seconds / inner for seconds in runs[operation, form].seconds])
+            for form in ("ours", "usual")
+        )
+        yield {
+            "bench": "vocabulary", "operation": operation, "rows": batch, "us": list(ours), "usual_us": list(usual),
+            "ratio": usual.median / ours.median,
+        }  # fmt: skip
 
 
 def _inputs(vocab_size: int, rows: int) -> Inputs:
@@ -113,17 +90,3 @@ def _sorted_nucleus(logits: jax.Array, top_p: jax.Array) -> jax.Array:
     above = jnp.cumsum(descending, axis=-1) - descending
     smallest = jnp.min(jnp.where(above < top_p[:, None], descending, 2.0), axis=-1, keepdims=True)
     return jax.nn.log_softmax(jnp.where(p >= smallest, logits, -jnp.inf))
-
-
-def _spread(values: list[float]) -> Spread:
-    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    return Spread(median, low, high)
-
-
-def rows(vocab_size: int, batch: int) -> Iterator[dict[str, Any]]:
-    """`measure` as rows of a table."""
-    for one in measure(vocab_size, batch):
-        yield {
-            "bench": "vocabulary", "operation": one.operation, "rows": batch, "us": one.ours.median,
-            "usual_us": one.usual.median, "ratio": one.ratio,
-        }  # fmt: skip

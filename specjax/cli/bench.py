@@ -9,73 +9,66 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
 from specjax.cli import checks
 from specjax.cli.arguments import parse
-from specjax.naming import drafting
-
-Row = dict[str, Any]
+from specjax.registry import Strategy
 
 Name = Literal[
-    "plain",
-    "speculative",
-    "composition",
-    "verify",
-    "overhead",
-    "vocabulary",
-    "verifiers",
-    "pair",
-    "committed",
-    "long-context",
+    "plain", "speculative", "composition", "verify", "overhead", "vocabulary", "verifiers", "committed", "long-context"
 ]
+GAMMAS = {"composition": (3, 5, 7), "overhead": (3, 5, 7), "verifiers": (8,), "long-context": (4,)}  # others: 5
+VOCABULARY = 50272  # tokens of OPT
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measure speed on this machine, as ratios to transformers in torch (where installed) on the same weights.
+    """Measure speed on this machine. Your own models and prompts are measured by specjax sweep.
 
-    plain: greedy decoding of OPT shapes. speculative: against assisted generation at equal acceptance. composition: a
-    round against its parts measured apart. verify: feeding several tokens in one call. overhead: a round between models
-    that cost nothing. vocabulary: argmax, draws, top-p. verifiers: what each costs beside a call of the target. pair:
-    acceptance and speed of a target and a draft of yours on your prompts. committed: tokens a round of every verifier
-    on the same drafts of that pair. long-context: bytes a token that self-speculation reads on long rows of a target.
-    Runs are interleaved; the share of the processors that other programs used stands beside each.
+    plain: greedy decoding of an OPT shape. speculative: beside assisted generation at equal acceptance. composition: a
+    round beside its parts. verify: target passes over 2 to 16 tokens. overhead: a round of models that cost almost
+    nothing. vocabulary: argmax, sampling, top-p. verifiers: cost of each beside a target pass. committed: tokens per
+    round of every verifier on the same drafts. long-context: bytes that self-speculation reads per token.
+
+    Where torch is installed, transformers runs interleaved on the same weights. The share of the processors that other
+    programs used is reported beside each ratio: ratios measured on a busy machine are unreliable.
 
     specjax bench plain --json plain.jsonl
 
-    specjax bench pair --target bundled/opt-target --draft bundled/opt-draft --prompts prompts.txt --gamma 3 5
+    specjax bench committed --prompts prompts.txt --gamma 5 8 --temperature 1
     """
 
     name: Annotated[Name, tyro.conf.Positional]
     size: str = ""
-    """OPT shape (plain and verifiers: 125m; speculative, composition and verify: 350m)."""
+    """OPT shape (default: 125m for plain and verifiers; 350m for speculative, composition and verify)."""
     dtype: tuple[str, ...] = ("float32", "bfloat16")
     rows: tuple[int, ...] = (1, 8)
+    """Batch sizes of plain, vocabulary, verifiers and long-context."""
     gamma: tuple[int, ...] = ()
-    """Draft tokens a round (long-context: 4; speculative, pair and committed: 5; composition and overhead: 3 5 7;
-    verifiers: 8)."""
+    """Draft tokens per round (default: 3 5 7 for composition and overhead; 8 for verifiers; 4 for long-context; 5)."""
     target: str = "bundled/opt-target"
-    """pair, committed and long-context: the model that decides."""
+    """committed, long-context: target model."""
     draft: str = "bundled/opt-draft"
-    """pair and committed: the model that drafts."""
+    """committed: draft model."""
     drafter: str = "model"
-    """pair and committed: as for specjax generate --drafter, of at most one draft model."""
+    """committed: as for specjax generate --drafter, with at most one draft model."""
     prompts: Path | None = None
-    """pair and committed: one prompt a line; with a tab, a reference follows, and pair reports BLEU and chrF (needs
-    sacrebleu). long-context: a text to cut prompts from."""
+    """committed: prompts, in a format of specjax sweep --file. long-context: a text that prompts are cut from."""
     temperature: tuple[float, ...] = (0.0, 1.0)
-    """pair, committed, long-context and overhead."""
+    """committed, long-context, overhead."""
     max_new_tokens: int = 64
-    """pair, committed and long-context: tokens of a row."""
+    """committed, long-context: tokens per row."""
     prompt_tokens: int = 4096
-    """long-context: tokens of a prompt."""
+    """long-context: tokens per prompt."""
     budget: int = 256
     """long-context: slots of keys and values that a draft step reads."""
     rounds: int = 2000
     """committed: rounds that all verifiers judge."""
     repeats: int = 5
+    """Interleaved runs; medians are reported."""
     json: Path | None = None
-    """Append one JSON object a row to this file. Rows that the file has already are not measured again."""
+    """Append one JSON object per row to this file. Rows that it contains are not measured again."""
     markdown: Path | None = None
     """Write the rows as a Markdown table to this file."""
 
@@ -84,132 +77,129 @@ def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(Bench, args, prog="specjax bench")
     check(options)
-    from specjax.bench import machine, record
+    from specjax.bench import record
     from specjax.cli.progress import Progress, tables_and_errors
 
-    about = machine.versions()
+    about = record.versions()
     kept = record.Record(options.json, about)
-    print("  ".join(f"{name} {version}" for name, version in about.items()))
+    print(line(about))
     shown: list[Row] = []
     every = list(cases(options))
     with Progress(tables_and_errors()[1], show=True) as progress:
-        for number, (case, measure) in enumerate(every, start=1):
-            told = f"{number} of {len(every)}: {line(case)}"
-            progress.tell(told)
-            for row in kept.rows(case) or kept.add(case, measure()):
+        for number, (key, measure) in enumerate(every, start=1):
+            title = f"{number} of {len(every)}: {line(key)}"
+            progress.tell(title)
+            for row in kept.rows(key) or kept.add(key, measure()):
                 progress.clear()
                 print(line(row), flush=True)
                 shown.append(row)
-                progress.tell(told)
+                progress.tell(title)
             if options.markdown is not None:
                 record.write_markdown(options.markdown, shown)
     return 0
 
 
+def line(row: Row) -> str:
+    """A row as text."""
+    from specjax.bench.record import show
+
+    return "  ".join(f"{name}={show(value)}" for name, value in row.items())
+
+
 def check(options: Bench) -> None:
-    """Raises ValueError or FileNotFoundError for what cannot work, before any work."""
-    from specjax.bench import runner
+    """Raises ValueError or FileNotFoundError for invalid options, before any work."""
     from specjax.models import opt
 
     if options.size:
-        check_name(options.size, opt.sizes(), "OPT shape")
+        check_name(options.size, opt.sizes(), "size")
     checks.writable(json=options.json, markdown=options.markdown)
     listed = {"dtype": options.dtype, "rows": options.rows, "temperature": options.temperature}
     checks.some(**listed)
     checks.once(**listed, gamma=options.gamma)
     for dtype in options.dtype:
-        check_name(dtype, runner.WIDTH, "dtype")
+        check_name(dtype, BYTES, "dtype")
     checks.request(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
     checks.at_least(
         1, repeats=options.repeats, rows=options.rows, rounds=options.rounds, prompt_tokens=options.prompt_tokens,
         budget=options.budget,
     )  # fmt: skip
-    if options.name in ("pair", "committed", "long-context"):
+    if options.name in ("committed", "long-context"):
         if options.prompts is None:
-            holds = "a long text" if options.name == "long-context" else "one prompt a line"
-            raise ValueError(f"bench {options.name} needs --prompts FILE: {holds}")
+            raise ValueError(f"bench {options.name} requires --prompts FILE")
         if not options.prompts.is_file():
-            raise FileNotFoundError(f"{options.prompts}: no such prompts file")
-    if options.name in ("pair", "committed"):
-        spec = drafting.parse(options.drafter)
-        drafting.check_files(spec)
-        for gamma in options.gamma:
-            drafting.with_asked_gamma(spec, gamma)
-        if drafting.needs(spec) > 1:
-            raise ValueError(f"bench {options.name} has one draft model, and {options.drafter!r} needs more")
-    elif options.drafter != "model":
-        raise ValueError(f"--drafter has no meaning for bench {options.name}: leave it out")
+            raise FileNotFoundError(f"--prompts {options.prompts}: no such file")
+    if options.name == "committed":
+        strategy = Strategy.parse(options.drafter)
+        strategy.check_files()
+        if strategy.needs > 1:
+            raise ValueError(f"--drafter {options.drafter} needs {strategy.needs} draft models, and committed has one")
+    elif options.drafter != Bench.drafter:
+        raise ValueError(f"--drafter is an option of bench committed, not of bench {options.name}")
 
 
-def cases(options: Bench) -> Iterator[tuple[dict[str, Any], Callable[[], Iterator[Row]]]]:
-    """What is measured, one key and one function each; a row of a resumed file is known by its key."""
-    from specjax.bench import committed, decode, long_context, pair, rounds, verifiers, vocabulary
+def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
+    """What is measured: a key, which identifies the rows of a file, and a function. A stopped run loses one case."""
+    from specjax.bench import decode, long_context, rounds, verifiers, vocabulary
 
-    size, repeats, name = options.size or "350m", options.repeats, options.name
-    key: dict[str, Any] = {"bench": name, "repeats": repeats}
-    if name == "vocabulary":
-        for rows in options.rows:
-            yield key | {"rows": rows}, partial(vocabulary.rows, 50272, rows)
-    elif name == "verifiers":
-        for rows, gamma in itertools.product(options.rows, options.gamma or (8,)):
-            given = {"size": options.size or "125m", "rows": rows, "gamma": gamma}
-            yield key | given, partial(verifiers.cost, **given, repeats=repeats)
+    name, repeats = options.name, options.repeats
+    gammas = options.gamma or GAMMAS.get(name, (5,))
+    common: dict[str, Any] = {"bench": name, "repeats": repeats}
+
+    def case(function: Callable[..., Iterator[Row]], **given: Any) -> tuple[Row, Callable[[], Iterator[Row]]]:
+        return common | given, partial(function, **given)
+
+    timed = {"repeats": repeats}
+    size = options.size or ("125m" if name in ("plain", "verifiers") else "350m")
+    if name == "plain":
+        for dtype in options.dtype:
+            yield case(decode.plain, size=size, dtype=dtype, rows=options.rows, **timed)
+    elif name == "speculative":
+        for dtype in options.dtype:
+            yield case(decode.speculative, size=size, dtype=dtype, gammas=gammas, **timed)
+    elif name == "composition":
+        for dtype in options.dtype:
+            yield case(rounds.composition, size=size, dtype=dtype, gammas=gammas, **timed)
+    elif name == "verify":
+        for dtype in options.dtype:
+            yield case(rounds.verify_cost, size=size, dtype=dtype, **timed)
     elif name == "overhead":
-        for vocab in (512, 50272):
-            given = {"vocab": vocab, "gamma": options.gamma or (3, 5, 7), "temperature": options.temperature}
-            run = partial(rounds.overhead, (vocab,), given["gamma"], repeats, options.temperature)
-            yield key | given, run
-    elif name == "pair":
-        spec = drafting.parse(options.drafter)
-        given = {"gamma": drafting.gammas(spec, options.gamma or (5,)), "temperature": options.temperature}
-        given |= {"new": options.max_new_tokens}
-        for dtype in options.dtype:
-            named = {
-                "target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts),
-                "drafter": drafting.label(spec),
-            }  # fmt: skip
-            yield key | named | given, partial(pair.measure, **named, **given, repeats=repeats)
-    elif name == "long-context":
-        ways = itertools.product(options.dtype, options.rows, options.gamma or (4,), options.temperature)
-        for dtype, rows, gamma, warmth in ways:
-            given = {
-                "target": options.target,
-                "dtype": dtype,
-                "text": str(options.prompts),
-                "rows": rows,
-                "gamma": gamma,
-            }
-            given |= {"prompt": options.prompt_tokens, "budget": options.budget, "temperature": warmth}
-            given |= {"new": options.max_new_tokens}
-            for way in long_context.WAYS:  # minutes each, and so a case each: a stopped run loses one at the most
-                yield key | given | {"way": way}, partial(long_context.measure, **given, way=way)
+        for vocab in (512, VOCABULARY):
+            yield case(rounds.overhead, vocab=vocab, gammas=gammas, temperatures=options.temperature, **timed)
+    elif name == "vocabulary":
+        for batch in options.rows:
+            yield case(vocabulary.rows, vocab_size=VOCABULARY, batch=batch)
+    elif name == "verifiers":
+        for batch, gamma in itertools.product(options.rows, gammas):
+            yield case(verifiers.cost, size=size, rows=batch, gamma=gamma, **timed)
     elif name == "committed":
-        spec = drafting.parse(options.drafter)
-        gammas = drafting.gammas(spec, options.gamma or (5,))
-        every = [drafting.with_gamma(spec, n) for n in gammas] or [spec]
-        for dtype, one, warmth in itertools.product(options.dtype, every, options.temperature):
-            named = {"target": options.target, "draft": options.draft, "dtype": dtype, "prompts": str(options.prompts)}
-            given = named | {"drafter": drafting.label(one), "temperature": warmth}
-            given |= {"rounds": options.rounds, "new": options.max_new_tokens}
-            yield key | given, partial(committed.of_pair, **given)
+        strategy = Strategy.parse(options.drafter)
+        fixed = not strategy.takes_gamma or strategy.get("gamma") is not None
+        strategies = [strategy] if fixed else [strategy.replace_settings(gamma=gamma) for gamma in gammas]
+        for dtype, one, temperature in itertools.product(options.dtype, strategies, options.temperature):
+            yield case(
+                committed, target=options.target, draft=options.draft, dtype=dtype, prompts=str(options.prompts),
+                drafter=one.text, temperature=temperature, rounds=options.rounds, new=options.max_new_tokens,
+            )  # fmt: skip
     else:
-        for dtype in options.dtype:
-            if name == "plain":
-                shape = options.size or "125m"
-                run = partial(decode.plain, (shape,), (dtype,), options.rows, repeats)
-                yield key | {"size": shape, "dtype": dtype, "rows": options.rows}, run
-                continue
-            gammas = options.gamma or ((3, 5, 7) if name == "composition" else (5,))
-            run = {
-                "speculative": partial(decode.speculative, size, (dtype,), gammas, repeats),
-                "composition": partial(rounds.composition, size, (dtype,), gammas, repeats),
-                "verify": partial(rounds.verify_cost, size, (dtype,), repeats),
-            }[name]
-            yield key | {"size": size, "dtype": dtype, "gamma": gammas}, run
+        for dtype, batch, gamma, temperature, strategy in itertools.product(
+            options.dtype, options.rows, gammas, options.temperature, long_context.STRATEGIES
+        ):
+            yield case(
+                long_context.measure, target=options.target, dtype=dtype, text=str(options.prompts), rows=batch,
+                gamma=gamma, prompt=options.prompt_tokens, budget=options.budget, temperature=temperature,
+                new=options.max_new_tokens, strategy=strategy,
+            )  # fmt: skip
 
 
-def line(row: Row) -> str:
-    """A row for people."""
-    from specjax.bench.record import show
+def committed(
+    *, target: str, draft: str, dtype: str, prompts: str, drafter: str, temperature: float, rounds: int, new: int
+) -> Iterator[Row]:
+    """`verifiers.committed` for models by name on a file of prompts."""
+    import specjax
+    from specjax.bench import tasks, verifiers
 
-    return "  ".join(f"{name}={show(value)}" for name, value in row.items())
+    strategy, big = Strategy.parse(drafter), specjax.load(target, dtype=dtype)
+    built = strategy.build(big, [specjax.load(draft, dtype=dtype) for _ in range(strategy.needs)])
+    given = [item.text for item in tasks.read(prompts)[1]]
+    for row in verifiers.committed(big, built, given, rounds=rounds, temperature=temperature, new=new):
+        yield {"target": target, "dtype": dtype} | row

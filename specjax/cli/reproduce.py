@@ -112,26 +112,26 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
     wanted = list(dict.fromkeys(task for one in chosen.values() for task in one.tasks))
     items = read_prompts(setup.prompts, wanted, setup.count)
 
-    from specjax.bench import machine, record, runner
+    from specjax.bench import record
     from specjax.cli.progress import Progress, tables_and_errors
     from specjax.reproduce import telling
     from specjax.reproduce.models import family
 
-    about = machine.versions()
+    about = record.versions()
     kept = record.Record(output.json, about)
     console, errors = tables_and_errors()
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
     parts: list[str] = []
     measured = False
     with Progress(errors, show=True) as progress:
-        shelf = runner.Shelf(setup.dtype, progress.tell, sizes=family(setup).sizes)
+        shelf = record.Shelf(setup.dtype, progress.tell, sizes=family(setup).sizes)
         for name, experiment in chosen.items():
             rows: list[record.Row] = []
             left_out: list[str] = []
             cases = experiment.cases(setup, items)
             tell = lambda text, name=name: progress.tell(f"{name}, {text}")
             try:
-                for _, found in runner.run(cases, kept, shelf, tell, left_out):
+                for _, found in record.run(cases, kept, shelf, tell, left_out):
                     rows += found
             finally:  # on Ctrl-C, report the finished rows
                 progress.clear()

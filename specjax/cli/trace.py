@@ -229,7 +229,7 @@ def measure_lanes(
 def header(request: Options, target: Any, trace: Any, prompts: Sequence[str], verifier: Any) -> dict[str, Any]:
     """The first record: models, settings, prompts and their prefill time."""
     from specjax import __version__
-    from specjax.bench import machine
+    from specjax.bench.record import versions
     from specjax.cli import report
 
     drafter = trace.drafter
@@ -238,7 +238,7 @@ def header(request: Options, target: Any, trace: Any, prompts: Sequence[str], ve
         "draft": drafter.source.name if drafter.source is not None else None, "verifier": verifier.name,
         "lossless": verifier.lossless, "draft_steps": trace.draft_steps, "prompts": list(prompts),
         "prompt_tokens": trace.prompts, "seconds": trace.prefill._asdict(),
-        "settings": report.settings(request), "versions": {"specjax": __version__, **machine.versions()},
+        "settings": report.settings(request), "versions": {"specjax": __version__, **versions()},
     }  # fmt: skip
 
 

@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 
 from specjax import theory
-from specjax.bench.record import Row
-from specjax.bench.runner import Case, Shelf
+from specjax.bench.record import Case, Row, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import drawing, published
 from specjax.reproduce.checks import ClaimCheck, all_within, holds

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.bench.record import Row
-from specjax.bench.runner import Shelf
+from specjax.bench.record import Row, Shelf
 from specjax.reproduce.checks import NOTHING, Estimate, share
 from specjax.reproduce.models import DraftRequest, Stand
 from specjax.reproduce.setup import Setup, spelled
@@ -26,14 +25,15 @@ def work(shelf: Shelf, setup: Setup, target: str, task: str, texts: Texts) -> An
 def sped(shelf: Shelf, setup: Setup, job: Any, stand: Stand, drafting: DraftRequest) -> Row:
     """Acceptance, speed and costs of a draft."""
     from specjax import verify
-    from specjax.bench import costs, grid
+    from specjax.bench import grid, rounds
+    from specjax.registry import Strategy
 
     drafter = stand.make(shelf, drafting)
-    cell = grid.Cell(stand.name, drafting.gamma, "token", drafting.temperature)
-    row = grid.measure(job, cell, drafter, verify.TABLE["token"])
+    strategy = Strategy.of("model", gamma=drafting.gamma)
+    row = grid.measure(job, strategy, drafting.temperature, drafter, verify.TABLE["token"]) | {"drafter": stand.name}
     settings = job.settings | {"ignore_eos": True, "temperature": drafting.temperature}
     prompts = job.prompts[: setup.timed]
-    taken_apart = costs.of_round(job.target, prompts, drafter, drafting.gamma, settings, setup.repeats)
+    taken_apart = rounds.round_times(job.target, prompts, drafter, drafting.gamma, settings, setup.repeats)
     return row | {"repeats": setup.repeats, "costs": taken_apart}
 
 

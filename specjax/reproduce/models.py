@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specjax.bench.runner import Missing, Shelf
+from specjax.bench.record import Missing, Shelf
 from specjax.reproduce import published
 from specjax.reproduce.published import BASE, BIGRAM, CNNDM, ENDE, LARGE, SMALL, UNIGRAM
 from specjax.reproduce.setup import Setup, other_texts, spelled

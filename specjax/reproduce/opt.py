@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from specjax.bench.record import Row
-from specjax.bench.runner import Case, Shelf
+from specjax.bench.record import Case, Row, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
 from specjax.reproduce.checks import SIGMAS, ClaimCheck, Estimate, Pair, each_greater, holds, near, same_order, share
@@ -45,11 +44,11 @@ def cost_cases(setup: Setup, items: Items) -> list[Case]:
     names = family(setup).opt
 
     def measure(shelf: Shelf) -> list[Row]:
-        from specjax.bench import costs
+        from specjax.bench import rounds
 
         models = {role: shelf.model(name) for role, name in names.items()}
         settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": True, "seed": setup.seed, "temperature": 0.0}
-        return [costs.steps(models, texts(items)[: setup.timed], settings, setup.repeats)]
+        return [rounds.step_times(models, texts(items)[: setup.timed], settings, setup.repeats)]
 
     key = setup.key("c-matrix", models_of=names, digest=digest(items[TASK]))
     return [Case(key, "a step of each model", measure)]

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from specjax import theory
-from specjax.bench.record import Row
-from specjax.bench.runner import Case, Shelf
+from specjax.bench.record import Case, Row, Shelf
 from specjax.bench.tasks import digest
 from specjax.reproduce import published
 from specjax.reproduce.checks import ClaimCheck, Estimate, Pair, all_within, each_greater, near

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.bench import formats, tasks
-from specjax.bench.record import Row
-from specjax.bench.runner import SMALLEST, Case, check_sizes
+from specjax.bench import tasks
+from specjax.bench.record import SMALLEST, Case, Row, check_sizes
 from specjax.reproduce.checks import ClaimCheck
 from specjax.reproduce.published import Source
 
@@ -59,7 +58,7 @@ class Setup:
         return {"bench": "reproduce", "experiment": experiment, **dataclasses.asdict(self), **own, "prompts": None}
 
 
-def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, list[formats.Item]]:
+def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, list[tasks.Item]]:
     """The items of each task, from its file if given, else those of the package.
 
     Args:
@@ -84,7 +83,7 @@ def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dic
         files[task] = file
     found = {}
     for task in wanted:
-        items = formats.read(files[task])[1] if task in files else tasks.TASKS[task].samples
+        items = tasks.read(files[task])[1] if task in files else tasks.TASKS[task].samples
         found[task] = tasks.pick(items, count)
     return found
 
@@ -100,7 +99,7 @@ def other_texts(task: str) -> list[str]:
 
 def spelled(model: Any, task: str, texts: Sequence[str]) -> list[str]:
     """Prompts of a task with these texts, in the form that the model was trained on."""
-    return tasks.prompts_for(model, task, [formats.Item(text) for text in texts])
+    return tasks.prompts_for(model, task, [tasks.Item(text) for text in texts])
 
 
 class Report(NamedTuple):
@@ -121,7 +120,7 @@ class Report(NamedTuple):
     draw: Callable[[Any], Any] | None = None
 
 
-Items = Mapping[str, Sequence[formats.Item]]
+Items = Mapping[str, Sequence[tasks.Item]]
 
 
 class Experiment(NamedTuple):

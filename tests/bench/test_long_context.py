@@ -1,4 +1,4 @@
-"""Bytes a token of self-speculation on long rows."""
+"""Bytes per token of self-speculation on long rows."""
 
 import pytest
 
@@ -12,9 +12,11 @@ def test_a_token_reads_what_its_round_read(tmp_path):
     text.write_text("The king went out. He saw a fox, and the fox saw him. " * 40)
     options = {"prompt": 40, "rows": 2, "gamma": 2, "budget": 16, "temperature": 0.0, "new": 8}
     model = sj.load("bundled/opt-draft")
-    of = lambda way: list(long_context.measure("bundled/opt-draft", "float32", str(text), way=way, **options))
+    of = lambda strategy: list(
+        long_context.measure("bundled/opt-draft", "float32", str(text), strategy=strategy, **options)
+    )
     (plain,), (sinks,) = of("plain"), of("sinks")
-    assert of("layer-skip") == []  # one layer: there is none to leave out
+    assert of("layer-skip") == []  # a single layer cannot be skipped
     weights = sum(leaf.nbytes for name, leaf in _leaves(model.params) if "positions" not in name)
     slot = 2 * model.config.layers * model.config.width * 4
     assert plain["mb_per_token"] * 1e6 == pytest.approx(weights / 2 + (40 + 8 + 3) * slot)
@@ -31,9 +33,9 @@ def _leaves(params):
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def test_a_text_that_is_too_short_is_told():
+def test_a_text_must_be_long_enough():
     model = sj.load("bundled/opt-tiny")
-    with pytest.raises(ValueError, match="4 prompts of 100 tokens need 400"):
+    with pytest.raises(ValueError, match=r"prompts.*400"):
         long_context.cut(model, "too short", 100, 4)
     prompts = long_context.cut(model, "one two three four five six seven eight", 2, 3)
     assert [len(prompt) for prompt in prompts] == [2, 2, 2]

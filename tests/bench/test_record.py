@@ -1,18 +1,17 @@
-"""Benchmarks: rows are kept and taken up again, tables, bad options, and small runs of the measurements themselves."""
-
-import json
+"""Rows: cases are measured once, stopped runs resume, unavailable models are reported once, tables."""
 
 import pytest
 
+import specjax
 from specjax.bench import record
-from specjax.cli import bench, main
+from specjax.bench.record import Case, Missing, Record, Shelf, run
 
 ABOUT = {"jax": "1"}
 
 
 def test_a_case_is_measured_once_and_an_interrupted_one_again(tmp_path):
     file = tmp_path / "rows.jsonl"
-    kept = record.Record(file, ABOUT)
+    kept = Record(file, ABOUT)
     assert list(kept.add({"bench": "a", "rows": (1, 8)}, iter([{"x": 1.5}, {"x": 2.5}]))) == [{"x": 1.5}, {"x": 2.5}]
 
     def broken():
@@ -21,17 +20,17 @@ def test_a_case_is_measured_once_and_an_interrupted_one_again(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         list(kept.add({"bench": "b"}, broken()))
-    again = record.Record(file, ABOUT)
+    again = Record(file, ABOUT)
     assert again.rows({"bench": "a", "rows": [1, 8]}) == [{"x": 1.5}, {"x": 2.5}]
     assert again.rows({"bench": "b"}) == []
-    assert record.Record(file, {"jax": "2"}).rows({"bench": "a", "rows": (1, 8)}) == []  # other versions: measure again
+    assert Record(file, {"jax": "2"}).rows({"bench": "a", "rows": (1, 8)}) == []  # other versions: measure again
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "x"}\n')
-    with pytest.raises(ValueError, match="line 1 is no row of a benchmark"):
-        record.Record(file, ABOUT)
+    with pytest.raises(ValueError, match="line 1"):
+        Record(file, ABOUT)
 
 
 def test_tables_have_a_column_for_every_key(tmp_path):
@@ -40,47 +39,79 @@ def test_tables_have_a_column_for_every_key(tmp_path):
     assert lines == ["| a | b | c |", "|---|---|---|", "| 1.23 | 1/2 |  |", "| x |  | load:0.5 |"]
 
 
-@pytest.mark.parametrize(
-    "args, message",
-    [
-        (["pair"], "needs --prompts"),
-        (["pair", "--prompts", "absent.txt"], "absent.txt: no such prompts file"),
-        (["plain", "--size", "7b"], "no OPT shape is named '7b'"),
-        (["plain", "--dtype", "int4"], "unknown dtype 'int4'"),
-        (["speculative", "--gamma", "0"], "--gamma must be at least 1, got 0"),
-        (["plain", "--repeats", "0"], "--repeats must be at least 1, got 0"),
-    ],
-)
-def test_bad_options_get_one_line(args, message, capsys):
-    assert main(["bench", *args]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+def quiet(text: str) -> None:
+    del text
 
 
-@pytest.mark.slow
-def test_a_pair_is_measured_on_a_file_of_prompts_and_taken_up_again(tmp_path, capsys):
-    prompts, file = tmp_path / "prompts.txt", tmp_path / "rows.jsonl"
-    prompts.write_text("".join(f"Once upon a time there were {n} cats\n" for n in range(9)))
-    args = ["bench", "pair", "--prompts", str(prompts), "--gamma", "2", "--temperature", "0", "--dtype", "float32"]
-    args += ["--target", "bundled/opt-draft", "--draft", "bundled/opt-tiny", "--repeats", "1", "--max-new-tokens", "8"]
-    args += ["--json", str(file), "--markdown", str(tmp_path / "t.md")]
-    assert main(args) == 0
-    rows = [json.loads(line)["row"] for line in file.read_text().splitlines()]
-    assert len(rows) == 1 and rows[0]["prompts"] == 9
-    assert 0 < rows[0]["accepted_per_tested"] <= 1 and 1 <= rows[0]["tokens_per_call"] <= 3
-    assert main(args) == 0 and file.read_text().count("\n") == 1
-    assert "accepted_per_tested" in (tmp_path / "t.md").read_text()
+def case(name, measure):
+    return Case({"case": name}, name, measure)
 
 
-def test_the_free_drafter_costs_one_verification_and_changes_nothing():
-    import specjax as sj
-    from specjax.bench import rounds
-    from specjax.drafters import LoadedDrafter
+def measured(cases, file, left_out=None, shelf=None):
+    shelf = shelf or Shelf("float32", quiet)
+    return [
+        rows for _, rows in run(cases, Record(file, {"jax": "1"}), shelf, quiet, [] if left_out is None else left_out)
+    ]
 
-    model = sj.load("bundled/opt-tiny")
-    plain = sj.generate(model, ["Once upon a time"], max_new_tokens=6, temperature=0.0)
-    free = sj.generate(
-        model, ["Once upon a time"], drafter=LoadedDrafter("free", rounds.free(3)), max_new_tokens=6, temperature=0.0
-    )
-    assert free.tokens == plain.tokens and free.stats.tested == free.stats.rounds
-    assert next(iter(bench.cases(bench.Bench("overhead"))))[0]["gamma"] == (3, 5, 7)
+
+def test_a_row_is_measured_once_in_a_run_and_in_the_next(tmp_path):
+    calls = []
+
+    def one(shelf):
+        calls.append(1)
+        return [{"x": 1}]
+
+    twice = [case("a", one), case("a", one)]
+    assert measured(twice, tmp_path / "rows.jsonl") == [[{"x": 1}]] * 2 and len(calls) == 1
+    assert measured(twice, tmp_path / "rows.jsonl") == [[{"x": 1}]] * 2 and len(calls) == 1
+    assert measured(twice, None) == [[{"x": 1}]] * 2 and len(calls) == 2
+
+
+def test_an_interrupt_keeps_the_cases_before(tmp_path):
+    def stopped(shelf):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured([case("a", lambda shelf: [{"x": 1}]), case("b", stopped)], tmp_path / "rows.jsonl")
+    assert Record(tmp_path / "rows.jsonl", {"jax": "1"}).rows({"case": "a"}) == [{"x": 1}]
+    assert Record(tmp_path / "rows.jsonl", {"jax": "1"}).rows({"case": "b"}) == []
+
+
+def test_a_model_that_is_not_available_is_tried_and_reported_once(tmp_path, monkeypatch):
+    tried = []
+
+    def load(name, **options):
+        tried.append(name)
+        raise FileNotFoundError(f"no {name}\nanywhere")
+
+    monkeypatch.setattr(specjax, "load", load)
+    left_out: list[str] = []
+    needs = lambda shelf: [{"x": shelf.model("far/away").vocab_size}]
+    cases = [case("a", needs), case("b", needs), case("c", lambda shelf: [{"x": 3}])]
+    assert measured(cases, tmp_path / "rows.jsonl", left_out) == [[], [], [{"x": 3}]]
+    assert tried == ["far/away"] and len(left_out) == 1 and "far/away" in left_out[0]
+    assert Record(tmp_path / "rows.jsonl", {"jax": "1"}).rows({"case": "a"}) == []  # tried again next time
+
+
+def test_a_model_that_does_not_fit_is_not_loaded(monkeypatch):
+    def load(name, **options):
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr(specjax, "load", load)
+    monkeypatch.setattr(record, "free_memory", lambda: 16e9)
+    shelf = Shelf("float32", quiet, sizes={"big": 13e9})
+    with pytest.raises(Missing, match=r"big.*52 GB"):
+        shelf.model("big")
+
+
+def test_kept_values_are_made_once():
+    shelf = Shelf("float32", quiet)
+    made = []
+    assert [shelf.keep("a", lambda: made.append(1) or 5) for _ in range(3)] == [5, 5, 5] and made == [1]
+    shelf.clear()
+    assert shelf.keep("a", lambda: 6) == 6
+
+
+def test_memory_is_a_number_of_bytes():
+    found = record.free_memory()
+    assert found is None or 1e6 < found < 1e15

@@ -1,11 +1,15 @@
-"""Prompts of tasks, and which items are taken."""
+"""Prompts of tasks: templates, items of files in every format, selection."""
 
+import gzip
+import json
+import lzma
+import sys
 import types
 
 import pytest
 
 from specjax.bench import tasks
-from specjax.bench.formats import FORMATS, Item
+from specjax.bench.tasks import FORMATS, Item
 
 ITEM = Item("def f(x):\n    return {x}")
 
@@ -23,18 +27,18 @@ def test_every_task_builds_a_prompt_in_every_style():
     assert {kind.task for kind in FORMATS.values()} <= set(tasks.TASKS)
 
 
-def test_t5_gets_its_prefixes_and_others_go_on():
+def test_t5_has_prefixes_and_other_models_continue():
     assert prompt("translation", "auto", encoder_decoder=True) == f"translate English to German: {ITEM.text}"
     assert prompt("summarization", "auto", encoder_decoder=True) == f"summarize: {ITEM.text}"
     assert prompt("translation", "auto") == f"English: {ITEM.text}\nGerman:"
-    assert prompt("code", "auto") == ITEM.text  # its braces stand
+    assert prompt("code", "auto") == ITEM.text  # its braces are kept
 
 
-def test_chat_models_are_asked_between_their_marks():
+def test_chat_models_are_asked_within_their_template():
     asked = f"Translate into German: {ITEM.text}"
     assert prompt("translation", "chatml") == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt("translation", "own", own=lambda said: f"<{said}>") == f"<{asked}>"
-    with pytest.raises(ValueError, match="unknown style of prompts 'alpaca'"):
+    assert prompt("translation", "own", own=lambda message: f"<{message}>") == f"<{asked}>"
+    with pytest.raises(ValueError, match="alpaca"):
         prompt("story", "alpaca")
 
 
@@ -42,15 +46,15 @@ def test_a_models_own_template_writes_the_start_token_once():
     class Tokenizer:
         chat_template, bos_token = "x", "<s>"
 
-        def apply_chat_template(self, told, *, tokenize, add_generation_prompt):
+        def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
             assert not tokenize and add_generation_prompt
-            return f"<s>[{told[0]['role']}] {told[0]['content']}"
+            return f"<s>[{messages[0]['role']}] {messages[0]['content']}"
 
     ids = lambda text: [1] * (1 + text.startswith("<s>")) + [5]  # an encoder that begins every text with <s>
     assert tasks.own_template(Tokenizer(), ids)("Hi") == "[user] Hi"
     assert tasks.own_template(Tokenizer(), lambda text: [1, 5])("Hi") == "<s>[user] Hi"
     for none in (None, types.SimpleNamespace(chat_template=None)):
-        with pytest.raises(ValueError, match="no chat template of its own"):
+        with pytest.raises(ValueError, match="style"):
             tasks.own_template(none, ids)
 
 
@@ -59,13 +63,115 @@ def test_items_are_spread_over_the_whole_file():
     assert [item.text for item in tasks.pick(items, 4)] == ["0", "2", "5", "7"]
     assert [item.text for item in tasks.pick(items, 99)] == [str(n) for n in range(10)]
     assert [item.text for item in tasks.pick(items, 2, ["odd"])] == ["1", "5"]
-    with pytest.raises(ValueError, match=r"no item is of category 'ood'.*even, odd"):
+    with pytest.raises(ValueError, match=r"ood.*even, odd"):
         tasks.pick(items, 2, ["ood"])
-    with pytest.raises(ValueError, match="there are: none"):
+    with pytest.raises(ValueError, match="odd"):
         tasks.pick([Item("a")], 1, ["odd"])
 
 
-def test_a_digest_is_of_the_words_alone():
+def test_a_digest_depends_on_the_texts_alone():
     one = tasks.digest([Item("a", "1"), Item("b", "2")])
     assert one == tasks.digest([Item("a"), Item("b")]) != tasks.digest([Item("ab")])
     assert len({tasks.digest([Item("a"), Item("b")]), tasks.digest([Item("b"), Item("a")])}) == 2
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+TURNS = {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."], "reference": ["Done.", "x"]}
+SPEC = {"question_id": 900, "category": "rag", "turns": ["Find it."]}
+HUMANEVAL = {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "  pass\n"}
+GSM8K = {"question": "1 + 1?", "answer": "It is <<1+1=2>>2.\n#### 2"}
+
+
+def write(path, *entries) -> str:
+    lines = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in entries)
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix)
+    if pack is not None:
+        path.write_bytes(pack(lines.encode()))
+    else:
+        path.write_text(lines, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "kind", "items"),
+    [
+        ("question.jsonl", [TURNS, SPEC], "mt-bench",
+         [Item("Write.", "81", "writing", "Done."), Item("Find it.", "900", "rag")]),
+        ("HumanEval.jsonl.gz", [HUMANEVAL], "humaneval", [Item("def f():\n", "HumanEval/0", "", "  pass\n")]),
+        ("test.jsonl", [GSM8K], "gsm8k", [Item("1 + 1?", "1", "", GSM8K["answer"])]),
+        ("mine.jsonl", [{"prompt": "So"}, {"prompt": "Go", "id": "b", "reference": "on"}], "jsonl",
+         [Item("So", "1"), Item("Go", "b", "", "on")]),
+        ("pairs.tsv", ["Good morning.\tGuten Morgen."], "tsv", [Item("Good morning.", "1", "", "Guten Morgen.")]),
+        ("p.txt", ["\ufeffEinst", "", "lebte ein König"], "txt", [Item("Einst", "1"), Item("lebte ein König", "3")]),
+        ("p.txt.gz", ["Once"], "txt", [Item("Once", "1")]),
+        ("p.txt.xz", ["Once"], "txt", [Item("Once", "1")]),
+    ],
+)  # fmt: skip
+def test_the_format_is_detected(name, entries, kind, items, tmp_path):
+    assert tasks.read(write(tmp_path / name, *entries)) == (kind, items)
+    assert tasks.read(tmp_path / name, kind) == (kind, items)
+
+
+def test_spec_bench_is_read_by_its_name(tmp_path):
+    file = write(tmp_path / "question.jsonl", SPEC)
+    assert tasks.read(file, "spec-bench") == ("spec-bench", [Item("Find it.", "900", "rag")])
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "kind", "where"),
+    [
+        ("q.jsonl", [TURNS, {**TURNS, "turns": "Write."}], "auto", "line 2.*turns"),
+        ("q.jsonl", [{"question_id": 1, "turns": ["a"]}], "auto", "line 1.*category"),
+        ("q.jsonl", [GSM8K, {"question": "x"}], "auto", "line 2.*answer"),
+        ("q.jsonl", [GSM8K], "humaneval", "line 1.*task_id"),
+        ("q.jsonl", [{"prompt": 3}], "auto", "line 1.*prompt"),
+        ("q.jsonl", [{"text": "a"}], "auto", "line 1.*text"),
+        ("q.jsonl", [GSM8K, "{"], "auto", "line 2.*JSON"),
+        ("q.jsonl", ["[1]"], "auto", "line 1.*list"),
+        ("q.jsonl", [{"prompt": " "}], "auto", "line 1.*empty"),
+        ("q.tsv", ["a\tb", "a b"], "auto", "line 2.*pair"),
+        ("q.txt", [""], "auto", "prompt"),
+        ("q.parquet", ["x"], "auto", "--format"),
+        ("q.txt", ["x"], "xml", "format.*xml"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_file_and_the_line(name, entries, kind, where, tmp_path):
+    with pytest.raises(ValueError, match=where) as error:
+        tasks.read(write(tmp_path / name, *entries), kind)
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_not_text_or_not_gzip(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"fine\n\xff\xfe\n")
+    with pytest.raises(ValueError, match="line 2"):
+        tasks.read(tmp_path / "a.txt")
+    (tmp_path / "a.jsonl.gz").write_bytes(b"{}")
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz"):
+        tasks.read(tmp_path / "a.jsonl.gz")
+    whole = gzip.compress(json.dumps(GSM8K).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz"):
+        tasks.read(tmp_path / "a.jsonl.gz")
+    with pytest.raises(ValueError, match="absent"):
+        tasks.read(tmp_path / "absent.txt")
+
+
+def test_data_sets_require_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match="datasets"):
+        tasks.dataset("openai/gsm8k", field="question")
+    requested = []
+
+    def load_dataset(name, config, *, split):
+        requested.append((name, config, split))
+        return [] if split == "none" else [{"question": "a", "answer": "b", "n": 1}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    found = tasks.dataset("openai/gsm8k", field="question", config="main", reference="answer")
+    assert found == [Item("a", "0", "", "b")] and requested == [("openai/gsm8k", "main", "test")]
+    for field, said in (("n", "'n'"), ("text", "question, answer, n")):
+        with pytest.raises(ValueError, match=said):
+            tasks.dataset("openai/gsm8k", field=field)
+    with pytest.raises(ValueError, match="none"):
+        tasks.dataset("openai/gsm8k", field="question", split="none")

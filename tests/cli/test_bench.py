@@ -1,9 +1,12 @@
-"""`specjax bench`: the drafter of a pair by name, and what is refused before any model is read."""
+"""`specjax bench`: its cases, rows that are not measured again, and options refused before any model is read."""
+
+import json
 
 import pytest
 
+from specjax.bench import vocabulary
 from specjax.cli import bench
-from specjax.naming import drafting
+from specjax.registry import Strategy
 
 
 @pytest.fixture
@@ -21,35 +24,30 @@ def nothing_is_measured(monkeypatch):
     monkeypatch.setattr(bench, "cases", measured)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"drafter": "modle"}, "did you mean 'model'"),
-        ({"drafter": "tree:shape=3by2"}, "shape must be children by level"),
-        ({"drafter": "cascade"}, "has one draft model"),
-        ({"drafter": "table:absent"}, "there is no file at absent"),
-        ({"name": "plain", "drafter": "tree"}, "--drafter has no meaning for bench plain"),
-        ({"drafter": "ngram:gamma=4", "gamma": (3,)}, "say gamma once"),
-        ({"name": "committed", "drafter": "tree", "gamma": (3,)}, "gamma has no meaning for the drafter 'tree'"),
-    ],
-)
-def test_bad_drafters_are_refused(changes, said, prompts):
-    with pytest.raises(ValueError, match=said):
-        bench.check(bench.Bench(**({"name": "pair", "prompts": prompts} | changes)))
-
-
 BAD = {
-    "json": (["plain", "--json", "."], "--json . is a folder: pass a file"),
-    "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown absent/a.md: cannot write to the folder absent"),
-    "pair's json": (["pair", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "cannot write to the folder absent"),
-    "empty rows": (["plain", "--rows"], "--rows requires at least one value"),
-    "empty dtype": (["plain", "--dtype"], "--dtype requires at least one value"),
-    "empty temperature": (["overhead", "--temperature"], "--temperature requires at least one value"),
-    "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows contains 1 twice"),
-    "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma contains 3 twice"),
-    "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature contains 0.0 twice"),
-    "many drafts": (["verifiers", "--gamma", "1024"], "--gamma must be at most 1023, got 1024"),
-    "other rows": (["plain", "--json", "p.txt"], "p.txt, line 1 is no row of a benchmark"),
+    "json": (["plain", "--json", "."], "--json"),
+    "markdown": (["plain", "--markdown", "absent/a.md"], "--markdown"),
+    "json of another folder": (["committed", "--prompts", "p.txt", "--json", "absent/a.jsonl"], "--json"),
+    "no rows": (["plain", "--rows"], "--rows"),
+    "no dtype": (["plain", "--dtype"], "--dtype"),
+    "dtype": (["plain", "--dtype", "int4"], "dtype"),
+    "size": (["plain", "--size", "7b"], "size"),
+    "repeats": (["plain", "--repeats", "0"], "--repeats"),
+    "no temperature": (["overhead", "--temperature"], "--temperature"),
+    "rows twice": (["plain", "--rows", "1", "8", "1"], "--rows"),
+    "gamma": (["speculative", "--gamma", "0"], "--gamma"),
+    "gamma twice": (["speculative", "--gamma", "3", "3"], "--gamma"),
+    "temperature twice": (["overhead", "--temperature", "0", "0.0"], "--temperature"),
+    "gamma too large": (["verifiers", "--gamma", "1024"], "--gamma"),
+    "temperature too large": (["overhead", "--temperature", "1e300"], "--temperature"),
+    "json of something else": (["plain", "--json", "p.txt"], "p.txt"),
+    "prompts": (["committed"], "--prompts"),
+    "no prompts": (["committed", "--prompts", "absent.txt"], "absent.txt"),
+    "drafter": (["committed", "--prompts", "p.txt", "--drafter", "modle"], "model"),
+    "drafter's shape": (["committed", "--prompts", "p.txt", "--drafter", "tree:shape=3by2"], "shape"),
+    "drafter's drafts": (["committed", "--prompts", "p.txt", "--drafter", "cascade"], "--drafter"),
+    "drafter's file": (["committed", "--prompts", "p.txt", "--drafter", "table:absent"], "absent"),
+    "drafter of plain": (["plain", "--drafter", "tree"], "--drafter"),
 }
 
 
@@ -61,33 +59,50 @@ def test_bad_options_get_one_line(case, refused, tmp_path, monkeypatch):
     refused("bench", *args, said=said)
 
 
-def test_a_key_names_the_drafter(prompts):
-    options = bench.Bench("pair", prompts=prompts, dtype=("float32",), drafter="tree:3x2")
-    bench.check(options)
-    ((key, run),) = bench.cases(options)
-    assert key["drafter"] == run.keywords["drafter"] == "tree:shape=3x2"
-
-
 @pytest.mark.parametrize(
-    ("drafter", "asked", "runs"),
+    ("drafter", "gammas", "runs"),
     [
         ("ngram:gamma=4", (), [4]),
-        ("ngram:gamma=4", (4,), [4]),
         ("ngram", (2, 3), [2, 3]),
         ("ngram", (), [5]),
-        ("model:policy=(heuristic)", (), []),
-        ("tree", (), []),
+        ("model:policy=(heuristic)", (), [None]),
+        ("tree", (), [None]),
     ],
 )
-def test_a_drafter_is_measured_at_the_gamma_that_it_names(drafter, asked, runs, prompts):
-    for name in ("pair", "committed"):
-        options = bench.Bench(
-            name, prompts=prompts, dtype=("float32",), drafter=drafter, gamma=asked, temperature=(1.0,)
-        )
-        bench.check(options)
-        every = [key for key, _ in bench.cases(options)]
-        if name == "pair":
-            assert [key["gamma"] for key in every] == [tuple(runs)]
-        else:
-            found = [drafting.parse(key["drafter"]).settings.get("gamma") for key in every]
-            assert found == (runs or [None])
+def test_gamma_applies_to_drafters_that_do_not_set_it(drafter, gammas, runs, prompts):
+    options = bench.Bench(
+        "committed", prompts=prompts, dtype=("float32",), drafter=drafter, gamma=gammas, temperature=(1.0,)
+    )
+    bench.check(options)
+    assert [Strategy.parse(key["drafter"]).get("gamma") for key, _ in bench.cases(options)] == runs
+
+
+@pytest.mark.parametrize("name", bench.Name.__args__)
+def test_every_benchmark_has_cases_with_keys_of_their_own(name, prompts):
+    every = [str(key) for key, _ in bench.cases(bench.Bench(name, prompts=prompts))]
+    assert every and len(set(every)) == len(every)
+
+
+def test_rows_are_not_measured_again(specjax_program, tmp_path, monkeypatch):
+    calls = []
+
+    def rows(vocab_size, batch):
+        calls.append(batch)
+        yield {"bench": "vocabulary", "rows": batch, "ratio": 1.2345}
+
+    monkeypatch.setattr(vocabulary, "rows", rows)
+    args = ["bench", "vocabulary", "--json", str(tmp_path / "a.jsonl"), "--markdown", str(tmp_path / "a.md")]
+    ran = specjax_program(*args)
+    assert ran.code == 0 and calls == [1, 8] and "ratio=1.23" in ran.out
+    assert [json.loads(line)["row"]["rows"] for line in (tmp_path / "a.jsonl").read_text().splitlines()] == [1, 8]
+    assert specjax_program(*args).code == 0 and calls == [1, 8]
+    assert "| vocabulary | 8 | 1.23 |" in (tmp_path / "a.md").read_text()
+
+
+@pytest.mark.slow
+def test_committed_measures_models_by_name(specjax_program, models, prompts):
+    ran = specjax_program(
+        "bench", "committed", "--target", models["target"], "--draft", models["draft"], "--prompts", str(prompts),
+        "--dtype", "float32", "--temperature", "1", "--rounds", "8", "--max-new-tokens", "8", "--gamma", "2",
+    )  # fmt: skip
+    assert ran.code == 0 and "verifier=token" in ran.out and "verifier=block" in ran.out

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specjax.cli import bench, split_command, train, train_t5
+from specjax.cli import split_command, sweep, train, train_t5
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
 
 SCRIPT = Path(__file__).parents[2] / "configs" / "train" / "bundled.sh"
-OPTIONS = {"train lm": train.TrainLM, "train t5": train_t5.TrainT5, "bench": bench.Bench}
+OPTIONS = {"train lm": train.TrainLM, "train t5": train_t5.TrainT5, "sweep": sweep.SweepOptions}
 
 
 def recorded(folder: Path) -> list[tuple[str, list[str]]]:
@@ -30,16 +30,17 @@ def recorded(folder: Path) -> list[tuple[str, list[str]]]:
 def test_every_command_parses_and_every_bundled_model_is_trained_once(tmp_path):
     commands = recorded(tmp_path)
     options = [parse(OPTIONS[name], args, prog=name) for name, args in commands]
-    trained = [run.run.name for run in options if not isinstance(run, bench.Bench)]
+    trained = [run.run.name for run in options if not isinstance(run, sweep.SweepOptions)]
     assert sorted(trained) == sorted(file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json"))
     for run in options:
-        if isinstance(run, bench.Bench):
-            assert Path(str(run.target)).parent.name in trained and Path(str(run.draft)).parent.name in trained
+        if isinstance(run, sweep.SweepOptions):
+            used = (run.strategies.target, *run.strategies.drafts)
+            assert {Path(str(model)).parent.name for model in used} <= set(trained)
 
 
 def test_the_shapes_are_those_of_the_models_that_ship(tmp_path):
     for name, args in recorded(tmp_path):
-        if name == "bench":
+        if name == "sweep":
             continue
         run = parse(OPTIONS[name], args, prog=name)
         config = json.loads((BUNDLED_FOLDER / run.run.name / "config.json").read_text())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import specjax as sj
-from specjax.bench import costs
+from specjax.bench import rounds
 from specjax.cli import reproduce
 from specjax.reproduce import models as stands
 from specjax.reproduce import published
@@ -68,7 +68,7 @@ def test_costs_are_measured_told_and_not_measured_again(specjax_program, toys, t
     def measured(*args, **options):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(costs, "steps", measured)
+    monkeypatch.setattr(rounds, "step_times", measured)
     again = specjax_program(*args)
     assert again.code == 0 and again.out == ran.out
 
@@ -133,7 +133,7 @@ BAD = {
     "name": (["table1"], "did you mean 'table-1'"),
     "models": (["table-2", "--models", "orignal"], "no models are named 'orignal'"),
     "dtype": (["table-2", "--dtype", "float8"], "unknown dtype 'float8'"),
-    "count": (["table-2", "--count", "0"], "count must be a whole number of at least 1, got 0"),
+    "count": (["table-2", "--count", "0"], "count must be at least 1, got 0"),
     "seed": (["table-2", "--seed", "-1"], "seed must lie in"),
     "prompts without a task": (["table-2", "--prompts", "a.txt"], "--prompts"),
     "prompts of no task": (["table-2", "--prompts", "translate=a.txt"], "translate"),

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from specjax import theory
-from specjax.bench.runner import Shelf
+from specjax.bench.record import Shelf
 from specjax.reproduce import figures, models, opt, paper, telling
 from specjax.reproduce import published as p
 from specjax.reproduce.checks import ClaimVerdict
