@@ -98,7 +98,7 @@ def test_ladder():
     ("make", "said"),
     [
         (lambda draft: drafters.model(draft, policy="heuristic"), "policy must be one from specjax.policies, got str"),
-        (lambda draft: drafters.model(draft, gamma=4, policy=policies.threshold()), "gamma=4 beside a policy"),
+        (lambda draft: drafters.model(draft, gamma=4, policy=policies.threshold()), "gamma=4"),
         (lambda draft: drafters.model(draft, buckets=(0, 5)), "buckets=.* are for a policy of varying length"),
         (lambda draft: drafters.model(draft, policy=policies.threshold(), buckets=(4, 0, 16)), "ascend .* 16"),
         (lambda draft: drafters.model(draft, policy=policies.threshold(), buckets=(0, 8)), "gamma_max=16"),

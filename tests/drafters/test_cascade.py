@@ -272,12 +272,12 @@ def test_three_levels_of_published_shapes_are_one_program():
     assert made.drafter.tree.size == 7 and "while" in program.as_text()
 
 
-def test_what_does_not_fit_together_is_refused():
+def test_parts_that_do_not_fit_raise():
     opt, t5 = battery.draft("opt"), battery.draft("t5")
     small = drafters.model(opt)
-    with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="gamma"):
         cascade_guide(opt, small, gamma=0)
-    with pytest.raises(ValueError, match="got str: for a draft model write"):
+    with pytest.raises(ValueError, match="got str"):
         cascade_guide(opt, "opt-125m")
     with pytest.raises(ValueError, match="'lossy-typical' is lossy"):
         cascade_guide(opt, small, verifier="lossy-typical")
@@ -285,9 +285,9 @@ def test_what_does_not_fit_together_is_refused():
         cascade_guide(opt, small, verifier="blok")
     with pytest.raises(ValueError, match="'kseq'"):
         cascade_guide(opt, drafters.ngram(), verifier="kseq")
-    with pytest.raises(ValueError, match="t5 draft is encoder-decoder and target opt draft is decoder-only"):
+    with pytest.raises(ValueError, match="encoder-decoder"):
         cascade_guide(opt, drafters.model(t5))
-    with pytest.raises(ValueError, match="cannot take tokens back"):
+    with pytest.raises(ValueError, match="rewind"):
         cascade_guide(opt, small._replace(drafter=small.drafter._replace(rewind=None)))
-    with pytest.raises(ValueError, match="cannot take tokens back"):
+    with pytest.raises(ValueError, match="rewind"):
         cascade(opt.lm, small.drafter._replace(rewind=None), token_level, 3)
