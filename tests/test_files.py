@@ -13,7 +13,6 @@ import pytest
 from specjax import files
 from specjax.bench import record, tasks
 from specjax.cli import checks, prompts, tree
-from specjax.naming import drafting
 from specjax.training import data
 
 TEXT = "\ufeffeins\r\n\n  zwei \u00e4\u2028drei\nvier".encode()
@@ -32,7 +31,7 @@ READERS = {
     "a text": files.read_text,
     "prompts": lambda file: prompts.read_prompts([], file),
     "prompts of a format": tasks.read,
-    "a text to fit to": drafting.read_lines,
+    "a text to fit to": files.read_lines,
     "documents": lambda file: list(data.documents(file)),
     "pairs": lambda file: list(data.pairs(file)),
     "acceptance.json": lambda file: tree.read_acceptance([file]),

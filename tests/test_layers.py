@@ -27,12 +27,6 @@ def test_nothing_imports_the_command_line_but_itself():
     assert {str(file): found for file in modules if (found := below(file, "cli"))} == {}
 
 
-def test_names_know_what_they_name_and_nothing_that_uses_them():
-    users = ("api", "config", "bench", "advise", "reproduce", "trace", "cli")
-    modules = list((ROOT / "specjax" / "naming").glob("*.py"))
-    assert len(modules) > 4 and {file.name: found for file in modules if (found := below(file, *users))} == {}
-
-
 def test_the_lowest_modules_import_nothing_above_them():
     for name in LOWEST:
         assert {found.split(".")[1] for found in imports(ROOT / "specjax" / f"{name}.py")} <= LOWEST
