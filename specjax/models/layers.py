@@ -282,6 +282,8 @@ def walk(
 
     taken = jnp.zeros((len(capture) + 1, *x.shape), x.dtype) if capture else None
     (last, state, taken), _ = jax.lax.scan(body, (x, state, taken), (indices, params if chosen is None else None))
+    if taken is None:
+        return last, state, ()
     return last, state, tuple(last if i == count else taken[n] for n, i in enumerate(capture))
 
 

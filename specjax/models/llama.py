@@ -262,6 +262,7 @@ class Embed(nnx.Module):
 class Llama(CausalLM):
     """A model of the Llama family as a Flax module.
 
+    >>> import jax.numpy as jnp
     >>> config = LlamaConfig(50, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32)
     >>> model = Llama(config, rngs=nnx.Rngs(0))
     >>> model(jnp.asarray([[2, 7, 11]])).shape

@@ -133,6 +133,7 @@ class Embed(nnx.Module):
 class OPT(CausalLM):
     """OPT as a Flax module.
 
+    >>> import jax.numpy as jnp
     >>> config = OPTConfig(vocab_size=50, width=16, embed_width=16, layers=2, heads=2, mlp_width=32)
     >>> model = OPT(config, rngs=nnx.Rngs(0))
     >>> model(jnp.asarray([[2, 7, 11]])).shape

@@ -140,7 +140,7 @@ class Attention(nnx.Module):
     def keys_values(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H K"]]:
         return self._split(self.k(x)), self._split(self.v(x))
 
-    def __call__(self, x, kv: KV, visible, bias=None) -> Float[Array, "B S D"]:
+    def __call__(self, x, kv: KV | caches.Prefix, visible, bias=None) -> Float[Array, "B S D"]:
         out = attend(
             self._split(self.q(x)),
             kv,
