@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import pytest
 import yaml
 
@@ -27,7 +28,7 @@ PAGES = sorted(
 )
 MARK = "<!-- exec -->"  # precedes a Python block that runs as it stands
 # Pages that compile many programs.
-SLOW_PAGES = {"drafters", "custom-loop", "encoder-decoder", "long-context", "policies", "quickstart"}
+SLOW_PAGES = {"drafters", "custom-loop", "encoder-decoder", "flax", "long-context", "policies", "quickstart"}
 REFERENCE = {"specjax": "specjax"} | {f"specjax.{n}": n for n in ("drafters", "policies", "theory", "trees", "verify")}
 SEPARATORS = {"|", ">", "&&", ";", "<"}
 
@@ -70,13 +71,13 @@ def pages_with(wanted) -> list:
 
 @pytest.mark.parametrize("page", pages_with(lambda block: block.marked))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
-    """The marked blocks of a page run in order, in one namespace."""
+    """The marked blocks of a page run in order, in one namespace; dtypes promote as users' do, for optax."""
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": "docs"}
     for block in blocks(page):
         if block.marked:
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()), jax.numpy_dtype_promotion("standard"):
                 exec(code, namespace)
 
 
