@@ -10,7 +10,7 @@ import tyro
 
 from specjax import plotting
 from specjax.checks import lookup
-from specjax.cli import checks
+from specjax.cli import checks, process
 from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
 from specjax.reproduce.setup import Experiment, Report, Setup
@@ -112,6 +112,7 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
     wanted = list(dict.fromkeys(task for one in chosen.values() for task in one.tasks))
     items = read_prompts(setup.prompts, wanted, setup.count)
 
+    process.import_library()
     from specjax.bench import record
     from specjax.cli.progress import Progress, tables_and_errors
     from specjax.reproduce import telling

@@ -11,7 +11,7 @@ from specjax import plotting
 from specjax.bench import grid as grids
 from specjax.bench.grid import Grid
 from specjax.checks import lookup
-from specjax.cli import checks
+from specjax.cli import checks, process
 from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
 
@@ -197,6 +197,7 @@ def run(grid: Grid, title: str, results: Results) -> int:
     points = grids.points(grid, tuple(items))
     cases = grids.cases(grid, points, items)
 
+    process.import_library()
     from specjax.bench import record
     from specjax.cli.progress import Progress, tables_and_errors
 
