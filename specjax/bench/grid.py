@@ -258,7 +258,7 @@ def cases(grid: Grid, every: Sequence[Point], items: Mapping[str, Sequence[tasks
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-class Work(NamedTuple):
+class Workload(NamedTuple):
     """What every strategy decodes.
 
     Attributes:
@@ -293,7 +293,7 @@ def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Cal
         prompts = shelf.keep(("prompts", point.task), lambda: make_prompts(target, point.task, grid.style, items))
         peer = shelf.keep(("peer", point.drafts[:1]), lambda: _make_peer(grid, target, drafts))
         settings = {"max_new_tokens": grid.max_new_tokens, "ignore_eos": grid.ignore_eos, "seed": grid.seed}
-        work = Work(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peer)
+        work = Workload(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peer)
         row: Row = {"task": point.task, "target": grid.target, "drafts": " > ".join(point.drafts), "dtype": grid.dtype}
         row |= measure(work, strategy, point.temperature, drafter, verifier)
         if grid.scores:
@@ -331,7 +331,7 @@ def _make_peer(grid: Grid, target: Any, drafts: Sequence[Any]) -> Any:
     return peer.make_peer(target, drafts[0] if drafts else None, ignore_eos=grid.ignore_eos)
 
 
-def measure(work: Work, strategy: Strategy, temperature: float, drafter: Any, verifier: Any) -> Row:
+def measure(work: Workload, strategy: Strategy, temperature: float, drafter: Any, verifier: Any) -> Row:
     """One row: what is measured, acceptance over all prompts, and speed beside plain decoding.
 
     Args:
@@ -348,7 +348,7 @@ def measure(work: Work, strategy: Strategy, temperature: float, drafter: Any, ve
     return row | acceptance(work, drafted) | speed(work, strategy, drafted, plain)
 
 
-def _batches(work: Work, settings: dict[str, Any]) -> Iterator[Any]:
+def _batches(work: Workload, settings: dict[str, Any]) -> Iterator[Any]:
     from specjax import api
 
     for start in range(0, len(work.prompts), work.batch):
@@ -356,7 +356,7 @@ def _batches(work: Work, settings: dict[str, Any]) -> Iterator[Any]:
         yield api.generate(work.target, part, rows=range(start, start + len(part)), **settings)
 
 
-def acceptance(work: Work, settings: dict[str, Any]) -> Row:
+def acceptance(work: Workload, settings: dict[str, Any]) -> Row:
     """Rates over all prompts, decoded in batches."""
     every = [out.stats for out in _batches(work, settings)]
     total = lambda name: sum(getattr(stats, name) for stats in every)
@@ -371,7 +371,7 @@ def acceptance(work: Work, settings: dict[str, Any]) -> Row:
     }  # fmt: skip
 
 
-def speed(work: Work, strategy: Strategy, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:
+def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:
     """Tokens per second of single requests, interleaved, and ratios; greedy outputs are compared, token for token."""
     from specjax import api, measuring
 
@@ -400,7 +400,7 @@ def speed(work: Work, strategy: Strategy, drafted: dict[str, Any], plain: dict[s
     return row | {"load": {name: one.load for name, one in runs.items()}}
 
 
-def peer_decoders(work: Work, strategy: Strategy, temperature: float) -> Iterator[tuple[str, Callable]]:
+def peer_decoders(work: Workload, strategy: Strategy, temperature: float) -> Iterator[tuple[str, Callable]]:
     """What transformers decodes beside: assisted generation for a draft model, prompt lookup for drafters that copy,
     with the same gamma, and plain decoding."""
     if work.peer is None:
@@ -433,7 +433,7 @@ def equal(ours: list[list[int]], others: list[list[int]]) -> float:
     return sum(one == other for one, other in zip(ours, others, strict=True)) / len(ours)
 
 
-def scores(work: Work, temperature: float, references: Sequence[Any]) -> Row:
+def scores(work: Workload, temperature: float, references: Sequence[Any]) -> Row:
     """Corpus BLEU and chrF of plain decoding."""
     import sacrebleu
 

@@ -255,7 +255,7 @@ def digest(items: Sequence[Item]) -> str:
 # --- files of items ------------------------------------------------------------------------------------------------
 
 
-class Format(NamedTuple):
+class FileFormat(NamedTuple):
     """A kind of file.
 
     Attributes:
@@ -319,7 +319,7 @@ def detect(path: Path, number: int, line: str) -> str:
     )
 
 
-def _item(kind: Format, path: Path, number: int, line: str) -> Item:
+def _item(kind: FileFormat, path: Path, number: int, line: str) -> Item:
     where = f"{path} line {number}"
     try:
         item = kind.read(_object(line, where) if kind.json else line)
@@ -381,16 +381,16 @@ def _pair(line: str) -> Item:
 
 
 TURNS = '{"question_id": ..., "category": text, "turns": [text, ...]}'
-FORMATS: dict[str, Format] = {
-    "mt-bench": Format("MT-bench question", TURNS, _turns, True, "chat"),
-    "spec-bench": Format("Spec-Bench question", TURNS, _turns, True, "chat"),
-    "humaneval": Format(
+FORMATS: dict[str, FileFormat] = {
+    "mt-bench": FileFormat("MT-bench question", TURNS, _turns, True, "chat"),
+    "spec-bench": FileFormat("Spec-Bench question", TURNS, _turns, True, "chat"),
+    "humaneval": FileFormat(
         "HumanEval problem", '{"task_id": text, "prompt": text, "canonical_solution": text}', _humaneval, True, "code"
     ),
-    "gsm8k": Format("GSM8K question", '{"question": text, "answer": text}', _gsm8k, True, "maths"),
-    "jsonl": Format("prompt", '{"prompt": text}', _prompt, True, "as-is"),
-    "tsv": Format("pair", "a sentence, a tab, its translation", _pair, False, "translation"),
-    "txt": Format("prompt", "a prompt", Item, False, "as-is"),
+    "gsm8k": FileFormat("GSM8K question", '{"question": text, "answer": text}', _gsm8k, True, "maths"),
+    "jsonl": FileFormat("prompt", '{"prompt": text}', _prompt, True, "as-is"),
+    "tsv": FileFormat("pair", "a sentence, a tab, its translation", _pair, False, "translation"),
+    "txt": FileFormat("prompt", "a prompt", Item, False, "as-is"),
 }
 MARKS = {  # keys that identify a format, the first that fits; Spec-Bench has the format of MT-bench
     "mt-bench": {"question_id", "turns"},

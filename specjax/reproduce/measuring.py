@@ -19,7 +19,7 @@ def work(shelf: Shelf, setup: Setup, target: str, task: str, texts: Texts) -> An
     model = shelf.model(target)
     prompts = spelled(model, task, texts)
     settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": not model.encoder_decoder, "seed": setup.seed}
-    return grid.Work(model, prompts, settings, setup.batch, setup.timed, setup.repeats)
+    return grid.Workload(model, prompts, settings, setup.batch, setup.timed, setup.repeats)
 
 
 def sped(shelf: Shelf, setup: Setup, job: Any, stand: Stand, drafting: DraftRequest) -> Row:

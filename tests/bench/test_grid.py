@@ -130,7 +130,7 @@ def test_the_counts_are_those_of_generate():
     target, prompts = battery.target("opt"), [[5, 6, 7], [8, 9], [3]]
     drafter = sj.drafters.model(battery.draft("opt"), gamma=3)
     settings = {"max_new_tokens": 8, "ignore_eos": True, "seed": 2, "temperature": 1.0, "drafter": drafter}
-    found = grids.acceptance(grids.Work(target, prompts, {}, 2, 1, 1), settings)
+    found = grids.acceptance(grids.Workload(target, prompts, {}, 2, 1, 1), settings)
     parts = [sj.generate(target, [p], rows=[n], **settings).stats for n, p in enumerate(prompts)]
     total = lambda name: sum(getattr(stats, name) for stats in parts)
     assert found["tokens"] == 24 and found["tokens_per_call"] == 24 / total("rounds")
@@ -164,7 +164,7 @@ class FakePeer:
     ],
 )
 def test_each_strategy_has_its_counterpart_in_transformers(strategy, names):
-    work = grids.Work(None, [[1]], {"max_new_tokens": 4}, 1, 1, 1)
+    work = grids.Workload(None, [[1]], {"max_new_tokens": 4}, 1, 1, 1)
     decoders = lambda work: [name for name, _ in grids.peer_decoders(work, Strategy.parse(strategy), 0.0)]
     assert decoders(work) == [] and decoders(work._replace(peer=FakePeer())) == names
 
@@ -185,7 +185,7 @@ def test_scores_of_plain_decoding():
     sacrebleu = pytest.importorskip("sacrebleu")
     target = sj.load("bundled/opt-tiny")
     settings = {"max_new_tokens": 6, "seed": 0}
-    work = grids.Work(target, ["Once upon a time", "The fox"], settings, 1, 1, 1)
+    work = grids.Workload(target, ["Once upon a time", "The fox"], settings, 1, 1, 1)
     texts = sj.generate(target, work.prompts, temperature=0.0, **settings).texts
     assert grids.scores(work, 0.0, texts)["bleu"] == pytest.approx(sacrebleu.corpus_bleu(texts, [texts]).score)
 
