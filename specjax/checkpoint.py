@@ -103,7 +103,7 @@ def about(folder: str | Path) -> About:
 
 def read_format(stored: Mapping[str, Any]) -> Format:
     """A format from JSON, which has no tuples. Older checkpoints store `left` as one number, with `left_inputs`."""
-    fields = {name: tuple(value) if name == "chunks" else value for name, value in stored.items()}
+    fields: dict[str, Any] = {name: tuple(value) if name == "chunks" else value for name, value in stored.items()}
     left, inputs = fields.pop("left", ()), fields.pop("left_inputs", None)
     pairs = left if inputs is None else [(inputs, left)] if left else []
     return Format(**fields, left=tuple((least, rows) for least, rows in pairs))

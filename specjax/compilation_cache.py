@@ -37,7 +37,7 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     import jax
 
     asked = os.environ.get(VARIABLE, "")
-    configured = jax.config.jax_compilation_cache_dir
+    configured = jax.config.values["jax_compilation_cache_dir"]
     if folder is None and asked.lower() in OFF:
         return None
     if folder is None and configured:

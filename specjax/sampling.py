@@ -105,15 +105,14 @@ def sampling_params(
         lambda x: (x >= 1 / STRONGEST) & (x <= STRONGEST),
     )  # fmt: skip
     bias = None if logit_bias is None else _bias(logit_bias, batch, vocab_size)
-    params = SamplingParams(
-        temperature=np.asarray(warmth, np.float32),
-        top_k=np.asarray(np.minimum(best, vocab_size), np.int32),
-        top_p=np.asarray(nucleus, np.float32),
-        min_p=np.asarray(floor, np.float32),
-        repetition_penalty=np.asarray(penalty, np.float32),
-        logit_bias=None if bias is None else np.asarray(bias, np.float32),
-    )
-    params = jax.device_put(params)  # numpy converts without compiling a program for each shape
+    params = SamplingParams(*jax.device_put((  # numpy converts without compiling a program for each shape
+        np.asarray(warmth, np.float32),
+        np.asarray(np.minimum(best, vocab_size), np.int32),
+        np.asarray(nucleus, np.float32),
+        np.asarray(floor, np.float32),
+        np.asarray(penalty, np.float32),
+        None if bias is None else np.asarray(bias, np.float32),
+    )))  # fmt: skip
     warm = warmth > 0
     stages = Stages(
         greedy=bool(np.any(~warm)),

@@ -39,8 +39,8 @@ class StopAutomaton(NamedTuple):
         that few shapes compile.
     """
 
-    classes: Int[Array, "V"]
-    table: Integer[Array, "Q K"]
+    classes: Int[Array | np.ndarray, "V"]
+    table: Integer[Array | np.ndarray, "Q K"]
 
 
 class StopRules(NamedTuple):
@@ -92,7 +92,7 @@ def rules(
     if pieces is None:
         raise ValueError("stop_strings require the bytes of every token, but the model was loaded without a tokenizer")
     table = automaton([s.encode() for s in stop_strings], pieces, vocab_size)
-    return jax.device_put(StopRules(codes, table))
+    return StopRules(*jax.device_put((codes, table)))
 
 
 def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: int) -> StopAutomaton:
