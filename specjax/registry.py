@@ -428,6 +428,28 @@ def _show(node: Any, drafts: Sequence[str]) -> str:
     return f"sj.{node.function}({', '.join([*(_show(arg, drafts) for arg in node.args), *options])})"
 
 
+# Checks of constructors that need a model: they make them themselves, and `Strategy.parse` before a model is loaded.
+CHECKS = {
+    "drafters.dynamic_tree": "drafters.model_tree.check_size",
+    "drafters.bounded": "drafters.sparse.check_budget",
+    "drafters.small_kv": "drafters.sparse.check_budget",
+}
+
+
+def _check_call(node: Any) -> None:
+    """Raises the ValueError that a constructor of the call would raise for its settings, whatever the models."""
+    if not isinstance(node, Call):
+        return
+    for one in (*node.args, *node.options.values()):
+        _check_call(one)
+    if node.function in CHECKS:
+        bound = inspect.signature(resolve(node.function)).bind(*node.args, **node.options)
+        bound.apply_defaults()
+        check = resolve(CHECKS[node.function])
+        given = {name: bound.arguments[name] for name in inspect.signature(check).parameters if name in bound.arguments}
+        check(**{name: _evaluate(value, None, (), {}) for name, value in given.items()})
+
+
 TARGET = Slot(None)
 
 
@@ -553,6 +575,7 @@ class Strategy:
         if given.get("middle") == "target" and not {"budget", "cache"} & set(given):
             raise ValueError(f"{where}: middle=target requires a bounded cache, such as budget=256")
         call = self.call()
+        _check_call(call)
         if not call.args and not any(self.files()):
             _evaluate(call, None, (), {})  # needs no model: its constructor checks the values
         if self.nodes > LARGEST_TREE:

@@ -6,6 +6,7 @@ at once.
 
 import contextlib
 import errno
+import gc
 import importlib
 import io
 import itertools
@@ -26,6 +27,7 @@ READER_GONE = 1  # as rich exits when the reader of a pipe has closed it
 FAILED = 1
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_COMPILE_CACHE = "--no-compile-cache"
+GC_THRESHOLD = 200_000  # imports and tracing allocate objects that stay: the default of 700 collects them in vain
 
 
 class Command(NamedTuple):
@@ -76,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(output, io.TextIOWrapper):  # a character the terminal cannot show becomes `?`
             output.reconfigure(errors="replace")
     if argv is None:
+        gc.set_threshold(GC_THRESHOLD)
         sys.unraisablehook = quiet_about_interrupts
         warnings.showwarning = lambda message, *_: say(f"specjax: warning: {one_line(message)}")
     prog = "specjax"
@@ -106,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
         if isinstance(error, OSError) and error.errno in DISK_FULL:
-            told = f" of {error.filename}" if error.filename else ""
-            say(f"{prog}: failed: cannot write the output{told}: {error.strerror}: free some space, or write elsewhere")
+            file = f" of {error.filename}" if error.filename else ""
+            say(f"{prog}: failed: cannot write the output{file}: {error.strerror}: free some space, or write elsewhere")
             _drop_output()
             return FAILED
         say(f"{prog}: error: {one_line(error)}")

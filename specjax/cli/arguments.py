@@ -1,7 +1,8 @@
-"""Arguments: tyro parses them, and errors come out in one line."""
+"""Command-line arguments: parsed by tyro, with one-line errors."""
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import re
@@ -12,26 +13,30 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 FRAME = re.compile(r"^[|│]|[|│]$|^[╭╰].*[╮╯]$")
 RULE = re.compile(r"[-─+]{3,}")
+CACHE_HELP = "Compiled programs are kept for later runs; --no-compile-cache turns this off."
 UNREAD = re.compile(r"(--\S+): no type matching \{None\}\|(INT|FLOAT) could be instantiated from \[(.*?)\]")
 
 
-def parse(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None) -> T:
-    """An instance of the dataclass `options` from the command line; what it leaves out comes from `default`.
+def parse(options: type[T], args: Sequence[str], *, prog: str, default: T | None = None, compiles: bool = True) -> T:
+    """An instance of the dataclass `options` from the command line; missing options have the values of `default`.
+
+    Args:
+      compiles: whether the command compiles programs: its help mentions the compilation cache.
 
     Raises:
       ValueError: arguments that do not parse, in one line.
-      SystemExit: after printing the help, where `--help` asks for it.
+      SystemExit: after printing the help for `--help`.
     """
     import tyro
 
     _refuse_values_of_flags(options, args)
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
+    description = "\n\n".join([inspect.getdoc(options) or "", *([CACHE_HELP] if compiles else [])])
+    given: dict[str, Any] = {} if default is None else {"default": default}
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            if default is None:
-                return tyro.cli(options, args=list(args), prog=prog, config=config)
-            return tyro.cli(options, args=list(args), prog=prog, config=config, default=default)
+            return tyro.cli(options, args=list(args), prog=prog, description=description, config=config, **given)
     except SystemExit as stopped:
         if stopped.code in (0, None):
             raise
@@ -42,13 +47,13 @@ def _refuse_values_of_flags(options: type, args: Sequence[str]) -> None:
     """Raises ValueError for `--flag=value`, whose value would be read as the next word."""
     flags = set(_flags(options))
     for arg in itertools.takewhile(lambda arg: arg != "--", args):
-        name, told, value = arg.partition("=")
-        if told and name in flags:
+        name, equals, value = arg.partition("=")
+        if equals and name in flags:
             raise ValueError(f"{name} takes no value, got {value!r}: write {name}, or leave it out")
 
 
 def _flags(options: type) -> Iterator[str]:
-    """The options of a dataclass, and of those in it, that are there or not."""
+    """The boolean options of a dataclass and of the dataclasses nested in it."""
     for name, kind in typing.get_type_hints(options).items():
         if dataclasses.is_dataclass(kind):
             yield from _flags(cast(type, kind))
@@ -57,9 +62,9 @@ def _flags(options: type) -> Iterator[str]:
 
 
 def _first_part(printed: str) -> str:
-    """What tyro's frame says, as one line: its first part, and the option that it suggests.
+    """The first part of tyro's framed error message as one line, with the option that it suggests.
 
-    The frame has the title in its border, or where stdout is not UTF-8 in a part of its own.
+    The frame has the title in its border; if stdout is not UTF-8, the title is a separate part.
     """
     lines = [FRAME.sub("", line).strip() for line in printed.splitlines()]
     parts: list[list[str]] = [[]]

@@ -11,7 +11,7 @@ import tyro
 
 from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
-from specjax.cli import checks
+from specjax.cli import checks, process
 from specjax.cli.arguments import parse
 from specjax.registry import Strategy
 
@@ -76,6 +76,7 @@ class Bench:
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(Bench, args, prog="specjax bench")
+    process.import_library()
     check(options)
     from specjax.bench import record
     from specjax.cli.progress import Progress, tables_and_errors

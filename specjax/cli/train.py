@@ -17,6 +17,7 @@ import tyro
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specjax import checks, files
+from specjax.cli import process
 from specjax.cli.arguments import parse
 from specjax.cli.progress import open_console
 
@@ -119,6 +120,7 @@ class TrainLM:
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(TrainLM, args, prog="specjax train lm")
+    process.import_library()
     check(options)
     return report(lambda say: run(options, say))
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specjax import checks, files
-from specjax.cli import train
+from specjax.cli import process, train
 from specjax.cli.arguments import parse
 from specjax.cli.train import Course
 
@@ -62,6 +62,7 @@ class TrainT5:
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
     options = parse(TrainT5, args, prog="specjax train t5")
+    process.import_library()
     check(options)
     return train.report(lambda say: run(options, say))
 

@@ -74,7 +74,7 @@ def main(args: Sequence[str]) -> int:
     Raises:
       ValueError, OSError: an unknown kind, values that are not a tree, or contradictory options.
     """
-    options = parse(TreeOptions, args, prog=PROG)
+    options = parse(TreeOptions, args, prog=PROG, compiles=False)
     if options.output is not None:
         checks.picture(output=options.output)
     view = build(options)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Int
 
 from specjax import checks
 from specjax.base import LanguageModel, Prefilled
-from specjax.drafters.sparse import SINKS, Choice, Selection, held_position, slot_of
+from specjax.drafters.sparse import SINKS, Choice, Selection, check_window, held_position, slot_of
 from specjax.model import Model
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
@@ -92,8 +92,7 @@ def bounded(
         checks.integer(name, value, least=1)
     kept = selection.kept(budget)
     choice = selection.choice(draft, kept)
-    if not (0 if choice is None else 1) <= kept < budget:
-        raise ValueError(f"a budget of {budget} slots, {kept} of them kept, leaves a window of {budget - kept}")
+    check_window(budget, kept, least=0 if choice is None else 1)
     bound = functools.partial(over_bounded_cache, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
     return BoundedDraft(draft, bound(draft.lm), f"{draft.name} on {budget} slots", bound)
 

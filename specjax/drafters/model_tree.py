@@ -113,6 +113,20 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
     return Drafter(tree, init, propose, commit, vocab_size, siblings, rewind=functools.partial(_rewind, lm))
 
 
+def check_size(size: int, depth: int, width: int) -> None:
+    """Raises ValueError for a dynamic tree that no model can draft: the checks of `dynamic_tree` without a model."""
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}; for plain decoding use drafters.plain()")
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    most = dynamic.candidates(width, depth)
+    if not depth < size <= most:
+        raise ValueError(
+            f"size counts the root and must be in {depth + 1}..{most}, what depth {depth} and width {width} propose; "
+            f"got {size}"
+        )
+
+
 @memoize
 def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafter:
     """Each row's own tree of the `size` - 1 most probable paths below its root, as point masses.
@@ -123,16 +137,9 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
     Raises:
       ValueError: depth or width below 1, a width above the vocabulary, or a size outside depth + 1 .. all candidates.
     """
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}; for plain decoding use drafters.plain()")
-    if not 1 <= width <= lm.vocab_size:
-        raise ValueError(f"width must lie in 1..{lm.vocab_size}, the size of the vocabulary, got {width}")
-    most = dynamic.candidates(width, depth)
-    if not depth < size <= most:
-        raise ValueError(
-            f"size counts the root and must lie in {depth + 1}..{most}, what depth {depth} and width {width} propose; "
-            f"got {size}"
-        )
+    check_size(size, depth, width)
+    if width > lm.vocab_size:
+        raise ValueError(f"width must be in 1..{lm.vocab_size}, the size of the vocabulary, got {width}")
     tree = dynamic.envelope(size, depth)
     read_below = width * (depth - 1)
 

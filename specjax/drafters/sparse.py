@@ -91,6 +91,21 @@ class SmallKV(NamedTuple):
     recent: Int[Array, "B O"]  # the last tokens, `pending` the very last
 
 
+def check_budget(budget: int, selection: Selection, gamma: int = 0) -> None:
+    """Raises the ValueError of `check_window` without a model."""
+    check_window(budget, selection.kept(budget), gamma)
+
+
+def check_window(budget: int, kept: int, gamma: int = 0, *, least: int = 0) -> None:
+    """Raises ValueError for fewer than `least` kept slots, or a window that cannot hold a round of gamma + 1 tokens."""
+    window = budget - kept
+    if kept < least or window < gamma + 1:
+        raise ValueError(
+            f"a budget of {budget} slots, {kept} of them kept, leaves a window of {window}: a round of gamma={gamma} "
+            f"needs {gamma + 1}; raise the budget or lower gamma"
+        )
+
+
 @memoize
 def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, kept: int) -> Drafter:
     """A chain of gamma tokens that the target writes over `budget` slots: `kept` ones, and a window of the latest.
@@ -102,12 +117,8 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
       ValueError: gamma below 1, or a window (budget - kept) that cannot hold a round.
     """
     check_gamma(gamma)
+    check_window(budget, kept, gamma, least=0 if choice is None else 1)
     window = budget - kept
-    if kept < (0 if choice is None else 1) or window < gamma + 1:
-        raise ValueError(
-            f"a budget of {budget} slots, {kept} of them kept, leaves a window of {window}: a round of gamma={gamma} "
-            f"needs {gamma + 1}; raise the budget or lower gamma"
-        )
     observed = 1 if choice is None else choice.observed
     if observed > budget:
         raise ValueError(f"observed={observed} tokens are more than the budget of {budget} slots: observe fewer")

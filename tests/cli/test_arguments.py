@@ -1,4 +1,4 @@
-"""Parsing: one line for each mistake, and a suggestion for a misspelt name."""
+"""Parsing: one line per error, and a suggestion for a misspelled name."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from specjax.cli.arguments import one_line, parse
 from specjax.cli.options import Options
 
 
-def test_options_are_read_and_may_be_repeated():
+def test_options_are_parsed_and_may_be_repeated():
     args = ["a", "b", "--stop", "x", "--stop", "y", "--temperature", "0.5", "--json", "--logit-bias", "3=-inf"]
     options = parse(Options, args, prog="specjax generate")
     assert options.prompt == ("a", "b") and options.stopping.stop == ("x", "y")
@@ -20,20 +20,20 @@ def test_options_are_read_and_may_be_repeated():
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "option"),
     [
         (["--temperature", "warm"], "--temperature"),
-        (["--temprature", "1"], "perhaps you meant --temperature"),
+        (["--temprature", "1"], "--temperature"),
         (["--dtype", "float8"], "float32"),
         (["--gamma"], "--gamma"),
     ],
 )
-def test_bad_arguments_give_one_line(args, said, capsys):
-    with pytest.raises(ValueError, match="see specjax generate --help") as caught:
+def test_invalid_arguments_give_one_line(args, option, capsys):
+    with pytest.raises(ValueError, match="specjax generate --help") as caught:
         parse(Options, args, prog="specjax generate")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert option in str(caught.value) and "\n" not in str(caught.value)
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err == ""  # no frame of several lines beside it
+    assert printed.out == "" and printed.err == ""  # no frame
 
 
 def test_one_line_is_never_empty():
@@ -42,28 +42,28 @@ def test_one_line_is_never_empty():
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_both_kinds_of_frame_are_read(encoding):
-    """tyro frames its messages in another way where stdout is not UTF-8."""
+def test_both_kinds_of_frames_are_parsed(encoding):
+    """tyro frames its messages differently if stdout is not UTF-8."""
     ran = subprocess.run(
         [sys.executable, "-m", "specjax.cli", "generate", "--temprature", "1"],
         capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "50"},
     )  # fmt: skip
     assert ran.returncode == 2 and ran.stdout == ""
-    assert ran.stderr == (
-        "specjax generate: error: Unrecognized options: --temprature, 1; perhaps you meant --temperature; "
-        "see specjax generate --help\n"
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("specjax generate: error: ") and all(
+        name in line for name in ("--temprature", "--temperature")
     )
 
 
 @pytest.mark.parametrize("args", [["--json=yes", "Hi"], ["Hi", "--compare=false"]])
-def test_a_flag_takes_no_value(args):
-    with pytest.raises(ValueError, match="takes no value, got"):
+def test_flags_take_no_value(args):
+    with pytest.raises(ValueError, match=r"--(json|compare)"):
         parse(Options, args, prog="specjax generate")
     assert parse(Options, ["--", *args], prog="specjax generate").prompt == tuple(args)
 
 
-def test_what_is_no_number_is_said_in_plain_words():
-    with pytest.raises(ValueError, match=r"^--gamma must be a whole number, got '2\.5'; see specjax generate --help$"):
+def test_invalid_numbers_name_the_option():
+    with pytest.raises(ValueError, match=r"^--gamma .*'2\.5'"):
         parse(Options, ["--gamma", "2.5", "Hi"], prog="specjax generate")
 
 
@@ -76,23 +76,37 @@ def program(command: str, cwd) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("command", "option"),
     [
-        ("$S generate --prompts - <&-", 2, "stdin is closed: name a file of prompts"),
-        ("$S generate --gamma 0 hi 2>&-", 2, ""),
-        ("$S generate --gamma 0 hi 2>/dev/full", 2, ""),
-        ("$S generate --gamma 100000 hi", 2, "1024"),
+        ("$S generate --prompts - <&-", "--prompts"),
+        ("$S generate --gamma x hi 2>&-", ""),
+        ("$S generate --gamma x hi 2>/dev/full", ""),
     ],
 )
-def test_streams_may_be_closed_or_full(command, code, said, tmp_path):
+def test_streams_may_be_closed_or_full(command, option, tmp_path):
     ran = program(command, tmp_path)
-    assert (ran.returncode, ran.stdout) == (code, "") and said in ran.stderr and len(ran.stderr.splitlines()) <= 1
+    assert (ran.returncode, ran.stdout) == (2, "") and option in ran.stderr and len(ran.stderr.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("where", [">/dev/full", "| head -c 5; exit ${PIPESTATUS[0]}"])
-def test_what_could_not_be_shown_is_in_the_file(where, tmp_path):
-    ran = program(f'$S generate "Once upon a time" --max-new-tokens 40 --output out.json {where}', tmp_path)
-    assert ran.returncode == 1
+@pytest.mark.usefixtures("no_model_is_loaded")
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (["--gamma", "100000"], "--gamma"),
+        (["--drafter", "dynamic-tree:size=1"], "size"),
+        (["--drafter", "dynamic-tree:width=2,depth=2,size=8"], "size"),
+        (["--drafter", "small-kv:budget=6"], "budget"),
+        (["--drafter", "model:budget=8,cache=(snapkv:window=12)"], "budget"),
+        (["--drafter", "cascade:inner=(dynamic-tree:depth=4,size=4)"], "size"),
+        (["--drafter", "suffix:shortest=4,longest=2"], "shortest"),
+    ],
+)
+def test_settings_are_checked_before_a_model_is_loaded(args, option, refused):
+    refused("generate", "hi", *args, said=option)
+
+
+def test_a_full_disk_keeps_the_output_file(models, tmp_path):
+    options = f"--target {models['target']} --drafter plain --max-new-tokens 20 --output out.json"
+    ran = program(f'$S generate "Once upon a time" {options} >/dev/full', tmp_path)
+    assert ran.returncode == 1 and len(ran.stderr.splitlines()) == 1
     assert json.loads((tmp_path / "out.json").read_text())["tokens"][0]
-    if "full" in where:
-        assert ran.stderr.splitlines()[-1].endswith("write elsewhere")

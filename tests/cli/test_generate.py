@@ -1,15 +1,15 @@
 """`specjax generate` from end to end on toy checkpoints."""
 
+import io
 import json
-import os
 import re
-import subprocess
 import sys
 
 import jax.numpy as jnp
 import pytest
 
 import specjax as sj
+from specjax.cli import main
 from specjax.cli.comparing import differences, logit_margin
 from specjax.cli.generate import main as generate_main
 
@@ -83,11 +83,12 @@ def test_stop_string_is_neither_shown_nor_told(specjax_program, base):
     assert json.loads(specjax_program(*base, "Once", "--json", "--stop", stop).out)["stop_reasons"] == ["stop_string"]
 
 
-def test_compare_says_equal_and_how_fast(specjax_program, base):
-    args = [*base, "Once", "--temperature", "0", "--compare", "--repeats", "2"]
-    ran = specjax_program(*args)
-    assert "outputs equal, token for token" in ran.out and "speed-up" in ran.out
-    told = json.loads(specjax_program(*args, "--json").out)["compare"]
+def test_compare_reports_equality_and_speed_up(specjax_program, base, tmp_path):
+    file = tmp_path / "out.json"
+    args = ["--temperature", "0", "--compare", "--repeats", "2", "--output", str(file)]
+    ran = specjax_program(*base, "Once", *args)
+    assert "equal" in ran.out and "speed-up" in ran.out
+    told = json.loads(file.read_text())["compare"]
     assert told["equal"] is True and told["repeats"] == 2 and told["differences"] == []
     speed = told["speculative"]["tokens"] / told["speculative"]["decode"]
     assert told["speedup"] == pytest.approx(speed / (told["plain"]["tokens"] / told["plain"]["decode"]))
@@ -131,13 +132,13 @@ def test_the_narrowest_terminal_shows_all(columns, specjax_program, base, monkey
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_json_holds_texts_as_they_are_whatever_the_terminal(encoding, models):
-    """In a process of its own: what stdout cannot hold is escaped, not replaced."""
+def test_json_escapes_characters_that_stdout_lacks(encoding, models, monkeypatch):
     prompt = "\U0001f600 d\xe9"
-    args = [sys.executable, "-m", "specjax.cli", "generate", "--target", str(models["target"]), prompt, "--json"]
-    env = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    ran = subprocess.run([*args, "--max-new-tokens", "24", "--drafter", "plain"], capture_output=True, env=env)
-    told = json.loads(ran.stdout.decode(encoding))
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    args = ["generate", "--target", models["target"], prompt, "--json", "--max-new-tokens", "24", "--drafter", "plain"]
+    assert main(args) == 0
+    told = json.loads(written.getvalue().decode(encoding))
     assert told["prompts"] == [prompt] and len(told["tokens"][0]) == 24
     text = sj.load(models["target"]).text
     assert text is not None and "?" not in set(told["texts"][0]) - set(text.decode(told["tokens"][0]))

@@ -226,10 +226,13 @@ def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monk
     assert told["stop_reasons"] == ["interrupted"] and len(told["tokens"][0]) == 1
 
 
-def test_a_reader_that_goes_away_is_no_error(models):
+def test_a_closed_pipe_keeps_the_output_file(models, tmp_path):
+    file = tmp_path / "out.json"
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
+    command += ["--output", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as run:
         assert run.stdout is not None and run.stderr is not None
         run.stdout.read(1)
         run.stdout.close()
         assert run.stderr.read() == b"" and run.wait(timeout=120) == 1
+    assert json.loads(file.read_text())["tokens"][0]

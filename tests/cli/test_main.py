@@ -52,17 +52,27 @@ def test_help_of_generate_is_printed_by_the_installed_module():
     assert ran.returncode == 0 and "--show-draft" in ran.stdout and "Once upon a time" in ran.stdout
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], *([*name.split(), "--help"] for name in COMMANDS)])
-def test_help_waits_for_no_library(args):
+def test_help_imports_no_large_library():
+    """In a process of its own; the modules of one command are a part of those of all commands."""
+    calls = [["--help"], ["--version"], *([*name.split(), "--help"] for name in COMMANDS)]
     code = (
-        "import sys, specjax.cli\n"
-        f"try: specjax.cli.main({args})\n"
-        "except SystemExit: pass\n"
+        "import contextlib, io, sys, specjax.cli\n"
+        f"for args in {calls}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):\n"
+        "        specjax.cli.main(args)\n"
+        "    assert out.getvalue(), args\n"
         "heavy = ('jax', 'flax', 'torch', 'orbax', 'matplotlib', 'tokenizers', 'transformers')\n"
         "print(sorted(m for m in heavy if m in sys.modules))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout.splitlines()[-1] == "[]" and len(ran.stdout.splitlines()) > 1
+    assert (ran.stdout, ran.returncode) == ("[]\n", 0), ran.stderr
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"tree show"}))
+def test_help_mentions_the_compilation_cache(name, capsys):
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    assert "--no-compile-cache" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [RuntimeError("RESOURCE_EXHAUSTED:\n out of memory"), ImportError("no gguf")])

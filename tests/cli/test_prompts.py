@@ -1,4 +1,4 @@
-"""Prompts from arguments, files and stdin; every bad line is named."""
+"""Prompts from arguments, files and stdin; errors name the line."""
 
 import io
 import types
@@ -13,7 +13,7 @@ def write(path, data: bytes) -> str:
     return str(path)
 
 
-def test_text_file_is_one_prompt_a_line_after_those_given(tmp_path):
+def test_text_file_has_one_prompt_per_line(tmp_path):
     file = write(tmp_path / "p.txt", "\ufeffeins\r\n\n  zwei \u00e4\n".encode())
     assert read_prompts(["null"], file) == ["null", "eins", "  zwei \u00e4"]
 
@@ -30,32 +30,32 @@ def test_stdin_is_text_or_jsonl(monkeypatch, data, wanted):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "where"),
     [
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
-        ("p.jsonl", b'{"prompt": "a"}\n\n["b"]\n', "line 3 has no text"),
-        ("p.jsonl", b'{"prompt": 3}\n', "line 1 has no text"),
-        ("p.jsonl", b'{"prompt": " "}\n', "line 1 is empty"),
-        ("p.txt", b"a\n\xff\n", "line 2 is not UTF-8"),
-        ("p.txt", b"\n\n", "holds no prompt"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2"),
+        ("p.jsonl", b'{"prompt": "a"}\n\n["b"]\n', "line 3"),
+        ("p.jsonl", b'{"prompt": 3}\n', "line 1"),
+        ("p.jsonl", b'{"prompt": " "}\n', "line 1"),
+        ("p.txt", b"a\n\xff\n", "line 2"),
+        ("p.txt", b"\n\n", "--prompts"),
     ],
 )
-def test_bad_files_name_the_line(tmp_path, name, data, said):
-    with pytest.raises(ValueError, match=said) as caught:
+def test_invalid_files_name_the_line(tmp_path, name, data, where):
+    with pytest.raises(ValueError, match=where) as caught:
         read_prompts([], write(tmp_path / name, data))
     assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("prompt", ["", "  ", "\udcff"])
-def test_bad_arguments(prompt):
+def test_invalid_arguments(prompt):
     with pytest.raises(ValueError, match="prompt 2"):
         read_prompts(["a", prompt], None)
 
 
 def test_unreadable_file_and_no_prompt(tmp_path):
-    with pytest.raises(ValueError, match="cannot read the prompts"):
+    with pytest.raises(ValueError, match="prompts"):
         read_prompts([], str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match="cannot read the prompts"):
+    with pytest.raises(ValueError, match="prompts"):
         read_prompts([], str(tmp_path))
-    with pytest.raises(ValueError, match="there is no prompt"):
+    with pytest.raises(ValueError, match="--prompts"):
         read_prompts([], None)
