@@ -49,9 +49,7 @@ def masked_distribution(family, model, cache, token, total, step):
         )
     else:
         decoder = model.family.decoder(model.config, model.fmt)
-        out, layers = decoder.run(
-            model.params, token[:, None], at, visible[:, None], cache.layers, total + step, (), fresh=False
-        )
+        out, layers = decoder.run(model.params, token[:, None], at, visible[:, None], cache.layers, total + step, ())
     return jax.nn.log_softmax(out.logits[:, 0]), cache._replace(layers=layers)
 
 
