@@ -383,7 +383,7 @@ def test_bad_drafters(target):
         sj.generate(battery.target("opt"), [[1]], drafter=sj.drafters.model(target))
     with pytest.raises(ValueError, match=r"draft t5 is encoder-decoder .* opt"):
         sj.generate(battery.target("opt"), [[1]], drafter=sj.drafters.model(battery.target("t5")))
-    with pytest.raises(ValueError, match=r"target opt on 8 slots"):
+    with pytest.raises((ValueError, TypeError), match="BoundedDraft"):
         sj.generate(sj.drafters.bounded(battery.target("opt"), budget=8), [[1]])
 
 

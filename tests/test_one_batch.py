@@ -149,11 +149,11 @@ def test_a_token_that_is_both_is_the_end_of_text():
 
 
 def test_another_length_within_the_bucket_compiles_nothing():
-    model, plan = battery.target("opt"), {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
-    draft = guide("model-1", "opt")
+    model, plan = battery.target("llama"), {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    draft = guide("model-1", "llama")
     first = api.generate(model, [[1, 2, 3], [4]], drafter=draft, **plan)
-    again = api.generate(model, [[5] * 20, [6] * 32], drafter=draft, **plan)
-    beyond = api.generate(model, [[5] * 20, [6] * 33], drafter=draft, **plan)
+    again = api.generate(model, [[5] * 20, [6] * 100], drafter=draft, **plan)
+    beyond = api.generate(model, [[5] * 20, [6] * 140], drafter=draft, **plan)
     assert (first.stats.compiles, again.stats.compiles) == (2, 0)  # prefill and generate
     assert beyond.stats.compiles == 2
     assert [len(row) for out in (first, again, beyond) for row in out.tokens] == [4] * 6

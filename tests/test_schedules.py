@@ -45,7 +45,7 @@ def scripted() -> Drafter:
         root = jnp.ones_like(valid[:, :1])
         return Draft(jnp.concatenate([pending[:, None], tokens], 1), jnp.concatenate([root, valid], 1), None), state
 
-    init = lambda params, prompt, length, cache_len: jnp.zeros_like(length)
+    init = lambda params, prompt, length, cache_len, prefilled: jnp.zeros_like(length)
     commit = lambda params, state, told: state + told.length
     return Drafter(trees.chain(GAMMA), init, propose, commit)
 

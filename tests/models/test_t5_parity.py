@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.tree_util import tree_flatten_with_path
 
 from specjax import trees
@@ -172,9 +171,8 @@ def test_attention_and_mlp_layers(config, stack):
 
     model = theirs(config)
     params = from_torch(model, config)
-    parts = t5.encoder_decoder(config, FMT)
-    graph = parts.decoder_def if stack == "decoder" else parts.encoder_def
-    block = nnx.merge(graph, params[stack]["layers"]["0"])
+    ours = getattr(t5.encoder_decoder(config, FMT).module(params), stack)
+    block = ours.layers["0"]
     x = np.random.default_rng(2).normal(size=(2, 13, config.width)).astype(np.float32)
 
     layer = getattr(model, stack).block[0].layer
@@ -183,7 +181,7 @@ def test_attention_and_mlp_layers(config, stack):
     with torch.no_grad():
         other = layer[0].SelfAttention(torch.from_numpy(x), mask=mask)[0]
         dense = layer[-1].DenseReluDense(torch.from_numpy(x))
-    bias = getattr(parts.trunk(params), stack).bias(plain_distance(13, 13))
+    bias = ours.bias(plain_distance(13, 13))
     kv = KV(*(a.transpose(0, 2, 1, 3) for a in block.attn.keys_values(jnp.asarray(x))))
     close(block.attn(jnp.asarray(x), kv, jnp.broadcast_to(jnp.asarray(seen), (2, 13, 13)), bias), other)
     close(block.mlp(jnp.asarray(x)), dense)
