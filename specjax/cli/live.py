@@ -22,7 +22,7 @@ from specjax.types import Info
 
 
 class Fate(enum.Enum):
-    """What became of a token."""
+    """Whether a token was drafted, and whether it was accepted."""
 
     ACCEPTED = "accepted"  # a draft token that the verifier accepted
     REJECTED = "rejected"  # a draft token that the verifier rejected: not part of the text
@@ -41,7 +41,7 @@ class Segment(NamedTuple):
     aside: bool = False
 
 
-def refused(info: Info, row: int) -> list[int]:
+def rejected(info: Info, row: int) -> list[int]:
     """Rejected draft tokens: the children of the node where the accepted path ends."""
     if info.tested[row] <= info.accepted[row]:
         return []
@@ -98,7 +98,7 @@ class RowText:
 
     def _reject(self, info: Info, row: int) -> None:
         if self._marks:
-            self._hold(Fate.REJECTED, "|".join(self._named(token) for token in refused(info, row)))
+            self._hold(Fate.REJECTED, "|".join(self._named(token) for token in rejected(info, row)))
 
     def _spelled(self, token: int) -> str:
         return f"{token} " if self._streamer is None else self._streamer.add([token])

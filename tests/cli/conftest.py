@@ -11,7 +11,7 @@ from tests.cli import toys
 
 
 class Ran(NamedTuple):
-    """What a run of the program left behind."""
+    """Exit code and output of a run of the program."""
 
     code: int
     out: str
@@ -47,7 +47,7 @@ def specjax_program(capsys, monkeypatch):
 
 @pytest.fixture
 def refused(specjax_program):
-    """Runs the program with what it cannot do: it has to say so, with the words `said`, in one line and no more."""
+    """Runs the program with invalid input: asserts exit code 2 and one line on stderr that contains `said`."""
 
     def run(*args: str, said: str = "") -> Ran:
         ran = specjax_program(*args)
@@ -61,13 +61,13 @@ def refused(specjax_program):
 
 @pytest.fixture
 def no_model_is_loaded(monkeypatch):
-    """The test fails where the program loads a model."""
+    """The test fails if the program loads a model."""
     _forbid(monkeypatch, convert, "locate", "a model was loaded")
 
 
 @pytest.fixture
 def nothing_is_computed(monkeypatch):
-    """The test fails where the program begins to decode."""
+    """The test fails if the program starts to decode."""
     _forbid(monkeypatch, decoding, "prefill", "something was computed")
 
 

@@ -1,10 +1,10 @@
-"""Segments: whole characters, stop strings held back, and which draft tokens were refused."""
+"""Segments: whole characters, stop strings held back, and which draft tokens were rejected."""
 
 import numpy as np
 import pytest
 
 from specjax import text, trees
-from specjax.cli.live import Fate, RowText, Segment, refused
+from specjax.cli.live import Fate, RowText, Segment, rejected
 from specjax.types import Info
 from tests.cli import toys
 
@@ -105,16 +105,16 @@ def test_what_only_began_a_stop_string_is_shown():
 
 
 def test_refused_children_of_a_tree():
-    """Root with children a, b; a with children c, d. After a was accepted, c and the unproposed d: only c refused."""
+    """Root with children a, b; a with children c, d. After a was accepted, c and the unproposed d: only c rejected."""
     tree = trees.regular((2, 2))
     a, b, c, d, e, f = ids("abcdef")
     info = round_(
         [a, b, c, d, e, f], [a, ids("z")[0]], 1, valid=[True, True, True, False, True, True], tested=2, tree=tree
     )
-    assert refused(info, 0) == [c]
+    assert rejected(info, 0) == [c]
     everything = info._replace(valid=np.ones((1, 7), bool))
-    assert refused(everything, 0) == [c, d]
-    assert refused(info._replace(tested=np.array([1])), 0) == []
+    assert rejected(everything, 0) == [c, d]
+    assert rejected(info._replace(tested=np.array([1])), 0) == []
 
 
 def test_without_a_tokenizer_ids_are_shown():

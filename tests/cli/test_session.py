@@ -1,4 +1,4 @@
-"""What a run's parts took: compiling stands apart, and is told as the library told it."""
+"""Reported seconds: compilation is separate from running."""
 
 import json
 
