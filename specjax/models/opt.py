@@ -139,6 +139,23 @@ class OPT(CausalLM):
     >>> model(jnp.asarray([[2, 7, 11]])).shape
     (1, 3, 50)
 
+    It trains in any Flax loop:
+
+    >>> import optax
+    >>> optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    >>> tokens = jax.random.randint(jax.random.key(0), (4, 9), 0, 50)
+    >>> @nnx.jit
+    ... def train_step(model, optimizer):
+    ...     def loss(model):
+    ...         logits = model(tokens[:, :-1])
+    ...         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    ...     value, gradients = nnx.value_and_grad(loss)(model)
+    ...     optimizer.update(model, gradients)
+    ...     return value
+    >>> losses = [float(train_step(model, optimizer)) for _ in range(10)]
+    >>> losses[-1] < losses[0]
+    True
+
     Args:
       config: shape of the model.
       fmt: layout of the weights; default: float32 in the layout of the platform.
