@@ -56,8 +56,8 @@ class RunConfig:
         checks.integer("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
         checks.integer("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
         checks.stop_strings(self.stop)
-        laws = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in laws})  # their ranges
+        ranges = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in ranges})  # their ranges
         needed = self.strategy.needs
         if len(self.drafts) != needed:
             raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")
