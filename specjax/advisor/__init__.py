@@ -4,6 +4,6 @@ measure.py decodes and times; rank.py predicts speed-ups from these numbers alon
 candidates; advice.py joins them; report.py and pictures.py present the result.
 """
 
-from specjax.advisor.advice import Advice as Advice
 from specjax.advisor.advice import advise as advise
+from specjax.advisor.report import Advice as Advice
 from specjax.advisor.trials import Trial as Trial

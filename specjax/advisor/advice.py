@@ -1,111 +1,15 @@
 """`advise`: measure, predict, try the best candidates next to plain decoding, and recommend one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 from specjax import api, checks, drafters
 from specjax.advisor import measure, rank, trials
-from specjax.advisor.measure import SurveyLog, Workload
-from specjax.advisor.rank import KINDS, PLAIN, SELF, Candidate, Measurements
-from specjax.advisor.trials import Trial
+from specjax.advisor.measure import Workload
+from specjax.advisor.rank import KINDS, SELF
+from specjax.advisor.report import Advice
 from specjax.model import Model
-from specjax.registry import Strategy
 
 DRAFTS = 2  # most draft models: a cascade has two
-
-
-class Advice(NamedTuple):
-    """A recommendation and the measurements behind it.
-
-    Attributes:
-      target, drafts: names of the models.
-      measured: None if interrupted before anything was timed.
-      candidates: all strategies considered, the fastest prediction first.
-      trials: candidates that were decoded, the fastest first; empty with verify=0.
-      swept: with sweep=True, trials of `rank.field` and of the recommended strategy, the fastest first.
-      left_out: reasons for strategies that were not considered.
-      interrupted: whether part of the work is missing.
-      load: largest share of the processors used by other programs during timed runs.
-      settings: the arguments.
-      log: all runs.
-    """
-
-    target: str
-    drafts: list[str]
-    measured: Measurements | None
-    candidates: list[Candidate]
-    trials: list[Trial]
-    swept: list[Trial]
-    left_out: list[str]
-    interrupted: bool
-    load: float
-    settings: dict[str, Any]
-    log: SurveyLog
-
-    def __repr__(self) -> str:
-        """The verdict; all fields would fill many screens."""
-        from specjax.advisor import report
-
-        return f"<Advice: {report.verdict(self)}>"
-
-    @property
-    def _best(self) -> Trial | Candidate | None:
-        """The fastest trial, without trials the best prediction, if faster than plain decoding beyond its error."""
-        first = next(iter(self.trials or self.candidates), None)
-        return first if first is not None and first.speedup - first.error > 1 else None
-
-    @property
-    def helps(self) -> bool:
-        """Whether a drafter is faster than plain decoding beyond the uncertainty."""
-        return self._best is not None
-
-    @property
-    def strategy(self) -> Strategy:
-        """The recommended strategy; plain decoding if none helps."""
-        return PLAIN if self._best is None else self._best.strategy
-
-    @property
-    def speedup(self) -> float:
-        """Speed-up of the recommended strategy: measured if tried, else predicted; 1 for plain decoding."""
-        return 1.0 if self._best is None else self._best.speedup
-
-    @property
-    def error(self) -> float:
-        """Uncertainty of `speedup`."""
-        return 0.0 if self._best is None else self._best.error
-
-    @property
-    def behind(self) -> float | None:
-        """Gap between the recommended and the fastest swept strategy, such as 0.05 for 5 %; None without a sweep."""
-        if not self.swept:
-            return None
-        own = next((one.speedup for one in self.swept if one.strategy == self.strategy), 1.0)
-        return 1 - own / max(self.swept[0].speedup, 1.0)
-
-    @property
-    def drafter(self) -> str:
-        """The strategy as an argument of `specjax generate --drafter`."""
-        return self.strategy.text
-
-    @property
-    def python(self) -> str:
-        """The recommended call of `specjax.generate`."""
-        from specjax.advisor import report
-
-        return report.python_line(self)
-
-    @property
-    def reason(self) -> str:
-        """The verdict with its explanation."""
-        from specjax.advisor import report
-
-        return " ".join(report.reasons(self))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything measured, predicted, tried and concluded, for JSON."""
-        from specjax.advisor import report
-
-        return report.record(self)
 
 
 def advise(

@@ -1,20 +1,18 @@
 """Advice as a figure: predicted and measured speed-up by draft length, and the verify curve."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specjax import plotting
 from specjax.advisor import report
+from specjax.advisor.report import Advice
 from specjax.plotting import COLORS, GREY, INK, PURPLE
 from specjax.registry import Strategy
-
-if TYPE_CHECKING:
-    from specjax.advisor.advice import Advice
 
 MARKERS = "oDs^vP"
 
 
-def write(path: Path, advice: "Advice") -> None:
+def write(path: Path, advice: Advice) -> None:
     """Draws into an .svg or .png file.
 
     Raises:
@@ -25,7 +23,7 @@ def write(path: Path, advice: "Advice") -> None:
     plotting.save(path, lambda figure: draw(figure, advice))
 
 
-def draw(new_figure: Any, advice: "Advice") -> Any:
+def draw(new_figure: Any, advice: Advice) -> Any:
     """Left: predicted and measured speed-up by the levels of a draft. Right: cost of verification by width."""
     figure = new_figure(figsize=(10.5, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
@@ -35,7 +33,7 @@ def draw(new_figure: Any, advice: "Advice") -> Any:
     return figure
 
 
-def _speeds(axes: Any, advice: "Advice") -> None:
+def _speeds(axes: Any, advice: Advice) -> None:
     lines: dict[str, dict[int, float]] = {}
     for one in advice.candidates:
         best, at = lines.setdefault(_family(advice, one.strategy), {}), one.strategy.levels
@@ -62,7 +60,7 @@ def _speeds(axes: Any, advice: "Advice") -> None:
     axes.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
 
 
-def _curve(axes: Any, advice: "Advice") -> None:
+def _curve(axes: Any, advice: Advice) -> None:
     assert advice.measured is not None
     curve = advice.measured.curve
     relative = [took / curve.step for took in curve.seconds]
@@ -75,5 +73,5 @@ def _curve(axes: Any, advice: "Advice") -> None:
     axes.set_xticks(curve.widths)
 
 
-def _family(advice: "Advice", strategy: Strategy) -> str:
+def _family(advice: Advice, strategy: Strategy) -> str:
     return f"{strategy.name} {' > '.join(report.short(advice.drafts[number]) for number in strategy.drafts)}".strip()

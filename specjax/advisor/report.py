@@ -1,23 +1,107 @@
-"""Advice as text, as commands to copy, and as JSON."""
+"""`Advice`, a recommendation with the measurements behind it: as text, as commands to copy, and as JSON."""
 
 import math
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from specjax.advisor import rank
+from specjax.advisor.measure import SurveyLog
 from specjax.advisor.rank import DRAWN, PLAIN, SELF, Candidate, ChainCounts, Measurements
+from specjax.advisor.trials import Trial
 from specjax.registry import Strategy
-
-if TYPE_CHECKING:
-    from specjax.advisor.advice import Advice
-    from specjax.advisor.trials import Trial
 
 BUSY = 0.1  # share of the processors used by other programs above which times are doubtful
 CURVE = (4, 8, 16)  # widths of the verify curve in the text
 
 
-def verdict(advice: "Advice") -> str:
+class Advice(NamedTuple):
+    """A recommendation and the measurements behind it.
+
+    Attributes:
+      target, drafts: names of the models.
+      measured: None if interrupted before anything was timed.
+      candidates: all strategies considered, the fastest prediction first.
+      trials: candidates that were decoded, the fastest first; empty with verify=0.
+      swept: with sweep=True, trials of `rank.field` and of the recommended strategy, the fastest first.
+      left_out: reasons for strategies that were not considered.
+      interrupted: whether part of the work is missing.
+      load: largest share of the processors used by other programs during timed runs.
+      settings: the arguments.
+      log: all runs.
+    """
+
+    target: str
+    drafts: list[str]
+    measured: Measurements | None
+    candidates: list[Candidate]
+    trials: list[Trial]
+    swept: list[Trial]
+    left_out: list[str]
+    interrupted: bool
+    load: float
+    settings: dict[str, Any]
+    log: SurveyLog
+
+    def __repr__(self) -> str:
+        """The verdict; all fields would fill many screens."""
+        return f"<Advice: {verdict(self)}>"
+
+    @property
+    def _best(self) -> Trial | Candidate | None:
+        """The fastest trial, without trials the best prediction, if faster than plain decoding beyond its error."""
+        first = next(iter(self.trials or self.candidates), None)
+        return first if first is not None and first.speedup - first.error > 1 else None
+
+    @property
+    def helps(self) -> bool:
+        """Whether a drafter is faster than plain decoding beyond the uncertainty."""
+        return self._best is not None
+
+    @property
+    def strategy(self) -> Strategy:
+        """The recommended strategy; plain decoding if none helps."""
+        return PLAIN if self._best is None else self._best.strategy
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up of the recommended strategy: measured if tried, else predicted; 1 for plain decoding."""
+        return 1.0 if self._best is None else self._best.speedup
+
+    @property
+    def error(self) -> float:
+        """Uncertainty of `speedup`."""
+        return 0.0 if self._best is None else self._best.error
+
+    @property
+    def behind(self) -> float | None:
+        """Gap between the recommended and the fastest swept strategy, such as 0.05 for 5 %; None without a sweep."""
+        if not self.swept:
+            return None
+        own = next((one.speedup for one in self.swept if one.strategy == self.strategy), 1.0)
+        return 1 - own / max(self.swept[0].speedup, 1.0)
+
+    @property
+    def drafter(self) -> str:
+        """The strategy as an argument of `specjax generate --drafter`."""
+        return self.strategy.text
+
+    @property
+    def python(self) -> str:
+        """The recommended call of `specjax.generate`."""
+        return python_line(self)
+
+    @property
+    def reason(self) -> str:
+        """The verdict with its explanation."""
+        return " ".join(reasons(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything measured, predicted, tried and concluded, for JSON."""
+        return record(self)
+
+
+def verdict(advice: Advice) -> str:
     """The recommendation in one line."""
     if advice.measured is None:
         return "No advice: interrupted before anything was timed."
@@ -27,7 +111,7 @@ def verdict(advice: "Advice") -> str:
     return "Use plain decoding: no drafter is faster."
 
 
-def reasons(advice: "Advice") -> list[str]:
+def reasons(advice: Advice) -> list[str]:
     """The verdict and its explanation, one sentence per line."""
     lines = [verdict(advice)]
     measured = advice.measured
@@ -55,12 +139,12 @@ def reasons(advice: "Advice") -> list[str]:
     return lines
 
 
-def named(advice: "Advice", strategy: Strategy) -> str:
+def named(advice: Advice, strategy: Strategy) -> str:
     """The label of a strategy with its models."""
     return strategy.label(advice.drafts)
 
 
-def _tried(advice: "Advice", measured: Measurements) -> list[str]:
+def _tried(advice: Advice, measured: Measurements) -> list[str]:
     best = advice.trials[0]
     turns = f"{best.least:.2f} to {best.most:.2f} over {len(best.whole)} turns"
     predicted = f"predicted {best.candidate.speedup:.2f} \u00b1 {best.candidate.error:.2f}"
@@ -82,7 +166,7 @@ def _tried(advice: "Advice", measured: Measurements) -> list[str]:
     return lines
 
 
-def _swept(advice: "Advice") -> list[str]:
+def _swept(advice: Advice) -> list[str]:
     """The result of a sweep."""
     if not advice.swept:
         return []
@@ -101,7 +185,7 @@ def _round(one: Candidate, measured: Measurements) -> str:
     return f"{one.tokens:.2f} tokens per round, {one.seconds / measured.curve.step:.2f} steps per round"
 
 
-def _machine(advice: "Advice", measured: Measurements) -> str:
+def _machine(advice: Advice, measured: Measurements) -> str:
     curve, batch = measured.curve, advice.settings["batch"]
     widths = [f"{width} tokens {curve.relative(width):.2f}" for width in CURVE if width <= curve.widths[-1]]
     rows = "" if batch == 1 else f" for {batch} rows"
@@ -113,7 +197,7 @@ def first_accepted(chain: ChainCounts) -> float:
     return float(rank.betas(chain.reached, 1)[0])
 
 
-def _acceptance(advice: "Advice", chain: ChainCounts, measured: Measurements) -> str:
+def _acceptance(advice: Advice, chain: ChainCounts, measured: Measurements) -> str:
     probs = rank.betas(chain.reached, len(chain.reached) - 1)
     by_position = ", ".join(f"{value:.2f}" for value in probs[:4])
     if chain.strategy.name in DRAWN:
@@ -122,7 +206,7 @@ def _acceptance(advice: "Advice", chain: ChainCounts, measured: Measurements) ->
     return f"{chain.strategy.name}: acceptance by position, including rounds without a match, {by_position}, ..."
 
 
-def _drawn_by(advice: "Advice", chain: ChainCounts) -> str:
+def _drawn_by(advice: Advice, chain: ChainCounts) -> str:
     return short(advice.drafts[chain.strategy.drafts[0]]) if chain.strategy.drafts else chain.strategy.name
 
 
@@ -134,7 +218,7 @@ def short(model: str) -> str:
 # --- commands to copy ------------------------------------------------------------------------------------------------
 
 
-def python_line(advice: "Advice") -> str:
+def python_line(advice: Advice) -> str:
     """`sj.generate(...)` with the recommended drafter, where `sj` is specjax."""
     strategy, options = advice.strategy, advice.settings
     load = f'sj.load("{advice.target}")'
@@ -146,7 +230,7 @@ def python_line(advice: "Advice") -> str:
     return f"sj.generate({', '.join(given)})"
 
 
-def command_line(advice: "Advice", *, dtype: str = "float32", prompts: str | None = None) -> str:
+def command_line(advice: Advice, *, dtype: str = "float32", prompts: str | None = None) -> str:
     """`specjax generate ...` with the recommended drafter.
 
     Args:
@@ -168,7 +252,7 @@ def command_line(advice: "Advice", *, dtype: str = "float32", prompts: str | Non
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def record(advice: "Advice") -> dict[str, Any]:
+def record(advice: Advice) -> dict[str, Any]:
     """Settings, measurements, candidates, trials and conclusions as plain values."""
     from specjax import __version__
     from specjax.bench import record
@@ -189,7 +273,7 @@ def record(advice: "Advice") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measured(advice: "Advice", measured: Measurements) -> dict[str, Any]:
+def _measured(advice: Advice, measured: Measurements) -> dict[str, Any]:
     curve = measured.curve
     cost = lambda one: {
         "c": one.cost.step / curve.step, "overhead": one.cost.overhead / curve.step, "cost": one.cost._asdict(),
@@ -222,7 +306,7 @@ def _measured(advice: "Advice", measured: Measurements) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _candidate(advice: "Advice", one: Candidate) -> dict[str, Any]:
+def _candidate(advice: Advice, one: Candidate) -> dict[str, Any]:
     return {
         "drafter": one.strategy.text, "draft": _drafts(advice, one.strategy), "verifier": one.strategy.verifier,
         "tokens": one.tokens, "seconds": one.seconds, "factor": one.factor, "speedup": one.speedup,
@@ -230,7 +314,7 @@ def _candidate(advice: "Advice", one: Candidate) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _trial(advice: "Advice", one: "Trial") -> dict[str, Any]:
+def _trial(advice: Advice, one: Trial) -> dict[str, Any]:
     return _candidate(advice, one.candidate) | {
         "measured_speedup": one.speedup, "measured_least": one.least, "measured_most": one.most,
         "measured_error": one.error, "measured_turns": len(one.whole), "measured_factor": one.factor,
@@ -238,12 +322,12 @@ def _trial(advice: "Advice", one: "Trial") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _drafts(advice: "Advice", strategy: Strategy) -> str | list[str] | None:
+def _drafts(advice: Advice, strategy: Strategy) -> str | list[str] | None:
     names = [advice.drafts[number] for number in strategy.drafts]
     return names if len(names) > 1 else names[0] if names else None
 
 
-def _counted(advice: "Advice", strategy: Strategy, runs: Sequence[Any]) -> dict[str, Any]:
+def _counted(advice: Advice, strategy: Strategy, runs: Sequence[Any]) -> dict[str, Any]:
     """Counts of a strategy over all prompts, available before anything is timed."""
     reached = [sum(column) for column in zip(*(run.reached for run in runs), strict=True)]
     accepted = sum(reached[1:])
