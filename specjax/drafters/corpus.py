@@ -111,7 +111,7 @@ def read_corpus(target: Any, path: str | os.PathLike[str], *, longest: int = 16)
         return load_corpus(path)
     if target.text is None:
         raise ValueError(f"{target.name} has no tokenizer: pass a saved corpus (.safetensors), got {path}")
-    return corpus([target.text.encode(line) for line in files.read_lines(path)], depth=max(16, longest))
+    return corpus([target.text.encode(line) for line in files.read_lines(os.fspath(path))], depth=max(16, longest))
 
 
 def matches(

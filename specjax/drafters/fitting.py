@@ -110,7 +110,7 @@ def fit_file(target: Any, text: str | os.PathLike[str], *, order: int = 2) -> Ta
       text: text file to fit a table to, one document per line.
       order: order of the table fitted to a text: 1 unigram, 2 bigram, n looks at n - 1 tokens.
     """
-    return fit_texts(target, files.read_lines(text), order=order)
+    return fit_texts(target, files.read_lines(os.fspath(text)), order=order)
 
 
 def save(table: Table, path: str | os.PathLike[str]) -> None:
