@@ -16,7 +16,8 @@ first words of the answer are given, which keeps the model from addressing the r
 simple prose instead: a description, an explanation, a letter, a fable, a dialogue.
 
 Measured with SmolLM2-135M-Instruct on 2 CPU cores, other processes running: decoding takes the least time per token in
-bfloat16 with 64 rows (330 tokens per second; 288 with 32 rows, 188 with 8; float32: 222 with 32 rows).
+bfloat16 with 64 rows (330 tokens per second; 288 with 32 rows, 188 with 8; float32: 222 with 32 rows). Of the tokens
+written, 230 to 270 per second are in texts that pass the filter, prefill included: 8 to 10 hours for 8 million.
 """
 
 import collections
@@ -34,7 +35,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-NEW_TOKENS = 256
+NEW_TOKENS = 256  # longer texts drift; a row that has ended waits for the longest of its batch
 TEMPERATURE, TOP_P = 0.55, 0.95  # at 0.8 a model of this size changes the subject within a paragraph,
 REPETITION_PENALTY = 1.08  # and without a penalty half of its texts end in a loop
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
