@@ -5,6 +5,6 @@
 Result: docs/results/reproduce.md.
 """
 
-from specjax.reproduce.presets import Preset
+from specjax.reproduce.setup import Preset
 
 REPRODUCE = Preset(name="figure-4")

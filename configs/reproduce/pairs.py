@@ -1,10 +1,10 @@
-"""Tokens a second and acceptance of OPT pairs.
+"""Tokens per second and acceptance of OPT pairs.
 
     specjax reproduce configs/reproduce/pairs.py
 
 Result: docs/results/reproduce.md.
 """
 
-from specjax.reproduce.presets import Preset
+from specjax.reproduce.setup import Preset
 
 REPRODUCE = Preset(name="pairs")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,7 +13,8 @@ from specjax.checks import lookup
 from specjax.cli import checks, process
 from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
-from specjax.reproduce.setup import Experiment, Report, Setup
+from specjax.reproduce.report import Report
+from specjax.reproduce.setup import Experiment, Setup, read_preset, read_prompts
 
 PROG = "specjax reproduce"
 ALL = "all"
@@ -67,20 +68,22 @@ def main(args: Sequence[str]) -> int:
     options = parse(Reproduce, args, prog=PROG)
     known = experiments()
     if options.list:
-        print(listing(known))
+        width = max(map(len, known))
+        print("\n".join(f"{name:{width}}  {one.title}  [{one.source}]" for name, one in known.items()))
         return 0
     if options.name.endswith(".py"):
-        from specjax.reproduce import presets
-
-        preset = presets.read(options.name)
+        preset = read_preset(options.name)
         default = dataclasses.replace(Reproduce(), setup=preset.setup)
         options = dataclasses.replace(parse(Reproduce, args, prog=PROG, default=default), name=preset.name)
     if not options.name:
-        raise ValueError(f"name one of {', '.join(known)}, or {ALL}; {PROG} --list says what they are")
-    chosen = known if options.name == ALL else {options.name: lookup(options.name, {**known, ALL: None}, "experiment")}
-    setup = options.setup.quick() if options.quick else options.setup
+        raise ValueError(f"name one of {', '.join(known)}, or {ALL}; {PROG} --list describes them")
+    one = lookup(options.name, {**known, ALL: None}, "experiment")
     check(options.output)
-    return run(setup, {name: one for name, one in chosen.items() if one is not None}, options.output)
+    return run(
+        options.setup.quick() if options.quick else options.setup,
+        known if one is None else {options.name: one},
+        options.output,
+    )
 
 
 def experiments() -> dict[str, Experiment]:
@@ -90,82 +93,66 @@ def experiments() -> dict[str, Experiment]:
     return opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
 
 
-def listing(known: Mapping[str, Experiment]) -> str:
-    width = max(map(len, known))
-    return "\n".join(f"{name:{width}}  {one.about}  [{one.source.text}]" for name, one in known.items())
-
-
 def check(output: ReproduceOutput) -> None:
     """Raises ValueError for output files that cannot be written, before any work."""
     checks.writable(json=output.json, markdown=output.markdown)
     checks.formats(output.format)
-    if output.figures is None:
-        return
-    checks.writable_folder("figures", output.figures)
-    plotting.require()
+    if output.figures is not None:
+        checks.writable_folder("figures", output.figures)
+        plotting.require()
 
 
 def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput) -> int:
     """Measures, prints and writes. Imports jax only after the arguments have been parsed."""
-    from specjax.reproduce.setup import read_prompts
-
     wanted = list(dict.fromkeys(task for one in chosen.values() for task in one.tasks))
     items = read_prompts(setup.prompts, wanted, setup.count)
 
     process.import_library()
     from specjax.bench import record
     from specjax.cli.progress import Progress, tables_and_errors
-    from specjax.reproduce import telling
-    from specjax.reproduce.models import family
+    from specjax.reproduce import pairs, report
 
     about = record.versions()
     kept = record.Record(output.json, about)
     console, errors = tables_and_errors()
     console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
     parts: list[str] = []
-    measured = False
+    measured, sizes = False, pairs.family(setup).sizes
     with Progress(errors, show=True) as progress:
-        shelf = record.Shelf(setup.dtype, progress.tell, sizes=family(setup).sizes)
+        shelf = record.Shelf(setup.dtype, progress.tell, sizes=sizes)
         for name, experiment in chosen.items():
             rows: list[record.Row] = []
             left_out: list[str] = []
-            cases = experiment.cases(setup, items)
             tell = lambda text, name=name: progress.tell(f"{name}, {text}")
             try:
-                for _, found in record.run(cases, kept, shelf, tell, left_out):
+                for _, found in record.run(experiment.cases(setup, items), kept, shelf, tell, left_out):
                     rows += found
             finally:  # on Ctrl-C, report the finished rows
                 progress.clear()
                 measured = measured or bool(rows)
                 if rows or left_out:
-                    report = experiment.report(setup, rows)
-                    report = report._replace(notes=[*report.notes, *(f"left out: {line}" for line in left_out)])
-                    telling.in_terminal(console, report)
-                    drawn = draw(name, report, output) if rows else []
-                    parts.append(telling.as_markdown(report, linked(drawn, output)))
+                    made = experiment.report(setup, rows)
+                    made = made._replace(notes=[*made.notes, *(f"left out: {line}" for line in left_out)])
+                    report.in_terminal(console, experiment.title, experiment.source, made)
+                    picture = draw(name, made, output) if rows else None
+                    parts.append(report.as_markdown(experiment.title, experiment.source, made, picture))
                 if output.markdown is not None and parts:
-                    telling.write_markdown(output.markdown, parts, kept.about)
-            if family(setup).sizes:  # models of some size: the next experiment loads its own
+                    report.write_markdown(output.markdown, parts, kept.about)
+            if sizes:  # models of some size: the next experiment loads its own
                 shelf.clear()
     if not measured:
-        raise ValueError("nothing was measured: no model that is needed can be had here")
+        raise ValueError("nothing was measured: none of the required models is available")
     return 0
 
 
-def draw(name: str, report: Report, output: ReproduceOutput) -> list[Path]:
-    """Writes the figure if there is one and a folder for it."""
+def draw(name: str, report: Report, output: ReproduceOutput) -> str | None:
+    """Writes the figure if there is one and a folder for it; its path relative to the Markdown file."""
     if report.draw is None or output.figures is None:
-        return []
-    output.figures.mkdir(exist_ok=True)
-    files = [output.figures / f"{name.replace('-', '_')}.{kind}" for kind in output.format]
-    for file in files:
-        plotting.save(file, report.draw)
-    return files
-
-
-def linked(drawn: Sequence[Path], output: ReproduceOutput) -> str | None:
-    """The path of the first figure relative to the Markdown file."""
-    if not drawn or output.markdown is None:
         return None
-    path: Any = os.path.relpath(drawn[0].resolve(), output.markdown.parent.resolve())
-    return Path(path).as_posix()
+    output.figures.mkdir(exist_ok=True)
+    drawn = [output.figures / f"{name.replace('-', '_')}.{kind}" for kind in output.format]
+    for file in drawn:
+        plotting.save(file, report.draw)
+    if output.markdown is None:
+        return None
+    return Path(os.path.relpath(drawn[0].resolve(), output.markdown.parent.resolve())).as_posix()

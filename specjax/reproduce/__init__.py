@@ -1,5 +1,5 @@
 """Published tables and figures, measured again: `specjax reproduce`.
 
-published.py holds the numbers as printed; opt.py, paper.py and figures.py measure their like; checks.py says which part
-of their shape shows here; telling.py and drawing.py show it.
+opt.py, paper.py and figures.py hold the published numbers, the cases that measure the same here, and the claims;
+pairs.py measures a target with a draft; checks.py gives verdicts; report.py presents them.
 """

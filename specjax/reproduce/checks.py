@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from specjax.bench.record import Row
+
 SIGMAS = 2.0
 
 
@@ -37,8 +39,14 @@ class Estimate(NamedTuple):
     value: float | None
     error: float = 0.0
 
+    def shown(self, show: Callable[[float], str]) -> str:
+        """The number as text, with its error if it has one."""
+        if self.value is None:
+            return "–"
+        return show(self.value) + (f" ± {show(self.error)}" if self.error else "")
 
-NOTHING = Estimate(None)
+
+NOTHING, ONE = Estimate(None), Estimate(1.0)
 
 
 class Pair(NamedTuple):
@@ -49,12 +57,34 @@ class Pair(NamedTuple):
     less: Estimate
 
 
+# --- numbers of rows -------------------------------------------------------------------------------------------------
+
+
 def share(value: float | None, of: int) -> Estimate:
     """A share of `of` items with its standard error, that of (k + 1) / (n + 2), which is never 0."""
     if value is None:
         return NOTHING
     smooth = (value * of + 1) / (of + 2)
     return Estimate(value, math.sqrt(smooth * (1 - smooth) / (of + 2)))
+
+
+def alpha(row: Row | None) -> Estimate:
+    """Acceptance probability: the mean overlap of p and q if the drafter has a q, else accepted / tested."""
+    if row is None:
+        return NOTHING
+    return share(row["accepted_per_tested"] if row["overlap"] is None else row["overlap"], row["tested"])
+
+
+def speed(row: Row | None) -> Estimate:
+    """Speed-up with an error from the spread of its runs; a quarter of the value for a single run."""
+    if row is None:
+        return NOTHING
+    low, middle, high = row["seconds"]
+    spread = (high - low) / 2 / middle / row["repeats"] ** 0.5 if row["repeats"] > 1 else 0.25
+    return Estimate(row["speedup"], row["speedup"] * spread)
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
 
 
 def differs(greater: Estimate, less: Estimate) -> ClaimVerdict:
@@ -70,8 +100,8 @@ def differs(greater: Estimate, less: Estimate) -> ClaimVerdict:
 def each_greater(claim: str, pairs: Sequence[Pair], *, show: Callable[[float], str] = "{:.2f}".format) -> ClaimCheck:
     """Checks that the first number of each pair is greater."""
     found = [differs(pair.greater, pair.less) for pair in pairs]
-    said = [f"{pair.name} {shown(pair.greater, show)} against {shown(pair.less, show)}" for pair in pairs]
-    return concluded(claim, found, grouped(found, said))
+    texts = [f"{pair.name} {pair.greater.shown(show)} against {pair.less.shown(show)}" for pair in pairs]
+    return concluded(claim, found, grouped(found, texts))
 
 
 def same_order(claim: str, named: Sequence[tuple[str, float, Estimate]], *, show: Callable[[float], str]) -> ClaimCheck:
@@ -81,20 +111,19 @@ def same_order(claim: str, named: Sequence[tuple[str, float, Estimate]], *, show
       named: (name, published, measured here).
     """
     ranked = sorted(named, key=lambda one: -one[1])
-    pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if a[1] != b[1]]
-    found = [differs(a[2], b[2]) for a, b in pairs]
-    line = lambda which: " > ".join(f"{one[0]} {which(one)}" for one in ranked)
+    found = [differs(a[2], b[2]) for a, b in itertools.combinations(ranked, 2) if a[1] != b[1]]
     here = sorted(named, key=lambda one: -(one[2].value if one[2].value is not None else -math.inf))
-    said = f"published {line(lambda one: show(one[1]))}; here " + ", ".join(f"{n} {shown(x, show)}" for n, _, x in here)
-    return concluded(claim, found, said)
+    published = " > ".join(f"{name} {show(there)}" for name, there, _ in ranked)
+    measured = ", ".join(f"{name} {value.shown(show)}" for name, _, value in here)
+    return concluded(claim, found, f"published {published}; here {measured}")
 
 
 def all_within(claim: str, named: Sequence[tuple[str, float, float]], *, digits: int) -> ClaimCheck:
     """Checks that numbers agree with the published ones in all printed digits."""
     off = [(name, there, here) for name, there, here in named if round(here, digits) != round(there, digits)]
-    said = "; ".join(f"{name}: {here:.{digits}f} against {there:.{digits}f}" for name, there, here in off)
+    text = "; ".join(f"{name}: {here:.{digits}f} against {there:.{digits}f}" for name, there, here in off)
     found = [ClaimVerdict.REPRODUCED] * (len(named) - len(off)) + [ClaimVerdict.NOT] * len(off)
-    return ClaimCheck(claim, total(found), said or f"all {len(named)} numbers agree to {digits} decimals")
+    return ClaimCheck(claim, total(found), text or f"all {len(named)} numbers agree to {digits} decimals")
 
 
 def near(
@@ -112,22 +141,19 @@ def near(
       because: explanation if they are not.
       there: source of the other numbers.
     """
-    found, lines = [], []
+    found, texts = [], []
     for name, other, here in named:
         inside = here.value is not None and other / factor <= here.value <= other * factor
         verdict = ClaimVerdict.REPRODUCED if inside else ClaimVerdict.NOT
         found.append(ClaimVerdict.UNMEASURED if here.value is None else verdict)
-        lines.append(f"{name} {shown(here, '{:.3g}'.format)} here, {other:.3g} {there}")
+        texts.append(f"{name} {here.shown('{:.3g}'.format)} here, {other:.3g} {there}")
     reason = f" ({because})" if because and ClaimVerdict.NOT in found else ""
-    return concluded(claim, found, grouped(found, lines) + reason)
+    return concluded(claim, found, grouped(found, texts) + reason)
 
 
 def holds(claim: str, true: bool, why: str) -> ClaimCheck:
     """The check of a claim without error bars."""
     return ClaimCheck(claim, ClaimVerdict.REPRODUCED if true else ClaimVerdict.NOT, why)
-
-
-# --- putting them together -------------------------------------------------------------------------------------------
 
 
 def concluded(claim: str, found: Sequence[ClaimVerdict], why: str) -> ClaimCheck:
@@ -154,17 +180,10 @@ GROUPS = {
 }  # fmt: skip
 
 
-def grouped(found: Sequence[ClaimVerdict], said: Sequence[str]) -> str:
+def grouped(found: Sequence[ClaimVerdict], texts: Sequence[str]) -> str:
     """The comparisons, grouped by verdict if they differ."""
-    groups = {kind: [text for one, text in zip(found, said, strict=True) if one is kind] for kind in GROUPS}
-    there = {kind: texts for kind, texts in groups.items() if texts}
+    groups = {kind: [text for one, text in zip(found, texts, strict=True) if one is kind] for kind in GROUPS}
+    there = {kind: some for kind, some in groups.items() if some}
     if len(there) < 2:
-        return "; ".join(said)
-    return ". ".join(f"{len(texts)} of {len(said)} {GROUPS[kind]}: {'; '.join(texts)}" for kind, texts in there.items())
-
-
-def shown(value: Estimate, show: Callable[[float], str]) -> str:
-    """An estimate as text, with its error if it has one."""
-    if value.value is None:
-        return "–"
-    return show(value.value) + (f" ± {show(value.error)}" if value.error else "")
+        return "; ".join(texts)
+    return ". ".join(f"{len(some)} of {len(texts)} {GROUPS[kind]}: {'; '.join(some)}" for kind, some in there.items())

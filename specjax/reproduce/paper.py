@@ -1,274 +1,294 @@
 """Tables 1, 2 and 3 of Leviathan et al. 2023: theory, speed on two tasks, acceptance of n-gram drafts."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from specjax import theory
-from specjax.bench.record import Case, Row, Shelf
-from specjax.bench.tasks import digest
-from specjax.reproduce import published
-from specjax.reproduce.checks import ClaimCheck, Estimate, Pair, all_within, each_greater, near
-from specjax.reproduce.measuring import accepted, alpha, busy, find, sped, speed, work
-from specjax.reproduce.models import NO_GPT, DraftRequest, Target, family
-from specjax.reproduce.published import (
+from specjax.bench.record import Case, Row
+from specjax.reproduce.checks import ONE, ClaimCheck, Estimate, Pair, all_within, alpha, each_greater, near, speed
+from specjax.reproduce.pairs import (
     BASE,
     BIGRAM,
     CNNDM,
-    DRAFTS,
     ENDE,
+    GPT,
     LARGE,
     SMALL,
-    TABLE_1,
-    TABLE_2,
-    TABLE_3,
     UNIGRAM,
-    Acceptance,
-    Speed,
-)
-from specjax.reproduce.published import TASKS as TASK_NAMES
-from specjax.reproduce.setup import Experiment, Items, Report, Setup
+    PairRun,
+    Target,
+    family,
+    pair_case,
+)  # fmt: skip
+from specjax.reproduce.report import Report, busy, find
+from specjax.reproduce.setup import Experiment, Items, Setup, computed
 
+PAPER = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)"
+TASKS = (ENDE, CNNDM)
+DRAFTS = (SMALL, BASE, LARGE)
 TEMPERATURES = (0.0, 1.0)
-TWO = ("translation", "summarization")
-THREE = (*TWO, "story")
-ALONE = 1  # gamma of table 3: a round then tests one token, at places that no earlier acceptance has chosen
 
 # --- table 1 ---------------------------------------------------------------------------------------------------------
 
 
-def theory_cases(setup: Setup, items: Items) -> list[Case]:
+class Trade(NamedTuple):
+    """Factors over plain decoding, for c = 0, as printed, to two decimals."""
+
+    alpha: float
+    gamma: int
+    operations: float
+    speed: float
+
+
+TABLE_1 = (
+    Trade(0.6, 2, 1.53, 1.96), Trade(0.7, 3, 1.58, 2.53), Trade(0.8, 2, 1.23, 2.44), Trade(0.8, 5, 1.63, 3.69),
+    Trade(0.9, 2, 1.11, 2.71), Trade(0.9, 10, 1.60, 6.86),
+)  # fmt: skip
+
+
+def trades() -> list[Row]:
     """Closed forms in float64."""
-    del items
-
-    def measure(shelf: Shelf) -> list[Row]:
-        del shelf
-        return [
-            {
-                "alpha": one.alpha, "gamma": one.gamma,
-                "operations": float(theory.operations_factor(one.alpha, one.gamma, 0)),
-                "speed": float(theory.walltime_factor(one.alpha, one.gamma, 0)),
-            }
-            for one in TABLE_1
-        ]  # fmt: skip
-
-    return [Case({"bench": "reproduce", "experiment": "table-1"}, "table 1", measure)]
+    factors = {"operations": theory.operations_factor, "speed": theory.walltime_factor}
+    return [
+        {"alpha": one.alpha, "gamma": one.gamma}
+        | {name: float(factor(one.alpha, one.gamma, 0)) for name, factor in factors.items()}
+        for one in TABLE_1
+    ]
 
 
-def theory_report(setup: Setup, rows: Sequence[Row]) -> Report:
+def trade_report(setup: Setup, rows: Sequence[Row]) -> Report:
     del setup
-    table, speeds, operations = [], [], []
-    for one in TABLE_1:
-        row = find(rows, alpha=one.alpha, gamma=one.gamma)
-        if row is None:
-            continue
-        name = f"α {one.alpha}, γ {one.gamma}"
-        table.append({
+    table: list[Row] = [
+        {
             "α": one.alpha, "γ": one.gamma, "operations": one.operations, "operations here": row["operations"],
             "speed": one.speed, "speed here": row["speed"],
-        })  # fmt: skip
-        operations.append((name, one.operations, row["operations"]))
-        speeds.append((name, one.speed, row["speed"]))
+        }
+        for one, row in zip(TABLE_1, rows, strict=True)
+    ]  # fmt: skip
     checks = [
-        all_within("operations to their printed digits", operations, digits=2),
-        all_within("speed to its printed digits", speeds, digits=2),
+        all_within(
+            f"{name} to {'their' if name == 'operations' else 'its'} printed digits",
+            [(f"α {line['α']}, γ {line['γ']}", line[name], line[f"{name} here"]) for line in table],
+            digits=2,
+        )
+        for name in ("operations", "speed")
     ]
     notes = ["theorems 3.8 and 3.11 with c = 0 of time and of operations, in float64: specjax.theory"]
-    return Report("Table 1: operations and speed, c = 0", published.TABLE_1_SOURCE, table, checks, notes)
+    return Report(table, checks, notes)
 
 
 # --- table 2 ---------------------------------------------------------------------------------------------------------
 
 
-def speed_case(setup: Setup, items: Items, one: Speed) -> Case:
-    target = family(setup).targets[one.task]
-    stand = target.drafts[one.draft]
+class Speed(NamedTuple):
+    """T5-XXL, measured."""
 
-    def measure(shelf: Shelf) -> list[Row]:
-        job = work(shelf, setup, target.model, target.task, [item.text for item in items[target.task]])
-        drafting = DraftRequest(job.target, target.task, one.gamma, float(one.temperature), setup)
-        row = sped(shelf, setup, job, stand, drafting)
-        return [row | {"task": one.task, "draft": one.draft, "temperature": one.temperature}]
+    task: str
+    draft: str
+    temperature: float
+    gamma: int
+    alpha: float
+    speed: float
 
-    told = f"{one.task}, {one.draft}, T={one.temperature:g}"
-    key = setup.key(
-        "table-2", task=one.task, target=target.model, draft=stand.name, of=one.draft, temperature=one.temperature,
-        gamma_of=one.gamma, digest=digest(items[target.task]),
-    )  # fmt: skip
-    return Case(key, told, measure)
+    @property
+    def name(self) -> str:
+        return f"{self.task}, {self.draft}, T={self.temperature:g}"
+
+
+TABLE_2 = (
+    Speed(ENDE, SMALL, 0.0, 7, 0.75, 3.4),
+    Speed(ENDE, BASE, 0.0, 7, 0.80, 2.8),
+    Speed(ENDE, LARGE, 0.0, 7, 0.82, 1.7),
+    Speed(ENDE, SMALL, 1.0, 7, 0.62, 2.6),
+    Speed(ENDE, BASE, 1.0, 5, 0.68, 2.4),
+    Speed(ENDE, LARGE, 1.0, 3, 0.71, 1.4),
+    Speed(CNNDM, SMALL, 0.0, 5, 0.65, 3.1),
+    Speed(CNNDM, BASE, 0.0, 5, 0.73, 3.0),
+    Speed(CNNDM, LARGE, 0.0, 3, 0.74, 2.2),
+    Speed(CNNDM, SMALL, 1.0, 5, 0.53, 2.3),
+    Speed(CNNDM, BASE, 1.0, 3, 0.55, 2.2),
+    Speed(CNNDM, LARGE, 1.0, 3, 0.56, 1.7),
+)
 
 
 def speed_cases(setup: Setup, items: Items) -> list[Case]:
-    return [speed_case(setup, items, one) for one in TABLE_2]
+    targets = family(setup).targets
+    return [
+        pair_case(
+            setup, items, targets[one.task], targets[one.task].drafts[one.draft], PairRun.speed, title=one.name,
+            experiment="table-2", gamma=one.gamma, temperature=one.temperature,
+            named={"task": one.task, "draft": one.draft, "temperature": one.temperature},
+        )
+        for one in TABLE_2
+    ]  # fmt: skip
 
 
-def expected(row: Row) -> float:
+def by_theory(row: Row) -> float:
     """Speed-up by theorem 3.8 with the measured alpha and costs."""
-    seen = alpha(row).value
-    assert seen is not None
-    spent = row["costs"]
-    factor = theory.walltime_factor(min(seen, 1.0), row["gamma"], spent["c"], verify_cost=spent["verify_cost"])
-    return float(factor)
+    cost, value = row["costs"], alpha(row).value or 0.0
+    return float(theory.walltime_factor(min(value, 1.0), row["gamma"], cost["c"], verify_cost=cost["verify_cost"]))
 
 
 def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
     row = {one: find(rows, task=one.task, draft=one.draft, temperature=one.temperature) for one in TABLE_2}
-    table = []
-    for one, found in row.items():
-        table.append({
+    table = [
+        {
             "task": one.task, "M_q": one.draft, "T": one.temperature, "γ": one.gamma,
             "α": one.alpha, "α here": alpha(found).value, "speed": one.speed, "speed here": speed(found).value,
             "c here": found["costs"]["c"] if found else None,
             "verify": found["costs"]["verify_cost"] if found else None,
-            "by theory": expected(found) if found else None,
-        })  # fmt: skip
-    notes = [*family(setup).paper_notes, *stand_ins(setup), *speed_notes(row), *busy(rows)]
-    return Report(
-        "Table 2: translation and summarization, three drafts", published.TABLE_2_SOURCE, table, speed_checks(row),
-        notes,
-    )  # fmt: skip
+            "by theory": by_theory(found) if found else None,
+        }
+        for one, found in row.items()
+    ]  # fmt: skip
+    notes = [*t5_notes(setup), *stand_ins(setup), *speed_notes(row), *busy(rows)]
+    return Report(table, speed_checks(row), notes)
 
 
-def speed_checks(row: dict[Speed, Row | None]) -> list[ClaimCheck]:
-    def of(task: str, draft: str, temperature: float) -> Row | None:
-        return next(
-            row for one, row in row.items() if (one.task, one.draft, one.temperature) == (task, draft, temperature)
-        )
-
-    groups = [(task, temperature) for task in TASK_NAMES for temperature in TEMPERATURES]
-    sizes = [
-        Pair(f"{task}, T={t:g}, {a} against {b}:", alpha(of(task, a, t)), alpha(of(task, b, t)))
-        for task, t in groups
-        for a, b in ((BASE, SMALL), (LARGE, BASE))
-    ]
-    each = [(task, draft) for task in TASK_NAMES for draft in DRAFTS]
-    cold = [Pair(f"{k}, {d}:", alpha(of(k, d, 0.0)), alpha(of(k, d, 1.0))) for k, d in each]
-    cold_speed = [Pair(f"{k}, {d}:", speed(of(k, d, 0.0)), speed(of(k, d, 1.0))) for k, d in each]
-    fastest = [
-        Pair(f"{k}, T={t:g}, {SMALL} against {d}:", speed(of(k, SMALL, t)), speed(of(k, d, t)))
-        for k, t in groups
-        for d in (BASE, LARGE)
-    ]
-    tasks = [
-        Pair(f"{d}, T={t:g}:", alpha(of(ENDE, d, t)), alpha(of(CNNDM, d, t))) for d in DRAFTS for t in TEMPERATURES
-    ]
-    pays = [Pair(f"{o.task}, {o.draft}, T={o.temperature:g}:", speed(found), Estimate(1.0)) for o, found in row.items()]
-    theorem = [
-        (f"{o.task}, {o.draft}, T={o.temperature:g}", expected(found), speed(found))
-        for o, found in row.items()
-        if found is not None
-    ]
-    return [
-        each_greater("α rises with the draft's size", sizes),
-        each_greater("α is higher at temperature 0 than at 1", cold),
-        each_greater("α is higher in translation than in summarization", tasks),
-        each_greater("speculation pays (speed above 1)", pays),
-        each_greater("the smallest draft is the fastest", fastest),
-        each_greater("speed is higher at temperature 0 than at 1", cold_speed),
-        near(
-            "speed is what theorem 3.8 says of α, γ and the costs (within a factor of 1.25)",
-            theorem,
-            factor=1.25,
-            there="by theory",
-            because="speed includes reading the prompt, which speculation does not shorten and the theorem leaves out",
-        ),
-    ]
+def t5_notes(setup: Setup) -> tuple[str, ...]:
+    return family(setup).notes + family(setup).about_t5
 
 
 def stand_ins(setup: Setup) -> list[str]:
     """Stand-ins, one line per target."""
-    lines = []
-    for name, target in family(setup).targets.items():
-        if name in TASK_NAMES:
-            drafts = ", ".join(f"{of} by {target.drafts[of].name}" for of in DRAFTS)
-            lines.append(f"{name}: T5-XXL by {target.model}; {drafts}")
-    return lines
+    targets = {name: target for name, target in family(setup).targets.items() if name in TASKS}
+    named = lambda target: ", ".join(f"{of} by {target.drafts[of].name}" for of in DRAFTS)
+    return [f"{name}: T5-XXL by {target.model}; {named(target)}" for name, target in targets.items()]
+
+
+def speed_checks(row: dict[Speed, Row | None]) -> list[ClaimCheck]:
+    places = {one: (one.task, one.draft, one.temperature) for one in row}
+    a = {places[one]: alpha(found) for one, found in row.items()}
+    s = {places[one]: speed(found) for one, found in row.items()}
+    groups = [(task, t) for task in TASKS for t in TEMPERATURES]
+    cold = lambda of: [Pair(f"{k}, {d}:", of[k, d, 0.0], of[k, d, 1.0]) for k in TASKS for d in DRAFTS]
+    versus = lambda of, pairs: [
+        Pair(f"{k}, T={t:g}, {one} against {other}:", of[k, one, t], of[k, other, t])
+        for k, t in groups
+        for one, other in pairs
+    ]
+    tasks = [Pair(f"{d}, T={t:g}:", a[ENDE, d, t], a[CNNDM, d, t]) for d in DRAFTS for t in TEMPERATURES]
+    theorem = [(one.name, by_theory(found), speed(found)) for one, found in row.items() if found is not None]
+    return [
+        each_greater("α rises with the draft's size", versus(a, [(BASE, SMALL), (LARGE, BASE)])),
+        each_greater("α is higher at temperature 0 than at 1", cold(a)),
+        each_greater("α is higher in translation than in summarization", tasks),
+        each_greater("speculation pays (speed above 1)", [Pair(f"{o.name}:", s[places[o]], ONE) for o in row]),
+        each_greater("the smallest draft is the fastest", versus(s, [(SMALL, BASE), (SMALL, LARGE)])),
+        each_greater("speed is higher at temperature 0 than at 1", cold(s)),
+        near(
+            "speed follows theorem 3.8 with the measured α, γ and costs (within a factor of 1.25)", theorem,
+            factor=1.25, there="by theory",
+            because="speed includes reading the prompt, which speculation does not shorten and the theorem leaves out",
+        ),
+    ]  # fmt: skip
 
 
 def speed_notes(row: dict[Speed, Row | None]) -> list[str]:
     """Explains the speeds: the speed-up of the measured alpha at the costs that the published numbers imply."""
-    seen = [(one, found) for one, found in row.items() if found is not None]
-    if not seen:
+    costs = [found["costs"] for found in row.values() if found is not None]
+    if not costs:
         return []
-    costs = [found["costs"] for _, found in seen]
-    implied = [max(float(theory.implied_cost(one.alpha, one.gamma, one.speed)), 0.0) for one in row]
-    low, high = min(one["c"] for one in costs), max(one["c"] for one in costs)
-    first, last = min(one["verify_cost"] for one in costs), max(one["verify_cost"] for one in costs)
+    implied = {one: max(float(theory.implied_cost(one.alpha, one.gamma, one.speed)), 0.0) for one in row}
+    ends = lambda values: f"{min(values):.2f} to {max(values):.2f}"
     would = [
-        f"{one.task}, {one.draft}, T={one.temperature:g}: "
-        f"{float(theory.walltime_factor(min(alpha(found).value or 0.0, 1.0), one.gamma, cost)):.2f}"
-        for (one, found), cost in zip(row.items(), implied, strict=True)
+        f"{one.name}: {float(theory.walltime_factor(min(alpha(found).value or 0.0, 1.0), one.gamma, implied[one])):.2f}"
+        for one, found in row.items()
         if found is not None
     ]
     return [
-        f"c is {low:.2f} to {high:.2f} here, and {min(implied):.2f} to {max(implied):.2f} by the paper's own α, γ and "
-        f"speed; a verification costs {first:.2f} to {last:.2f} steps here, and 1 in the paper's model",
-        "the α of here at the paper's costs would give: " + "; ".join(would),
+        f"c is {ends([one['c'] for one in costs])} here, and {ends(implied.values())} by the paper's own α, γ and "
+        f"speed; a verification costs {ends([one['verify_cost'] for one in costs])} steps here, and 1 in the paper's "
+        "model",
+        "the measured α at the paper's costs would give: " + "; ".join(would),
     ]
 
 
 # --- table 3 ---------------------------------------------------------------------------------------------------------
 
+T5_ENDE, T5_CNNDM, LAMDA = "T5-XXL (EnDe)", "T5-XXL (CNN/DM)", "LaMDA (137B)"
+SIMPLE = (UNIGRAM, BIGRAM)
+ALONE = 1  # gamma: a round then tests one token, at places that no earlier acceptance has chosen
+NO_GPT = "the GPT-like models of table 3 (97M, 6M) were never published"
 
-def alpha_case(setup: Setup, items: Items, one: Acceptance, target: Target) -> Case:
-    stand = target.drafts[one.draft]
 
-    def measure(shelf: Shelf) -> list[Row]:
-        job = work(shelf, setup, target.model, target.task, [item.text for item in items[target.task]])
-        drafting = DraftRequest(job.target, target.task, ALONE, one.temperature, setup)
-        row = accepted(shelf, job, stand, drafting)
-        return [row | {"target": one.target, "draft": one.draft, "temperature": one.temperature}]
+class Acceptance(NamedTuple):
+    """Alpha without speed."""
 
-    key = setup.key(
-        "table-3", of=[one.target, one.draft], target=target.model, draft=stand.name, temperature=one.temperature,
-        digest=digest(items[target.task]),
-    )  # fmt: skip
-    return Case(key, f"{one.target}, {one.draft}, T={one.temperature:g}", measure)
+    target: str
+    draft: str
+    temperature: float
+    alpha: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.target}, {self.draft}, T={self.temperature:g}"
+
+
+TABLE_3 = tuple(
+    Acceptance(target, draft, temperature, both[int(temperature)])
+    for target, rows in {
+        GPT: {UNIGRAM: (0.03, 0.03), BIGRAM: (0.05, 0.05), "GPT-like (6M)": (0.88, 0.89)},
+        T5_ENDE: {
+            UNIGRAM: (0.08, 0.07), BIGRAM: (0.20, 0.19), SMALL: (0.75, 0.62), BASE: (0.80, 0.68), LARGE: (0.82, 0.71),
+        },
+        T5_CNNDM: {
+            UNIGRAM: (0.13, 0.08), BIGRAM: (0.23, 0.16), SMALL: (0.65, 0.53), BASE: (0.73, 0.55), LARGE: (0.74, 0.56),
+        },
+        LAMDA: {"LaMDA (100M)": (0.61, 0.57), "LaMDA (2B)": (0.71, 0.71), "LaMDA (8B)": (0.75, 0.74)},
+    }.items()
+    for temperature in TEMPERATURES
+    for draft, both in rows.items()
+)  # fmt: skip
 
 
 def stand_for(setup: Setup, name: str) -> Target | None:
     """Stand-in for a target of table 3, which has other names for the two tasks of T5."""
-    return family(setup).targets.get({published.T5_ENDE: ENDE, published.T5_CNNDM: CNNDM}.get(name, name))
+    return family(setup).targets.get({T5_ENDE: ENDE, T5_CNNDM: CNNDM}.get(name, name))
 
 
 def alpha_cases(setup: Setup, items: Items) -> list[Case]:
-    cases = []
-    for one in TABLE_3:
-        target = stand_for(setup, one.target)
-        if target is not None:
-            cases.append(alpha_case(setup, items, one, target))
-    return cases
+    return [
+        pair_case(
+            setup, items, target, target.drafts[one.draft], PairRun.acceptance, title=one.name, experiment="table-3",
+            gamma=ALONE, temperature=one.temperature,
+            named={"target": one.target, "draft": one.draft, "temperature": one.temperature},
+        )
+        for one in TABLE_3
+        if (target := stand_for(setup, one.target)) is not None
+    ]  # fmt: skip
 
 
 def alpha_report(setup: Setup, rows: Sequence[Row]) -> Report:
     row = {one: find(rows, target=one.target, draft=one.draft, temperature=one.temperature) for one in TABLE_3}
-    table = []
-    for one, found in row.items():
-        table.append({
+    table = [
+        {
             "M_p": one.target, "M_q": one.draft, "T": one.temperature, "α": one.alpha, "α here": alpha(found).value,
             "tested": found["tested"] if found else None,
-        })  # fmt: skip
+        }
+        for one, found in row.items()
+    ]  # fmt: skip
     none = [name for name in dict.fromkeys(one.target for one in TABLE_3) if stand_for(setup, name) is None]
     notes = [
-        *family(setup).paper_notes,
-        *(f"nothing stands for {name}" + (f": {NO_GPT}" if name == published.GPT else "") for name in none),
-        "unigram and bigram are counted from what the target says about texts of other tasks, "
+        *t5_notes(setup),
+        *(f"nothing stands for {name}" + (f": {NO_GPT}" if name == GPT else "") for name in none),
+        "unigram and bigram are counted from samples of the target on texts of other tasks, "
         f"{len(row)} rows at γ = {ALONE}: the paper counts its training data, of which there is far more",
     ]
-    return Report(
-        "Table 3: acceptance of unigrams, bigrams and models", published.TABLE_3_SOURCE, table, alpha_checks(row), notes
-    )
+    return Report(table, alpha_checks({one: alpha(found) for one, found in row.items()}), notes)
 
 
-def alpha_checks(row: dict[Acceptance, Row | None]) -> list[ClaimCheck]:
-    of = {(one.target, one.draft, one.temperature): alpha(found) for one, found in row.items()}
-    targets = [published.GPT, published.T5_ENDE, published.T5_CNNDM]
+def alpha_checks(found: dict[Acceptance, Estimate]) -> list[ClaimCheck]:
+    of = {(one.target, one.draft, one.temperature): value for one, value in found.items()}
+    targets = (GPT, T5_ENDE, T5_CNNDM)
     groups = [(name, t) for name in targets for t in TEMPERATURES]
-    models = lambda name: [o.draft for o in row if o.target == name and o.temperature == 0 and o.draft not in SIMPLE]
-    smallest = {name: models(name)[0] for name in targets}
-    order = [(name, t, draft) for name, t in groups for draft in (UNIGRAM, BIGRAM)]
+    models = {
+        n: [o.draft for o in found if (o.target, o.temperature) == (n, 0) and o.draft not in SIMPLE] for n in targets
+    }
     return [
         each_greater(
             "unigrams and bigrams are accepted now and then (α above 0)",
-            [Pair(f"{n}, {d}, T={t:g}:", of[n, d, t], Estimate(0.0)) for n, t, d in order],
+            [Pair(f"{n}, {d}, T={t:g}:", of[n, d, t], Estimate(0.0)) for n, t in groups for d in SIMPLE],
         ),
         each_greater(
             "a bigram is accepted more often than a unigram",
@@ -276,45 +296,38 @@ def alpha_checks(row: dict[Acceptance, Row | None]) -> list[ClaimCheck]:
         ),
         each_greater(
             "the smallest model is accepted more often than a bigram",
-            [Pair(f"{n}, T={t:g}:", of[n, smallest[n], t], of[n, BIGRAM, t]) for n, t in groups],
+            [Pair(f"{n}, T={t:g}:", of[n, models[n][0], t], of[n, BIGRAM, t]) for n, t in groups],
         ),
         each_greater(
             "larger models are accepted more often",
             [
                 Pair(f"{n}, T={t:g}, {b} against {a}:", of[n, b, t], of[n, a, t])
                 for n, t in groups
-                for a, b in zip(models(n), models(n)[1:], strict=False)
+                for a, b in zip(models[n], models[n][1:], strict=False)
             ],
         ),
         each_greater(
             "models on T5's tasks are accepted more often at temperature 0",
-            [
-                Pair(f"{n}, {d}:", of[n, d, 0.0], of[n, d, 1.0])
-                for n in (published.T5_ENDE, published.T5_CNNDM)
-                for d in models(n)
-            ],
+            [Pair(f"{n}, {d}:", of[n, d, 0.0], of[n, d, 1.0]) for n in (T5_ENDE, T5_CNNDM) for d in models[n]],
         ),
         near(
             "α of unigrams and bigrams has the published size (within a factor of 2)",
-            [
-                (f"{o.target}, {o.draft}, T={o.temperature:g}", o.alpha, of[o.target, o.draft, o.temperature])
-                for o in row
-                if o.draft in SIMPLE and o.target in targets
-            ],
+            [(o.name, o.alpha, value) for o, value in found.items() if o.draft in SIMPLE],
             factor=2.0, because="short texts of few topics, and tables from few of them",
         ),
     ]  # fmt: skip
 
 
-SIMPLE = (UNIGRAM, BIGRAM)
-
 EXPERIMENTS = {
-    "table-1": Experiment("operations and speed in theory", published.TABLE_1_SOURCE, (), theory_cases, theory_report),
+    "table-1": Experiment(
+        "Table 1: operations and speed, c = 0", f"{PAPER}, table 1", (), computed("table-1", trades), trade_report
+    ),
     "table-2": Experiment(
-        "speed and alpha in translation and summarization, three drafts, T = 0 and 1", published.TABLE_2_SOURCE, TWO,
+        "Table 2: translation and summarization, three drafts", f"{PAPER}, table 2", ("translation", "summarization"),
         speed_cases, speed_report,
     ),
     "table-3": Experiment(
-        "alpha of unigrams, bigrams and models", published.TABLE_3_SOURCE, THREE, alpha_cases, alpha_report
+        "Table 3: acceptance of unigrams, bigrams and models", f"{PAPER}, table 3",
+        ("translation", "summarization", "story"), alpha_cases, alpha_report,
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings, presets and reports of experiments. Importing this module does not load jax."""
+"""Settings, presets and prompts of the experiments, and what an experiment is. Importing this does not load jax."""
 
 import dataclasses
 import re
@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specjax import presets
 from specjax.bench import tasks
 from specjax.bench.record import SMALLEST, Case, Row, check_sizes
-from specjax.reproduce.checks import ClaimCheck
-from specjax.reproduce.published import Source
+from specjax.checks import check_name, integer
+from specjax.defaults import LARGEST_SEED
+from specjax.reproduce.report import Report
 
 SENTENCE = re.compile(r"(?<=[.?!])\s+")
 FAMILIES = ("bundled", "original")
+Items = Mapping[str, Sequence[tasks.Item]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +46,9 @@ class Setup:
     """Seed of sampling."""
 
     def __post_init__(self) -> None:
-        if self.models not in FAMILIES:
-            raise ValueError(f"no models are named {self.models!r} (known: {', '.join(FAMILIES)})")
+        check_name(self.models, FAMILIES, "models")
         check_sizes(self, (*SMALLEST, "gamma", "draws"))
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must lie in 0..{2**32 - 1}, got {self.seed!r}")
+        integer("seed", self.seed, least=0, most=LARGEST_SEED)
 
     def quick(self) -> "Setup":
         """The smallest size, which checks that everything runs but does not measure speed."""
@@ -56,6 +57,46 @@ class Setup:
     def key(self, experiment: str, **own: Any) -> Row:
         """The key of a row: everything that it depends on."""
         return {"bench": "reproduce", "experiment": experiment, **dataclasses.asdict(self), **own, "prompts": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset(Setup):
+    """A table or figure, and what it is measured with: `REPRODUCE = Preset(name="table-2", count=64)` in a file."""
+
+    name: str = ""
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Setup)})
+
+
+def read_preset(file: Path | str) -> Preset:
+    """The preset of a Python file. Raises FileNotFoundError or ValueError, in one line."""
+    return presets.bound(file, "REPRODUCE", Preset)
+
+
+class Experiment(NamedTuple):
+    """One table or figure.
+
+    Attributes:
+      title: one line.
+      source: publication and place.
+      tasks: names of the tasks whose prompts it uses.
+      cases: (setup, items of the tasks) -> cases to measure.
+      report: (setup, rows of all cases) -> report; pure, and rows may be missing if a model is unavailable.
+    """
+
+    title: str
+    source: str
+    tasks: tuple[str, ...]
+    cases: Callable[[Setup, Items], list[Case]]
+    report: Callable[[Setup, Sequence[Row]], Report]
+
+
+def computed(experiment: str, rows: Callable[[], list[Row]]) -> Callable[[Setup, Items], list[Case]]:
+    """The cases of an experiment that computes closed forms and runs no model."""
+    case = Case({"bench": "reproduce", "experiment": experiment}, experiment, lambda shelf: rows())
+    return lambda setup, items: [case]
 
 
 def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, list[tasks.Item]]:
@@ -70,71 +111,18 @@ def read_prompts(given: Sequence[str], wanted: Sequence[str], count: int) -> dic
     files: dict[str, str] = {}
     for one in given:
         head, mark, tail = one.partition("=")
-        known = bool(mark) and head in tasks.TASKS
-        if mark and not known and not Path(one).is_file():
-            raise ValueError(f"--prompts {one}: no task is named {head!r} (known: {', '.join(tasks.TASKS)})")
-        if not known and len(wanted) != 1:
-            raise ValueError(
-                f"--prompts {one} does not say its task: write TASK=FILE, with {' or '.join(wanted) or 'none'}"
-            )
-        task, file = (head, tail) if known else (wanted[0], one)
+        if not mark and len(wanted) != 1:
+            raise ValueError(f"--prompts {one} requires a task: write TASK=FILE, with {' or '.join(wanted) or 'none'}")
+        task, file = (head, tail) if mark else (wanted[0], one)
+        check_name(task, tasks.TASKS, "task of --prompts")
         if task in files:
             raise ValueError(f"--prompts names the task {task!r} twice")
         files[task] = file
-    found = {}
-    for task in wanted:
-        items = tasks.read(files[task])[1] if task in files else tasks.TASKS[task].samples
-        found[task] = tasks.pick(items, count)
-    return found
+    found = {task: tasks.read(files[task])[1] if task in files else tasks.TASKS[task].samples for task in wanted}
+    return {task: tasks.pick(items, count) for task, items in found.items()}
 
 
 def other_texts(task: str) -> list[str]:
     """Sentences of the prompts of all other tasks: tables are not fitted on the texts that they are measured on."""
-    texts = []
-    for name, other in tasks.TASKS.items():
-        if name not in (task, "code"):
-            texts += [part for item in other.samples for part in SENTENCE.split(item.text)]
-    return texts
-
-
-def spelled(model: Any, task: str, texts: Sequence[str]) -> list[str]:
-    """Prompts of a task with these texts, in the form that the model was trained on."""
-    return tasks.prompts_for(model, task, [tasks.Item(text) for text in texts])
-
-
-class Report(NamedTuple):
-    """Result of an experiment.
-
-    Attributes:
-      table: rows with published and measured numbers; empty for a figure.
-      checks: verdicts on the published claims.
-      notes: conditions of the measurement, and reasons for differences.
-      draw: matplotlib's Figure class -> figure; None without a figure.
-    """
-
-    title: str
-    source: Source
-    table: list[Row]
-    checks: list[ClaimCheck]
-    notes: list[str]
-    draw: Callable[[Any], Any] | None = None
-
-
-Items = Mapping[str, Sequence[tasks.Item]]
-
-
-class Experiment(NamedTuple):
-    """One table or figure.
-
-    Attributes:
-      about: one line of description.
-      tasks: names of the tasks whose prompts it uses.
-      cases: (setup, items of the tasks) -> cases to measure.
-      report: (setup, rows of all cases) -> report; pure, and rows may be missing if a model is unavailable.
-    """
-
-    about: str
-    source: Source
-    tasks: tuple[str, ...]
-    cases: Callable[[Setup, Items], list[Case]]
-    report: Callable[[Setup, Sequence[Row]], Report]
+    others = [other for name, other in tasks.TASKS.items() if name not in (task, "code")]
+    return [part for other in others for item in other.samples for part in SENTENCE.split(item.text)]

@@ -7,8 +7,7 @@ import pytest
 import specjax as sj
 from specjax.bench import rounds
 from specjax.cli import reproduce
-from specjax.reproduce import models as stands
-from specjax.reproduce import published
+from specjax.reproduce import pairs
 
 NAMES = (
     "c-matrix", "pairs", "hierarchy", "table-1", "table-2", "table-3", "figure-3", "figure-4", "figure-5",
@@ -20,16 +19,16 @@ def toys(models, monkeypatch):
     """Toy checkpoints in the places of the bundled models."""
     target, draft = models["target"], models["draft"]
     drafts = {
-        published.SMALL: stands.own_model(draft), published.BASE: stands.own_model(draft),
-        published.LARGE: stands.int8(),
+        pairs.SMALL: pairs.own_model(draft), pairs.BASE: pairs.own_model(draft),
+        pairs.LARGE: pairs.INT8,
     }  # fmt: skip
     targets = {
-        published.ENDE: stands.Target(target, "translation", drafts | stands.TABLES),
-        published.CNNDM: stands.Target(target, "summarization", drafts | stands.TABLES),
-        published.GPT: stands.Target(target, "story", {"GPT-like (6M)": stands.own_model(draft)} | stands.TABLES),
+        pairs.ENDE: pairs.Target(target, "translation", drafts | pairs.TABLES),
+        pairs.CNNDM: pairs.Target(target, "summarization", drafts | pairs.TABLES),
+        pairs.GPT: pairs.Target(target, "story", {"GPT-like (6M)": pairs.own_model(draft)} | pairs.TABLES),
     }
     opt = {"opt-13b": target, "opt-1.3b": draft, "opt-125m": draft}
-    monkeypatch.setattr(stands, "BUNDLED", stands.StandIns(opt, targets, ("toys",), {}))
+    monkeypatch.setattr(pairs, "BUNDLED", pairs.StandIns(opt, targets, ("toys",), {}))
 
 
 def rows(path) -> list[dict]:
@@ -58,7 +57,7 @@ def test_theory_outputs(specjax_program, tmp_path):
     assert round(first[0]["speed"], 2) == 1.96 and round(first[0]["operations"], 2) == 1.53
 
 
-def test_costs_are_measured_told_and_not_measured_again(specjax_program, toys, tmp_path, monkeypatch):
+def test_costs_are_measured_once(specjax_program, toys, tmp_path, monkeypatch):
     args = ["reproduce", "c-matrix", "--quick", "--json", str(tmp_path / "rows.jsonl")]
     ran = specjax_program(*args)
     (row,) = rows(tmp_path / "rows.jsonl")
@@ -73,10 +72,10 @@ def test_costs_are_measured_told_and_not_measured_again(specjax_program, toys, t
     assert again.code == 0 and again.out == ran.out
 
 
-def test_a_preset_stands_below_the_command_line(specjax_program, toys, tmp_path):
+def test_command_line_overrides_preset(specjax_program, toys, tmp_path):
     preset = tmp_path / "preset.py"
     preset.write_text(
-        "from specjax.reproduce.presets import Preset\n"
+        "from specjax.reproduce.setup import Preset\n"
         "REPRODUCE = Preset(name='c-matrix', count=1, timed=1, repeats=1, max_new_tokens=4, seed=3)\n"
     )
     file = tmp_path / "rows.jsonl"
@@ -102,7 +101,7 @@ def test_missing_weights_are_left_out(specjax_program, monkeypatch):
         raise FileNotFoundError(f"{name}: the hub is out of reach")
 
     monkeypatch.setattr(sj, "load", load)
-    monkeypatch.setattr(stands, "ORIGINAL", stands.ORIGINAL._replace(sizes={}))
+    monkeypatch.setattr(pairs, "ORIGINAL", pairs.ORIGINAL._replace(sizes={}))
     ran = specjax_program("reproduce", "c-matrix", "--models", "original")
     assert ran.code == 2 and "facebook/opt-13b: the hub is out of reach" in ran.out
     assert "not measured" in ran.out and "nothing was measured" in ran.err
@@ -131,10 +130,10 @@ def test_all_on_the_bundled_models(specjax_program, tmp_path):
 BAD = {
     "no name": ([], "name one of c-matrix"),
     "name": (["table1"], "did you mean 'table-1'"),
-    "models": (["table-2", "--models", "orignal"], "no models are named 'orignal'"),
+    "models": (["table-2", "--models", "orignal"], "did you mean 'original'"),
     "dtype": (["table-2", "--dtype", "float8"], "unknown dtype 'float8'"),
     "count": (["table-2", "--count", "0"], "count must be at least 1, got 0"),
-    "seed": (["table-2", "--seed", "-1"], "seed must lie in"),
+    "seed": (["table-2", "--seed", "-1"], "seed must be at least 0"),
     "prompts without a task": (["table-2", "--prompts", "a.txt"], "--prompts"),
     "prompts of no task": (["table-2", "--prompts", "translate=a.txt"], "translate"),
     "prompts twice": (["pairs", "--prompts", "story=a.txt", "story=b.txt"], "story"),

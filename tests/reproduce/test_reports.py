@@ -6,8 +6,7 @@ import pytest
 
 from specjax import theory
 from specjax.bench.record import Shelf
-from specjax.reproduce import figures, models, opt, paper, telling
-from specjax.reproduce import published as p
+from specjax.reproduce import figures, opt, pairs, paper, report
 from specjax.reproduce.checks import ClaimVerdict
 from specjax.reproduce.setup import Setup
 
@@ -33,7 +32,7 @@ def opt_rows(rates, *, turn=lambda x: x):
             continue
         plain = base[rate.target]
         row = alike(turn(rate.accepted[0]), rate.tokens_per_second / plain, 5, tested=2000)
-        row |= {"of": opt.name_of(rate), "tokens_per_second": rate.tokens_per_second, "plain_tokens_per_second": plain}
+        row |= {"of": rate.name, "tokens_per_second": rate.tokens_per_second, "plain_tokens_per_second": plain}
         if len(rate.drafts) == 2:
             inner = rate.accepted[1]
             row |= {"inner_accepted_per_tested": inner, "inner_accepted_per_drafted": inner, "inner_rounds": 400,
@@ -44,7 +43,7 @@ def opt_rows(rates, *, turn=lambda x: x):
 
 def table_2(turn=lambda x: x):
     rows = []
-    for one in p.TABLE_2:
+    for one in paper.TABLE_2:
         cost = max(float(theory.implied_cost(one.alpha, one.gamma, one.speed)), 0.0)
         row = alike(turn(one.alpha), 1 / turn(1 / one.speed) if turn(1.0) != 1.0 else one.speed, one.gamma, c=cost)
         rows.append(row | {"task": one.task, "draft": one.draft, "temperature": one.temperature})
@@ -54,12 +53,12 @@ def table_2(turn=lambda x: x):
 def table_3(turn=lambda x: x):
     return [
         alike(turn(one.alpha), 1.0, 1) | {"target": one.target, "draft": one.draft, "temperature": one.temperature}
-        for one in p.TABLE_3
+        for one in paper.TABLE_3
     ]
 
 
-def verdicts(report):
-    return [check.verdict for check in report.checks]
+def verdicts(found):
+    return [check.verdict for check in found.checks]
 
 
 EXPERIMENTS = opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
@@ -68,24 +67,24 @@ EXPERIMENTS = opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("pairs", opt_rows(p.PAIRS)),
-        ("hierarchy", opt_rows(p.HIERARCHY)),
+        ("pairs", opt_rows(opt.PAIRS)),
+        ("hierarchy", opt_rows(opt.HIERARCHY)),
         ("table-2", table_2()),
         ("table-3", table_3()),
     ],
 )
 def test_published_numbers_are_reproduced(name, rows):
-    report = EXPERIMENTS[name].report(SETUP, rows)
-    assert len(report.checks) >= 5 and set(verdicts(report)) == {ClaimVerdict.REPRODUCED}, report.checks
+    found = EXPERIMENTS[name].report(SETUP, rows)
+    assert len(found.checks) >= 5 and set(verdicts(found)) == {ClaimVerdict.REPRODUCED}, found.checks
 
 
 def test_mirrored_numbers_are_not_reproduced():
     mirror = lambda x: 1 - x
     acceptance = [0, 1, 2]  # the checks of table 2 on alpha
-    report = paper.speed_report(SETUP, table_2(mirror))
-    assert [verdicts(report)[i] for i in acceptance] == [ClaimVerdict.NOT] * 3
+    found = paper.speed_report(SETUP, table_2(mirror))
+    assert [verdicts(found)[i] for i in acceptance] == [ClaimVerdict.NOT] * 3
     assert ClaimVerdict.REPRODUCED not in verdicts(paper.alpha_report(SETUP, table_3(mirror)))[1:]
-    assert verdicts(opt.pair_report(SETUP, opt_rows(p.PAIRS, turn=mirror)))[1:3] == [ClaimVerdict.NOT] * 2
+    assert verdicts(opt.pair_report(SETUP, opt_rows(opt.PAIRS, turn=mirror)))[1:3] == [ClaimVerdict.NOT] * 2
 
 
 def test_load_is_noted():
@@ -105,9 +104,9 @@ def test_few_tokens_leave_claims_open():
 def test_published_costs_contradict_each_other():
     """No three times of a step have these ratios: two of them fix the third, at 1.47 instead of 0.015."""
     rows = [{"step_ms": {"opt-13b": 1.0, "opt-1.3b": 0.015, "opt-125m": 0.022}}]
-    report = opt.cost_report(SETUP, rows)
-    assert verdicts(report) == [ClaimVerdict.PARTLY, ClaimVerdict.PARTLY, ClaimVerdict.REPRODUCED]
-    assert any("1.47" in note for note in report.notes)
+    found = opt.cost_report(SETUP, rows)
+    assert verdicts(found) == [ClaimVerdict.PARTLY, ClaimVerdict.PARTLY, ClaimVerdict.REPRODUCED]
+    assert any("1.47" in note for note in found.notes)
 
 
 def theory_rows(name):
@@ -116,14 +115,14 @@ def theory_rows(name):
 
 @pytest.mark.parametrize("name", ["table-1", "figure-3", "figure-4"])
 def test_theory_is_reproduced(name):
-    report = EXPERIMENTS[name].report(SETUP, theory_rows(name))
-    assert set(verdicts(report)) == {ClaimVerdict.REPRODUCED} and report.table
+    found = EXPERIMENTS[name].report(SETUP, theory_rows(name))
+    assert set(verdicts(found)) == {ClaimVerdict.REPRODUCED} and found.table
 
 
 def test_wrong_theory_is_detected():
     rows = copy.deepcopy(theory_rows("table-1"))
     rows[2]["speed"] += 0.02
-    assert verdicts(paper.theory_report(SETUP, rows)) == [ClaimVerdict.REPRODUCED, ClaimVerdict.PARTLY]
+    assert verdicts(paper.trade_report(SETUP, rows)) == [ClaimVerdict.REPRODUCED, ClaimVerdict.PARTLY]
     rows = copy.deepcopy(theory_rows("figure-3"))
     rows[0]["gamma"].reverse()
     assert ClaimVerdict.NOT in verdicts(figures.best_report(SETUP, rows))
@@ -143,8 +142,8 @@ def lane(gamma, rounds, step):
 
 
 def test_trace_diagram():
-    report = figures.trace_report(SETUP, [lane(7, 2, 0.1), lane(3, 3, 0.1), lane(0, 30, 1.0)])
-    assert set(verdicts(report)) == {ClaimVerdict.REPRODUCED}
+    found = figures.trace_report(SETUP, [lane(7, 2, 0.1), lane(3, 3, 0.1), lane(0, 30, 1.0)])
+    assert set(verdicts(found)) == {ClaimVerdict.REPRODUCED}
     slow = figures.trace_report(SETUP, [lane(7, 20, 1.0), lane(3, 10, 1.0), lane(0, 9, 0.1)])
     assert verdicts(slow) == [ClaimVerdict.REPRODUCED, ClaimVerdict.REPRODUCED, ClaimVerdict.NOT, ClaimVerdict.NOT]
     assert figures.trace_report(SETUP, [lane(7, 2, 0.1)]).checks == []
@@ -154,25 +153,26 @@ def test_trace_diagram():
 def test_no_rows_no_verdicts(name):
     if name in ("table-1", "figure-3", "figure-4"):
         return
-    report = EXPERIMENTS[name].report(SETUP, [])
-    assert set(verdicts(report)) <= {ClaimVerdict.UNMEASURED} and report.notes
+    found = EXPERIMENTS[name].report(SETUP, [])
+    assert set(verdicts(found)) <= {ClaimVerdict.UNMEASURED} and found.notes
 
 
 def test_stand_ins():
     """Every published draft has a stand-in, or it is said that there is none; originals have known sizes."""
-    for family in (models.BUNDLED, models.ORIGINAL):
+    for family in (pairs.BUNDLED, pairs.ORIGINAL):
         assert set(family.opt) == {"opt-13b", "opt-1.3b", "opt-125m"}
-        for task in p.TASKS:
-            assert set(family.targets[task].drafts) == {*p.DRAFTS, p.UNIGRAM, p.BIGRAM}
-    named = {*models.ORIGINAL.opt.values(), *(target.model for target in models.ORIGINAL.targets.values())}
-    assert named <= set(models.ORIGINAL.sizes)
+        for task in paper.TASKS:
+            assert set(family.targets[task].drafts) == {*paper.DRAFTS, pairs.UNIGRAM, pairs.BIGRAM}
+    named = {*pairs.ORIGINAL.opt.values(), *(target.model for target in pairs.ORIGINAL.targets.values())}
+    assert named <= set(pairs.ORIGINAL.sizes)
     original = paper.alpha_report(Setup(models="original"), [])
     assert any("LaMDA" in note for note in original.notes) and any("never published" in note for note in original.notes)
 
 
 def test_markdown():
-    report = EXPERIMENTS["table-1"].report(SETUP, theory_rows("table-1"))
-    text = telling.as_markdown(report, "table_1.svg")
+    experiment = EXPERIMENTS["table-1"]
+    found = experiment.report(SETUP, theory_rows("table-1"))
+    text = report.as_markdown(experiment.title, experiment.source, found, "table_1.svg")
     assert text.startswith("## Table 1") and "![" in text and "| reproduced |" in text and "- theorems 3.8" in text
-    assert telling.cell(None) == "–" and telling.cell(2535.4) == "2535" and telling.cell(0.0151) == "0.0151"
-    assert telling.summary(report.checks) == "2 reproduced"
+    assert report.cell(None) == "–" and report.cell(2535.4) == "2535" and report.cell(0.0151) == "0.0151"
+    assert report.summary(found.checks) == "2 reproduced"
