@@ -104,7 +104,6 @@ def speculative(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> I
     target, draft = agreeing(size, dtype)
     given = random_prompts(1, target.vocab_size)
     other = peer.make_peer(target, draft) if peer.available() else None
-    passes = [] if other is None else other.count_passes()
     settings: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0}
     for gamma in gammas:
         drafter = drafters.model(draft, gamma=gamma)
@@ -113,14 +112,7 @@ def speculative(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> I
             "specjax plain": lambda: api.generate(target, given, **settings),
         }
         if other is not None:
-            decode = other.assisted(gamma=gamma, new=NEW)
-
-            def theirs(decode=decode) -> int:
-                passes.clear()
-                decode(given)
-                return len(passes)
-
-            programs["transformers"] = theirs
+            programs["transformers"] = other.counted(other.assisted(gamma=gamma, new=NEW), given)
         runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
         stats = runs["specjax"].values[-1].stats
         row: Row = {"bench": "speculative", "size": size, "dtype": dtype, "gamma": gamma} | summary(runs, NEW)

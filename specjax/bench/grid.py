@@ -13,7 +13,9 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import tyro
 
 from specjax import defaults, presets
 from specjax.bench import tasks
@@ -29,72 +31,72 @@ COPYING = ("ngram", "suffix")  # drafters comparable to prompt lookup of transfo
 BUNDLED = "bundled/opt-target"
 BUNDLED_DRAFTS = ("bundled/opt-draft", "bundled/opt-tiny")  # its draft models, as many as are needed
 NEEDS_SOURCE = {"format": "file", "dataset_config": "dataset", "split": "dataset", "field": "dataset"}
+Curves = Mapping[str, tuple[str | Strategy, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """What is measured, and on what.
+    """What is measured, and on what."""
 
-    Attributes:
-      drafters: texts as for `specjax generate --drafter`, or `Strategy`s, which may name a verifier and positions of
-        their draft models in `drafts`; a dict names the curve of each group. (): a draft model if there is one, and
-        prompt lookup.
-      gammas: draft tokens per round, for drafters that have this setting and do not set it.
-      verifiers: names, for strategies without one; (): the lossless verifier that suits each drafter. Combinations that
-        are not supported are left out, with the reason.
-      temperatures, tasks: every strategy is measured at each temperature on each task.
-      axis: quantity of the picture's x axis, one of `AXES`; "": the first of them that varies.
-      about: title of the table and the picture.
-      target: model that decides.
-      drafts: draft models, the largest first; None: those of the bundled target.
-      dtype: of all models.
-      file: prompts instead of the samples of a task, in a format of `tasks.FORMATS`, for one task.
-      format: of the file; "auto": by its ending and first line.
-      category: categories of items to take; (): all.
-      dataset: id on the Hugging Face hub instead of a file; may use the network.
-      dataset_config, split, field, reference: configuration, split and columns of the data set.
-      count: prompts of each task, spread over all that there are.
-      style: how the model is addressed, one of `tasks.STYLES`.
-      max_new_tokens: per prompt.
-      ignore_eos: generate `max_new_tokens` for every prompt.
-      seed: of sampling.
-      lossless: refuse lossy verifiers.
-      batch: prompts decoded together to count acceptance.
-      timed: prompts that are timed, one request at a time.
-      repeats: interleaved runs; medians are reported.
-      peer: "transformers": assisted generation, prompt lookup and plain decoding beside, on the same weights.
-      scores: BLEU and chrF of plain decoding against the references of the items (requires sacrebleu).
-    """
-
-    drafters: tuple[str | Strategy, ...] | Mapping[str, tuple[str | Strategy, ...]] = ()
+    # Texts of the command line, or of a preset: Strategies, which may name a verifier and positions of their draft
+    # models in `drafts`, and a dict, which names the curve of each group.
+    drafters: Annotated[tuple[str | Strategy, ...] | Curves, tyro.conf.Fixed] = ()
     gammas: tuple[int, ...] = (5,)
+    """Draft tokens per round, for drafters that have this setting and do not set it."""
     verifiers: tuple[str, ...] = ()
+    """Default: the lossless one that suits each drafter. Combinations that are not supported are left out, with the
+    reason."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
     tasks: tuple[str, ...] = ()
+    """translation, summarization, chat, code, maths, story, with sample prompts; as-is for prompts of a file,
+    unchanged. Default: story, or that of the file."""
     axis: str = ""
-    about: str = ""
+    """Of the picture: gamma, temperature, nodes (of the tree), verifier, drafts or drafter. Default: the first that
+    varies."""
     target: str = BUNDLED
-    drafts: tuple[str, ...] | None = None
+    """Model whose output is generated."""
+    drafts: tuple[str, ...] = ()
+    """Draft models, the largest first. Default: those of the bundled target."""
     dtype: str = "float32"
-    file: str | None = None
+    """Of all models: float32, bfloat16 or float16."""
+    file: str = ""
+    """Prompts for one task: MT-bench's or Spec-Bench's question.jsonl, HumanEval.jsonl.gz, GSM8K's test.jsonl, .tsv
+    (prompt, tab, reference), .txt (one prompt per line), .jsonl with "prompt"; also packed as .gz or .xz."""
     format: str = AUTO
+    """Of the file: mt-bench, spec-bench, humaneval, gsm8k, jsonl, tsv, txt; auto: by its ending and first line."""
     category: tuple[str, ...] = ()
-    dataset: str | None = None
-    dataset_config: str | None = None
+    """Categories of MT-bench and Spec-Bench questions. Default: all."""
+    dataset: str = ""
+    """Data set of the Hugging Face hub instead of a file; the only option here that uses the network."""
+    dataset_config: str = ""
     split: str = "test"
     field: str = "prompt"
-    reference: str | None = None
+    """Column of the prompts."""
+    reference: str = ""
+    """Column of the references, for --scores."""
     count: int = 8
+    """Prompts of each task, spread over all that there are."""
     style: str = AUTO
+    """How the model is addressed: plain continues a text; prefix is that of T5; chatml, llama-2, llama-3, vicuna and
+    zephyr are chat templates; own is that of the model. auto: prefix for an encoder-decoder, else plain."""
     max_new_tokens: int = defaults.MAX_NEW_TOKENS
     ignore_eos: bool = False
+    """Generate --max-new-tokens for every prompt, past the end of text."""
     seed: int = defaults.SEED
     lossless: bool = False
+    """Refuse lossy verifiers."""
     batch: int = 8
+    """Prompts decoded together to count acceptance."""
     timed: int = 4
+    """Prompts that are timed, one request at a time."""
     repeats: int = 3
-    peer: str | None = None
+    """Timed runs, interleaved with plain decoding; medians are reported."""
+    peer: str = ""
+    """transformers: its assisted generation, prompt lookup and plain decoding on the same weights and prompts."""
     scores: bool = False
+    """BLEU and chrF of plain decoding, for prompts with references (requires sacrebleu)."""
+    about: Annotated[str, tyro.conf.Fixed] = ""
+    """Title of the table and the picture of a preset."""
 
     def __post_init__(self) -> None:
         for name in ("gammas", "verifiers", "temperatures", "tasks", "category"):
@@ -103,26 +105,23 @@ class Grid:
                 raise ValueError(f"{name} contains a value twice: {', '.join(map(str, values))}")
         if not self.temperatures:
             raise ValueError("temperatures requires at least one value")
-        if self.axis:
-            check_name(self.axis, AXES, "axis")
         check_sizes(self, SIZES)
+        for name, names in {"axis": ("", *AXES), "style": tasks.STYLES, "peer": ("", "transformers")}.items():
+            check_name(getattr(self, name), names, name)
         for task in self.tasks:
             check_name(task, tasks.TASKS, "task")
-        check_name(self.style, tasks.STYLES, "style")
-        if self.peer is not None:
-            check_name(self.peer, ("transformers",), "peer")
         integer("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
         integer("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
         for gamma in self.gammas:
             integer("gammas", gamma, least=1, most=defaults.LARGEST_TREE - 1)
         for temperature in self.temperatures:
             number("temperatures", temperature, least=0, most=defaults.LARGEST_TEMPERATURE)
-        if self.file is not None and self.dataset is not None:
+        if self.file and self.dataset:
             raise ValueError("pass either file or dataset, not both")
         if (self.file or self.dataset) and len(self.tasks) > 1:
             raise ValueError(f"prompts of a file or dataset are for one task, got tasks {', '.join(self.tasks)}")
         for name, source in NEEDS_SOURCE.items():
-            if getattr(self, source) is None and getattr(self, name) != getattr(Grid, name):
+            if not getattr(self, source) and getattr(self, name) != getattr(Grid, name):
                 raise ValueError(f"{name.replace('_', '-')} requires {source}")
 
     def quick(self) -> "Grid":
@@ -172,9 +171,7 @@ def points(grid: Grid, task_names: Sequence[str]) -> list[Point]:
         verifier = verify.get(name)
         if grid.lossless:
             verifier.require_lossless()
-    given = grid.drafts or ()
-    if grid.drafts is None and grid.target == BUNDLED:
-        given = BUNDLED_DRAFTS
+    given = grid.drafts or (BUNDLED_DRAFTS if grid.target == BUNDLED else ())
     curves = grid.drafters or (("model", "ngram") if given else ("ngram",))
     curves = curves if isinstance(curves, Mapping) else {"": curves}
     found: list[tuple[str, Strategy, tuple[str, ...]]] = []
@@ -189,7 +186,7 @@ def points(grid: Grid, task_names: Sequence[str]) -> list[Point]:
             names = tuple(given[number] for number in own)
             for one in expand(dataclasses.replace(strategy, drafts=()), grid):
                 found.append((curve or strategy.name, one, names))
-    unused = [name for number, name in enumerate(grid.drafts or ()) if number not in used]
+    unused = [name for number, name in enumerate(grid.drafts) if number not in used]
     if unused:
         raise ValueError(f"drafts {unused[0]} is not used by any of the drafters")
     every = [
@@ -217,13 +214,14 @@ def read_items(grid: Grid) -> dict[str, list[tasks.Item]]:
     Raises:
       ValueError, OSError: a file of another format, a task without samples, or items without references for `scores`.
     """
-    if grid.file is not None:
+    if grid.file:
         kind, items = tasks.read(grid.file, grid.format)
         given = {grid.tasks[0] if grid.tasks else tasks.FORMATS[kind].task: items}
-    elif grid.dataset is not None:
+    elif grid.dataset:
         items = tasks.dataset(
-            grid.dataset, field=grid.field, config=grid.dataset_config, split=grid.split, reference=grid.reference
-        )
+            grid.dataset, field=grid.field, config=grid.dataset_config or None, split=grid.split,
+            reference=grid.reference or None,
+        )  # fmt: skip
         given = {grid.tasks[0] if grid.tasks else "as-is": items}
     else:
         given = {name: list(tasks.TASKS[name].samples) for name in grid.tasks or ("story",)}
@@ -280,6 +278,7 @@ class Workload(NamedTuple):
 def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Callable[[Shelf], list[Row]]:
     def run(shelf: Shelf) -> list[Row]:
         from specjax import api
+        from specjax.bench.peer import make_peer
 
         strategy, target = point.strategy, shelf.model(grid.target)
         drafts = [shelf.model(name) for name in point.drafts]
@@ -290,8 +289,12 @@ def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Cal
             verifier.check(part.tree, part.siblings, f"drafter {drafter.name!r}", dynamic=part.dynamic)
         except ValueError as error:
             raise Missing(" ".join(str(error).split())) from None
-        prompts = shelf.keep(("prompts", point.task), lambda: make_prompts(target, point.task, grid.style, items))
-        peer = shelf.keep(("peer", point.drafts[:1]), lambda: _make_peer(grid, target, drafts))
+        prompts = shelf.keep(("prompts", point.task), lambda: tasks.prompts_for(target, point.task, items, grid.style))
+        peer = None
+        if grid.peer:
+            first = drafts[0] if drafts else None
+            make = lambda: make_peer(target, first, ignore_eos=grid.ignore_eos)
+            peer = shelf.keep(("peer", point.drafts[:1]), make)
         settings = {"max_new_tokens": grid.max_new_tokens, "ignore_eos": grid.ignore_eos, "seed": grid.seed}
         work = Workload(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peer)
         row: Row = {"task": point.task, "target": grid.target, "drafts": " > ".join(point.drafts), "dtype": grid.dtype}
@@ -302,33 +305,6 @@ def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Cal
         return [row]
 
     return run
-
-
-def make_prompts(target: Any, task: str, style: str, items: Sequence[tasks.Item]) -> list[str]:
-    """The prompts of a task for a model.
-
-    Raises:
-      ValueError: style "own", and the model has no chat template.
-    """
-    from specjax import convert
-
-    if style == AUTO:
-        return tasks.prompts_for(target, task, items)
-    own: Callable[[str], str] = str
-    if style == tasks.OWN:
-        checkpoint = convert.locate(target.name)
-        checkpoint.source.close()
-        own = tasks.own_template(checkpoint.tokenizer(), target.text.encode)
-    build = tasks.builder(tasks.TASKS[task], style, encoder_decoder=target.encoder_decoder, own=own)
-    return [build(item) for item in items]
-
-
-def _make_peer(grid: Grid, target: Any, drafts: Sequence[Any]) -> Any:
-    if grid.peer is None:
-        return None
-    from specjax.bench import peer
-
-    return peer.make_peer(target, drafts[0] if drafts else None, ignore_eos=grid.ignore_eos)
 
 
 def measure(work: Workload, strategy: Strategy, temperature: float, drafter: Any, verifier: Any) -> Row:

@@ -77,11 +77,17 @@ class Peer(NamedTuple):
 
         return decode
 
-    def count_passes(self) -> list[int]:
-        """A list that grows by one with every forward pass of the target."""
-        passes: list[int] = []
-        self.target.register_forward_hook(lambda *_: passes.append(1))
-        return passes
+    def counted(self, decode: Decode, prompts: Sequence[Sequence[int]]) -> Callable[[], int]:
+        """A program that decodes and returns the number of forward passes of the target."""
+
+        def run() -> int:
+            passes: list[int] = []
+            hook = self.target.register_forward_hook(lambda *_: passes.append(1))
+            decode(prompts)
+            hook.remove()
+            return len(passes)
+
+        return run
 
     def _decode(self, new: int, temperature: float, options: dict[str, Any]) -> Decode:
         import torch

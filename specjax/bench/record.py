@@ -214,22 +214,45 @@ def run(
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def write_markdown(file: Path, rows: Sequence[Row]) -> None:
-    """One table; columns in the order in which they first appear, numbers to three digits."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(show(row.get(column, "")) for column in columns) + " |" for row in rows]
-    files.write_text(file, "\n".join(lines) + "\n")
-
-
-def show(value: Any) -> str:
+def to_text(value: Any) -> str:
     """A value for people: numbers to three digits, None left empty."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, list | tuple):
-        return "/".join(map(show, value))
+        return "/".join(map(to_text, value))
     if isinstance(value, dict):
-        return ",".join(f"{key}:{show(one)}" for key, one in value.items())
+        return ",".join(f"{key}:{to_text(one)}" for key, one in value.items())
     return str(value)
+
+
+def write_markdown(file: Path, rows: Sequence[Row]) -> None:
+    """One table, atomically."""
+    files.write_text(file, "\n".join(markdown_table(rows)) + "\n")
+
+
+def markdown_table(rows: Sequence[Row], show: Callable[[Any], str] = to_text) -> list[str]:
+    """Lines of a table; columns in the order in which they first appear."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    line = lambda values: "| " + " | ".join(value.replace("|", "\\|") for value in values) + " |"
+    body = [line((show)(row.get(column, "")) for column in columns) for row in rows]
+    return [line(columns), "|" + "---|" * len(columns), *body]
+
+
+def terminal_table(rows: Sequence[Row], show: Callable[[Any], str] = to_text, **options: Any) -> Any:
+    """A rich table of rows with the same columns; columns of text are aligned left.
+
+    Args:
+      options: of `rich.table.Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, title_justify="left", **options)
+    for name in rows[0]:
+        words = all(isinstance(row[name], str | None) for row in rows)
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(show, row.values()))
+    return table

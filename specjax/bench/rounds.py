@@ -104,7 +104,6 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
     )
     model = Model("tiny", opt, config, default_format(), opt.init(jax.random.key(0), config, default_format()))
     other = peer.make_peer(model, model) if peer.available() else None
-    passes = [] if other is None else other.count_passes()
     given = random_prompts(1, vocab)
     for gamma in gammas:
         for temperature in temperatures:
@@ -112,14 +111,9 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
             repeated = lambda ours=ours: measuring.spread([ours() for _ in range(INNER)]).median
             programs: dict[str, Callable[[], Any]] = {"specjax": repeated}
             if other is not None:
-                decode = other.assisted(gamma=gamma, new=NEW, temperature=temperature)
-
-                def theirs(decode=decode) -> int:
-                    passes.clear()
-                    decode(given)
-                    return len(passes)
-
-                programs["transformers"] = theirs
+                programs["transformers"] = other.counted(
+                    other.assisted(gamma=gamma, new=NEW, temperature=temperature), given
+                )
             runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
             own = 1e6 * measuring.spread(runs["specjax"].values).median
             row: Row = {"bench": "overhead", "vocab": vocab, "gamma": gamma, "temperature": temperature}

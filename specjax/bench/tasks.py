@@ -193,11 +193,22 @@ def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str
     return lambda item: around(fill(task.asked, text=item.text))
 
 
-def prompts_for(model: Any, task: str, items: Sequence[Item]) -> list[str]:
-    """Prompts of a task for a model in the style "auto"; the bundled T5 pair was trained without a prefix."""
-    if model.encoder_decoder and model.name.startswith("bundled/"):
+def prompts_for(model: Any, task: str, items: Sequence[Item], style: str = AUTO) -> list[str]:
+    """Prompts of a task for a model; the bundled T5 pair was trained without a prefix and receives none.
+
+    Raises:
+      ValueError: an unknown style, or "own" for a model without a chat template.
+    """
+    if style in (AUTO, PREFIX) and "bundled/t5-" in model.name:
         return [item.text for item in items]
-    return [*map(builder(TASKS[task], AUTO, encoder_decoder=model.encoder_decoder, own=str), items)]
+    own: Callable[[str], str] = str
+    if style == OWN:
+        from specjax import convert
+
+        checkpoint = convert.locate(model.name)
+        checkpoint.source.close()
+        own = own_template(checkpoint.tokenizer(), model.text.encode)
+    return [*map(builder(TASKS[task], style, encoder_decoder=model.encoder_decoder, own=own), items)]
 
 
 def fill(form: str, **given: str) -> str:
@@ -261,16 +272,18 @@ class FileFormat(NamedTuple):
     Attributes:
       title: for people.
       line: what a line must be, for error messages.
-      read: the JSON object of a line, or the line itself if the format is not JSON -> Item; raises Misfit.
-      json: whether a line is a JSON object.
       task: task in `TASKS` that such files are for.
+      text, id, category, reference: keys of a JSON object for the fields of an `Item`. "x[0]" is the first text of a
+        list: later turns depend on the answer. "x?" may be missing. Files without a key for the text are not JSON.
     """
 
     title: str
     line: str
-    read: Callable[[Any], Item]
-    json: bool
     task: str
+    text: str = ""
+    id: str = ""
+    category: str = ""
+    reference: str = ""
 
 
 class Misfit(Exception):
@@ -315,19 +328,27 @@ def detect(path: Path, number: int, line: str) -> str:
             return name
     raise ValueError(
         f"{path} line {number} has an unknown format, with the keys {', '.join(map(repr, keys)) or 'none'}: "
-        "expected one of " + "; ".join(f"{kind.title}, {kind.line}" for kind in FORMATS.values() if kind.json)
+        "expected one of " + "; ".join(f"{kind.title}, {kind.line}" for kind in FORMATS.values() if kind.text)
     )
 
 
 def _item(kind: FileFormat, path: Path, number: int, line: str) -> Item:
     where = f"{path} line {number}"
     try:
-        item = kind.read(_object(line, where) if kind.json else line)
+        if kind.text:
+            entry = _object(line, where)
+            text, name, category, reference = (_value(entry, key) for key in kind[3:])
+            item = Item(text or "", name or str(number), category or "", reference)
+        else:
+            text, *more = line.split("\t") if kind is FORMATS["tsv"] else (line,)
+            if kind is FORMATS["tsv"] and len(more) != 1:
+                raise Misfit(f"it has {len(more)} tabs")
+            item = Item(text, str(number), reference=more[0] if more else None)
+        if not item.text.strip():
+            raise Misfit("its text is empty")
     except Misfit as misfit:
         raise ValueError(f"{where} is not a {kind.title}: {misfit}; expected {kind.line}") from None
-    if not item.text.strip():
-        raise ValueError(f"{where} is not a {kind.title}: its text is empty")
-    return item if item.id else item._replace(id=str(number))
+    return item
 
 
 def _object(line: str, where: str) -> dict[str, Any]:
@@ -340,58 +361,37 @@ def _object(line: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    if key not in entry:
-        raise Misfit(f'"{key}" is missing')
-    if not isinstance(entry[key], str):
-        raise Misfit(f'"{key}" must be text, got {type(entry[key]).__name__}')
-    return entry[key]
-
-
-def _turns(entry: Mapping[str, Any]) -> Item:
-    """The first turn; later ones depend on the answer."""
-    if "question_id" not in entry:
-        raise Misfit('"question_id" is missing')
-    turns = entry.get("turns")
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise Misfit('"turns" must be a list of texts' if "turns" in entry else '"turns" is missing')
-    known = entry.get("reference")
-    first = known[0] if isinstance(known, list) and known and isinstance(known[0], str) else None
-    return Item(turns[0], str(entry["question_id"]), _text(entry, "category"), first)
-
-
-def _humaneval(entry: Mapping[str, Any]) -> Item:
-    return Item(_text(entry, "prompt"), _text(entry, "task_id"), reference=_text(entry, "canonical_solution"))
-
-
-def _gsm8k(entry: Mapping[str, Any]) -> Item:
-    return Item(_text(entry, "question"), reference=_text(entry, "answer"))
-
-
-def _prompt(entry: Mapping[str, Any]) -> Item:
-    known = entry.get("reference")
-    return Item(_text(entry, "prompt"), str(entry.get("id", "")), reference=known if isinstance(known, str) else None)
-
-
-def _pair(line: str) -> Item:
-    parts = line.split("\t")
-    if len(parts) != 2:
-        raise Misfit(f"it has {len(parts) - 1} tabs")
-    return Item(parts[0], reference=parts[1])
+def _value(entry: Mapping[str, Any], key: str) -> str | None:
+    """The text at a key of `FileFormat`; None for no key, and for optional keys without a text."""
+    name, first = key.removesuffix("?").removesuffix("[0]"), "[0]" in key
+    value = entry.get(name)
+    if first:
+        value = value[0] if isinstance(value, list) and value else None
+    if isinstance(value, str) or (name.endswith("id") and value is not None):
+        return str(value)
+    if not key or key.endswith("?"):
+        return None
+    raise Misfit(
+        f'"{name}" must be {"a list of texts" if first else "text"}' if name in entry else f'"{name}" is missing'
+    )
 
 
 TURNS = '{"question_id": ..., "category": text, "turns": [text, ...]}'
+QUESTION = ("turns[0]", "question_id", "category", "reference[0]?")
 FORMATS: dict[str, FileFormat] = {
-    "mt-bench": FileFormat("MT-bench question", TURNS, _turns, True, "chat"),
-    "spec-bench": FileFormat("Spec-Bench question", TURNS, _turns, True, "chat"),
+    "mt-bench": FileFormat("MT-bench question", TURNS, "chat", *QUESTION),
+    "spec-bench": FileFormat("Spec-Bench question", TURNS, "chat", *QUESTION),
     "humaneval": FileFormat(
-        "HumanEval problem", '{"task_id": text, "prompt": text, "canonical_solution": text}', _humaneval, True, "code"
+        "HumanEval problem", '{"task_id": text, "prompt": text, "canonical_solution": text}', "code",
+        text="prompt", id="task_id", reference="canonical_solution",
     ),
-    "gsm8k": FileFormat("GSM8K question", '{"question": text, "answer": text}', _gsm8k, True, "maths"),
-    "jsonl": FileFormat("prompt", '{"prompt": text}', _prompt, True, "as-is"),
-    "tsv": FileFormat("pair", "a sentence, a tab, its translation", _pair, False, "translation"),
-    "txt": FileFormat("prompt", "a prompt", Item, False, "as-is"),
-}
+    "gsm8k": FileFormat(
+        "GSM8K question", '{"question": text, "answer": text}', "maths", text="question", reference="answer"
+    ),
+    "jsonl": FileFormat("prompt", '{"prompt": text}', "as-is", text="prompt", id="id?", reference="reference?"),
+    "tsv": FileFormat("pair", "a sentence, a tab, its translation", "translation"),
+    "txt": FileFormat("prompt", "a prompt", "as-is"),
+}  # fmt: skip
 MARKS = {  # keys that identify a format, the first that fits; Spec-Bench has the format of MT-bench
     "mt-bench": {"question_id", "turns"},
     "humaneval": {"task_id", "prompt"},

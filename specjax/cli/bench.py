@@ -102,9 +102,9 @@ def main(args: Sequence[str]) -> int:
 
 def line(row: Row) -> str:
     """A row as text."""
-    from specjax.bench.record import show
+    from specjax.bench.record import to_text
 
-    return "  ".join(f"{name}={show(value)}" for name, value in row.items())
+    return "  ".join(f"{name}={to_text(value)}" for name, value in row.items())
 
 
 def check(options: Bench) -> None:
@@ -142,54 +142,49 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
     """What is measured: a key, which identifies the rows of a file, and a function. A stopped run loses one case."""
     from specjax.bench import decode, long_context, rounds, verifiers, vocabulary
 
-    name, repeats = options.name, options.repeats
-    gammas = options.gamma or GAMMAS.get(name, (5,))
-    common: dict[str, Any] = {"bench": name, "repeats": repeats}
-
-    def case(function: Callable[..., Iterator[Row]], **given: Any) -> tuple[Row, Callable[[], Iterator[Row]]]:
-        return common | given, partial(function, **given)
-
-    timed = {"repeats": repeats}
-    size = options.size or ("125m" if name in ("plain", "verifiers") else "350m")
-    if name == "plain":
-        for dtype in options.dtype:
-            yield case(decode.plain, size=size, dtype=dtype, rows=options.rows, **timed)
-    elif name == "speculative":
-        for dtype in options.dtype:
-            yield case(decode.speculative, size=size, dtype=dtype, gammas=gammas, **timed)
-    elif name == "composition":
-        for dtype in options.dtype:
-            yield case(rounds.composition, size=size, dtype=dtype, gammas=gammas, **timed)
-    elif name == "verify":
-        for dtype in options.dtype:
-            yield case(rounds.verify_cost, size=size, dtype=dtype, **timed)
-    elif name == "overhead":
-        for vocab in (512, VOCABULARY):
-            yield case(rounds.overhead, vocab=vocab, gammas=gammas, temperatures=options.temperature, **timed)
-    elif name == "vocabulary":
-        for batch in options.rows:
-            yield case(vocabulary.rows, vocab_size=VOCABULARY, batch=batch)
-    elif name == "verifiers":
-        for batch, gamma in itertools.product(options.rows, gammas):
-            yield case(verifiers.cost, size=size, rows=batch, gamma=gamma, **timed)
-    elif name == "committed":
-        strategy = Strategy.parse(options.drafter)
-        fixed = not strategy.takes_gamma or strategy.get("gamma") is not None
-        strategies = [strategy] if fixed else [strategy.replace_settings(gamma=gamma) for gamma in gammas]
-        for dtype, one, temperature in itertools.product(options.dtype, strategies, options.temperature):
-            yield case(
-                committed, target=options.target, draft=options.draft, dtype=dtype, prompts=str(options.prompts),
-                drafter=one.text, temperature=temperature, rounds=options.rounds, new=options.max_new_tokens,
-            )  # fmt: skip
+    name, gammas, dtypes = options.name, options.gamma or GAMMAS.get(options.name, (5,)), {"dtype": options.dtype}
+    timed = {"repeats": options.repeats}
+    sized = timed | {"size": options.size or ("125m" if name in ("plain", "verifiers") else "350m")}
+    strategy = Strategy.parse(options.drafter)
+    if strategy.takes_gamma and strategy.get("gamma") is None:
+        texts = [strategy.replace_settings(gamma=gamma).text for gamma in gammas]
     else:
-        for dtype, batch, gamma, temperature, strategy in itertools.product(
-            options.dtype, options.rows, gammas, options.temperature, long_context.STRATEGIES
-        ):
-            yield case(
-                long_context.measure, target=options.target, dtype=dtype, text=str(options.prompts), rows=batch,
-                gamma=gamma, prompt=options.prompt_tokens, budget=options.budget, temperature=temperature,
-                new=options.max_new_tokens, strategy=strategy,
-            )  # fmt: skip
+        texts = [strategy.text]
+    # name -> function, values of which each combination is a case, and arguments of all cases
+    every: dict[str, tuple[Callable[..., Iterator[Row]], dict[str, Any], dict[str, Any]]] = {
+        "plain": (decode.plain, dtypes, sized | {"rows": options.rows}),
+        "speculative": (decode.speculative, dtypes, sized | {"gammas": gammas}),
+        "composition": (rounds.composition, dtypes, sized | {"gammas": gammas}),
+        "verify": (rounds.verify_cost, dtypes, sized),
+        "overhead": (
+            rounds.overhead, {"vocab": (512, VOCABULARY)},
+            timed | {"gammas": gammas, "temperatures": options.temperature},
+        ),
+        "vocabulary": (vocabulary.rows, {"batch": options.rows}, {"vocab_size": VOCABULARY}),
+        "verifiers": (verifiers.cost, {"rows": options.rows, "gamma": gammas}, sized),
+        "committed": (
+            committed, dtypes | {"drafter": texts, "temperature": options.temperature},
+            {
+                "target": options.target, "draft": options.draft, "prompts": str(options.prompts),
+                "rounds": options.rounds, "new": options.max_new_tokens,
+            },
+        ),
+        "long-context": (
+            long_context.measure,
+            dtypes | {
+                "rows": options.rows, "gamma": gammas, "temperature": options.temperature,
+                "strategy": long_context.STRATEGIES,
+            },
+            {
+                "target": options.target, "text": str(options.prompts), "prompt": options.prompt_tokens,
+                "budget": options.budget, "new": options.max_new_tokens,
+            },
+        ),
+    }  # fmt: skip
+    function, axes, common = every[name]
+    for values in itertools.product(*axes.values()):
+        given = dict(zip(axes, values, strict=True)) | common
+        yield {"bench": name, **timed, **given}, partial(function, **given)
 
 
 def committed(

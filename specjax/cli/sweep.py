@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,95 +16,20 @@ from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
 
 PROG = "specjax sweep"
+output = lambda metavar, default="none": arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 HOMES = (Path("configs/sweeps"), Path(__file__).resolve().parents[2] / "configs" / "sweeps")
-
-
-def option(metavar: str, default: str) -> Any:
-    """An option that the preset may set; the default is that of a run without a preset."""
-    return arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
-
-
-@dataclasses.dataclass(frozen=True)
-class Strategies:
-    """What is compared. Every combination is measured, and plain decoding is timed beside each."""
-
-    target: Annotated[str | None, option("MODEL", grids.BUNDLED)] = None
-    """Model whose output is generated."""
-    drafts: Annotated[tuple[str, ...], option("MODEL ...", "those of the bundled target")] = ()
-    """Draft models, the largest first."""
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, option("NAME", "float32")] = None
-    """Of all models."""
-    drafters: Annotated[tuple[str, ...], option("NAME[:KEY=VALUE,...] ...", "model if there is a draft, ngram")] = ()
-    """As for specjax generate --drafter; "specjax generate --drafter help" lists them."""
-    gammas: Annotated[tuple[int, ...], option("N ...", "5")] = ()
-    """Draft tokens per round, for drafters that have this setting and do not set it."""
-    verifiers: Annotated[tuple[str, ...], option("NAME ...", "the lossless one that suits each drafter")] = ()
-    """Combinations that are not supported are left out, with the reason."""
-    temperatures: Annotated[tuple[float, ...], option("T ...", "0 1")] = ()
-    max_new_tokens: Annotated[int | None, option("N", "64")] = None
-    ignore_eos: Flag = False
-    """Generate --max-new-tokens for every prompt, past the end of text."""
-    seed: Annotated[int | None, option("N", "0")] = None
-    lossless: Flag = False
-    """Refuse lossy verifiers."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompts:
-    """Each task comes with sample prompts; --file and --dataset bring others, for one task."""
-
-    tasks: Annotated[tuple[str, ...], option("NAME ...", "story, or that of the file")] = ()
-    """translation, summarization, chat, code, maths, story; as-is for prompts of a file, unchanged."""
-    file: Annotated[str | None, option("FILE", "none")] = None
-    """MT-bench's or Spec-Bench's question.jsonl, HumanEval.jsonl.gz, GSM8K's test.jsonl, .tsv (prompt, tab, reference),
-    .txt (one prompt per line), .jsonl with "prompt"; also packed as .gz or .xz."""
-    format: Annotated[str | None, option("NAME", "auto, by the ending and the first line")] = None
-    """Of the file: mt-bench, spec-bench, humaneval, gsm8k, jsonl, tsv, txt."""
-    category: Annotated[tuple[str, ...], option("NAME ...", "all")] = ()
-    """Categories of MT-bench and Spec-Bench questions."""
-    dataset: Annotated[str | None, option("ID", "none")] = None
-    """Data set of the Hugging Face hub instead of a file; the only option here that uses the network."""
-    dataset_config: Annotated[str | None, option("NAME", "none")] = None
-    split: Annotated[str | None, option("NAME", "test")] = None
-    field: Annotated[str | None, option("COLUMN", "prompt")] = None
-    """Column of the prompts."""
-    reference: Annotated[str | None, option("COLUMN", "none")] = None
-    """Column of the references, for --scores."""
-    count: Annotated[int | None, option("N", "8")] = None
-    """Prompts of each task, spread over all that there are."""
-    style: Annotated[str | None, option("NAME", "auto")] = None
-    """How the model is addressed: plain continues a text; prefix is that of T5; chatml, llama-2, llama-3, vicuna and
-    zephyr are chat templates; own is that of the model. auto: prefix for an encoder-decoder, else plain."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Measuring:
-    """How it is measured. Acceptance is counted over all prompts; speed is that of single requests."""
-
-    batch: Annotated[int | None, option("N", "8")] = None
-    """Prompts decoded together to count acceptance."""
-    timed: Annotated[int | None, option("N", "4")] = None
-    """Prompts that are timed, one request at a time."""
-    repeats: Annotated[int | None, option("N", "3")] = None
-    """Timed runs, interleaved with plain decoding; medians are reported."""
-    peer: Annotated[Literal["transformers"] | None, option("NAME", "none")] = None
-    """transformers: its assisted generation, prompt lookup and plain decoding on the same weights and prompts."""
-    scores: Flag = False
-    """BLEU and chrF of plain decoding, for prompts with references (requires sacrebleu)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
     """Where results are written; the terminal shows the table in any case."""
 
-    json: Annotated[Path | None, option("FILE", "NAME.jsonl of a preset, else none")] = None
+    json: Annotated[Path | None, output("FILE", "NAME.jsonl of a preset, else none")] = None
     """Append one JSON object per row. Rows that the file contains are not measured again: a stopped run resumes."""
-    markdown: Annotated[Path | None, option("FILE", "none")] = None
+    markdown: Annotated[Path | None, output("FILE")] = None
     """Write the table as Markdown."""
-    picture: Annotated[Path | None, option("FILE.svg", "none")] = None
+    picture: Annotated[Path | None, output("FILE.svg")] = None
     """Draw tokens per target pass and speed over the axis, as .svg or .png (requires matplotlib)."""
-    axis: Annotated[str | None, option("NAME", "the first that varies")] = None
-    """gamma, temperature, nodes (of the tree), verifier, drafts or drafter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +51,10 @@ class SweepOptions:
     """Print the presets in configs/sweeps, and exit."""
     quick: Flag = False
     """The smallest size: shows that everything runs, and says nothing about speed."""
-    strategies: Strategies = Strategies()
-    prompts: Prompts = Prompts()
-    measuring: Measuring = Measuring()
+    drafters: Annotated[tuple[str, ...], output("NAME[:KEY=VALUE,...] ...", "model if there is a draft, ngram")] = ()
+    """As for specjax generate --drafter; "specjax generate --drafter help" lists them. Every combination with the
+    gammas, verifiers, temperatures and tasks is measured, and plain decoding is timed beside each."""
+    grid: Annotated[Grid, tyro.conf.SuppressFixed] = dataclasses.field(default_factory=Grid)
     results: Results = Results()
 
 
@@ -143,13 +69,18 @@ def main(args: Sequence[str]) -> int:
         print("\n".join(f"{name}  {grids.read(file).about}" for name, file in present().items()))
         return 0
     file = find(options.name) if options.name else None
-    grid = changed(grids.read(file) if file else Grid(), options)
-    results = options.results
+    if file:
+        options = parse(SweepOptions, args, prog=PROG, default=SweepOptions(grid=grids.read(file)))
+    grid, results = options.grid, options.results
+    if options.drafters:
+        grid = dataclasses.replace(grid, drafters=options.drafters)
+    if options.quick:
+        grid = grid.quick()
     if file and results.json is None:
         results = dataclasses.replace(results, json=Path(f"{file.stem}.jsonl"))
     checks.writable(json=results.json, markdown=results.markdown)
     checks.picture(picture=results.picture)
-    if grid.peer is not None:
+    if grid.peer:
         from specjax.bench import peer
 
         peer.require()
@@ -177,18 +108,6 @@ def find(name: str) -> Path:
     if not known:
         raise ValueError(f"{name}: there is no folder configs/sweeps here; give the file of a preset")
     return lookup(name, known, "sweep")
-
-
-def changed(grid: Grid, options: SweepOptions) -> Grid:
-    """The grid with what the command line gives."""
-    groups = (options.strategies, options.prompts, options.measuring, options.results)
-    fields = {field.name for field in dataclasses.fields(Grid)}
-    given = {
-        name: value for group in groups for name, value in vars(group).items()
-        if name in fields and not (value is None or value is False or value == ())
-    }  # fmt: skip
-    found = dataclasses.replace(grid, **given)
-    return found.quick() if options.quick else found
 
 
 def run(grid: Grid, title: str, results: Results) -> int:
@@ -234,22 +153,13 @@ def show(console: Any, grid: Grid, title: str, found: Sequence[tuple[Any, dict[s
     """Prints the table and the best strategies; writes the Markdown table and the picture."""
     from functools import partial
 
-    from rich import box
-    from rich.table import Table
-
     from specjax.bench import record
 
     axis = grids.axis_of(grid, found)
     lines = grids.curves(axis, found)
     table = grids.table(lines)
     rows, same = grids.short(table)
-    made = Table(box=box.SIMPLE, title=f"{title}: {same}" if same else title, title_justify="left", caption=CAPTION)
-    for name in rows[0]:
-        words = all(isinstance(row[name], str) for row in rows)
-        made.add_column(name, justify="left" if words else "right", no_wrap=True)
-    for row in rows:
-        made.add_row(*(record.show(value) for value in row.values()))
-    console.print(made)
+    console.print(record.terminal_table(rows, title=f"{title}: {same}" if same else title, caption=CAPTION))
     for line in grids.best(found):
         console.print(line, soft_wrap=True, markup=False)
     if results.markdown is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import files
-from specjax.bench.record import Row, show
+from specjax.bench.record import Row, markdown_table, terminal_table, to_text
 from specjax.plotting import COLORS, INK, finish
 from specjax.reproduce.checks import ClaimCheck, ClaimVerdict
 
@@ -57,7 +57,7 @@ def cell(value: Any) -> str:
     """A value as text; a dash if not measured."""
     if isinstance(value, float) and abs(value) >= 1000:
         return f"{value:.0f}"
-    return "–" if value is None else show(value)
+    return "–" if value is None else to_text(value)
 
 
 def summary(checks: Sequence[ClaimCheck]) -> str:
@@ -68,8 +68,6 @@ def summary(checks: Sequence[ClaimCheck]) -> str:
 
 def in_terminal(console: Any, title: str, source: str, report: Report) -> None:
     """Prints title, source, table, checks and notes."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     def line(*parts: tuple[str, str]) -> None:
@@ -79,13 +77,7 @@ def in_terminal(console: Any, title: str, source: str, report: Report) -> None:
     line((title, "bold"))
     line((f"published: {source}", "dim"))
     if report.table:
-        made = Table(box=box.SIMPLE)
-        for name in report.table[0]:
-            words = all(isinstance(row[name], str | None) for row in report.table)
-            made.add_column(name, justify="left" if words else "right")
-        for row in report.table:
-            made.add_row(*(cell(value) for value in row.values()))
-        console.print(made)
+        console.print(terminal_table(report.table, cell))
     for check in report.checks:
         line((f"  {check.verdict.value}: ", VERDICT_COLORS[check.verdict]), (check.claim, ""))
         line((f"    {check.why}", "dim"))
@@ -101,15 +93,8 @@ def as_markdown(title: str, source: str, report: Report, picture: str | None = N
     lines = [f"## {title}", "", f"Published: {source}.", ""]
     lines += [f"![{title}]({picture})", ""] if picture else []
     for table in filter(None, (report.table, claims)):
-        lines += [*markdown_table(table), ""]
+        lines += [*markdown_table(table, cell), ""]
     return "\n".join([*lines, *(f"- {note}" for note in report.notes)]) + "\n"
-
-
-def markdown_table(table: Sequence[Row]) -> list[str]:
-    """A Markdown table of rows with the same columns."""
-    line = lambda values: "| " + " | ".join(value.replace("|", "\\|") for value in values) + " |"
-    body = [line(map(cell, row.values())) for row in table]
-    return [line(table[0]), "|" + "---|" * len(table[0]), *body]
 
 
 def write_markdown(file: Path, parts: Sequence[str], about: Mapping[str, str]) -> None:

@@ -34,6 +34,16 @@ def test_t5_has_prefixes_and_other_models_continue():
     assert prompt("code", "auto") == ITEM.text  # its braces are kept
 
 
+def test_bundled_t5_receives_no_prefix():
+    """It was trained without one; a T5 from elsewhere keeps it."""
+    of = lambda name, style="auto": tasks.prompts_for(
+        types.SimpleNamespace(name=name, encoder_decoder=True), "translation", [ITEM], style
+    )
+    for name in ("bundled/t5-target", "bundled/t5-draft", "/x/specjax/bundled/t5-target"):
+        assert of(name) == of(name, "prefix") == [ITEM.text]
+    assert of("t5-small") == [f"translate English to German: {ITEM.text}"]
+
+
 def test_chat_models_are_asked_within_their_template():
     asked = f"Translate into German: {ITEM.text}"
     assert prompt("translation", "chatml") == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"

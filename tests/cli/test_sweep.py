@@ -94,13 +94,16 @@ def test_a_stopped_sweep_resumes(specjax_program, preset, tmp_path, monkeypatch)
     assert specjax_program("sweep", "mine.py", "--seed", "0").code == 0 and len(calls) == 5  # another grid
 
 
-def test_options_override_a_preset(preset):
-    options = command.SweepOptions(
-        strategies=command.Strategies(temperatures=(0.0, 1.0), target="x", seed=0), prompts=command.Prompts(count=5)
-    )
-    changed = command.changed(grid.read(preset), options)
+def test_options_override_a_preset(preset, monkeypatch):
+    monkeypatch.setattr(command, "run", lambda grid, title, results: grids.append(grid) or 0)
+    grids = []
+    args = ["--temperatures", "0", "1", "--target", "x", "--seed", "0", "--count", "5"]
+    assert command.main(["mine.py", *args]) == command.main(["mine.py", "--drafters", "ngram", "--quick"]) == 0
+    changed, other = grids
     assert (changed.count, changed.temperatures, changed.target, changed.seed) == (5, (0.0, 1.0), "x", 0)
     assert changed.drafts == grid.read(preset).drafts and changed.max_new_tokens == 6 and changed.ignore_eos
+    assert changed.drafters == grid.read(preset).drafters
+    assert other.drafters == ("ngram",) and other.seed == 3
 
 
 def test_presets_by_name(specjax_program, tmp_path, monkeypatch):
@@ -155,7 +158,7 @@ BAD = {
     "draft": (["--target", "x", "--drafters", "model"], "drafts"),
     "unused draft": (["--drafts", "x", "--drafters", "ngram"], "drafts"),
     "lossy": (["--verifiers", "lossy-typical", "--lossless"], "lossy-typical"),
-    "peer": (["--peer", "vllm"], "--peer"),
+    "peer": (["--peer", "vllm"], "peer"),
     "picture": (["mine.py", "--picture", "a.gif"], "--picture"),
     "json": (["mine.py", "--json", "absent/a.jsonl"], "--json"),
     "category": (["--category", "rag"], "rag"),
