@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from specjax import api, checks, drafters
 from specjax.advisor import measure, rank, trials
-from specjax.advisor.measure import Workload
+from specjax.advisor.measure import Survey
 from specjax.advisor.rank import KINDS, SELF
 from specjax.advisor.report import Advice
 from specjax.model import Model
@@ -76,23 +76,23 @@ def advise(
     options = {
         "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
     }  # fmt: skip
-    work = Workload(target, given, measure.make_batches(ids, batch), options, tuple(kinds), turns, progress, stop)
-    log = measure.empty_log()
-    measure.survey(work, log)
-    measured = measure.gather(log)
+    survey = Survey(target, given, measure.make_batches(ids, batch), options, tuple(kinds), turns, progress, stop)
+    measure.run(survey)
+    measured = measure.gather(survey)
     candidates = [] if measured is None else [one for one in rank.rank(measured) if one.strategy.name in kinds]
-    tried = trials.try_out(work, log, candidates, verify)
+    tried = trials.try_out(survey, candidates, verify)
     settings = options | {
         "batch": batch, "kinds": list(kinds), "verify": verify, "turns": turns, "sweep": sweep, "prompts": len(ids),
     }  # fmt: skip
-    load = lambda: max(log.load, default=0.0)
+    load = lambda: max(survey.load, default=0.0)
     names = [draft.name for draft in given]
     advice = Advice(
-        target.name, names, measured, candidates, tried, [], log.left_out, stop(), load(), settings, log
+        target.name, names, measured, candidates, tried, [], survey.left_out, stop(), load(), settings,
+        survey.counted,
     )  # fmt: skip
     if not sweep or advice.interrupted:
         return advice
-    swept = trials.sweep(work, log, candidates, advice.strategy)
+    swept = trials.sweep(survey, candidates, advice.strategy)
     return advice._replace(swept=swept, interrupted=stop(), load=load())
 
 

@@ -9,34 +9,16 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specjax import api, measuring
-from specjax import decoding as loop
+from specjax import api, decoding, measuring
 from specjax.advisor import rank
-from specjax.advisor.rank import (
-    COPIED,
-    DRAWN,
-    FIXED,
-    KINDS,
-    MISS,
-    PLAIN,
-    RANKS,
-    SELF,
-    ChainCounts,
-    DraftingCost,
-    FixedCounts,
-    InnerAcceptance,
-    Measurements,
-    PlainCost,
-    RankCounts,
-    VerifyCurve,
-)
-from specjax.bench.rounds import free
+from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, MISS, PLAIN, RANKS, SELF, DraftingCost, VerifyCurve
+from specjax.bench.rounds import load_free
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.registry import Strategy
@@ -58,56 +40,6 @@ SUFFIXES = ((8, 6), (16, 8))  # size, depth
 ENOUGH = 2.0  # seconds of plain decoding to be timed if single runs are short
 MORE = 5  # most turns, relative to the number given
 PAD = 32  # scored texts are padded to multiples of this
-
-
-# --- decoding --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """Models, prompts and options to measure with.
-
-    Attributes:
-      batches: prompts as token ids, all batches of one size.
-      options: keyword arguments of `specjax.generate` except drafter and verifier.
-      kinds: drafters to consider, of `rank.KINDS`.
-      turns: timed runs of each strategy.
-      progress: receives one line before each run.
-      stop: polled between runs; True ends measuring.
-    """
-
-    target: Model
-    drafts: tuple[Model, ...]
-    batches: tuple[tuple[list[int], ...], ...]
-    options: dict[str, Any]
-    kinds: tuple[str, ...] = KINDS
-    turns: int = 3
-    progress: Callable[[str], None] = lambda line: None
-    stop: Callable[[], bool] = lambda: False
-    _drafters: dict[Strategy, LoadedDrafter] = dataclasses.field(default_factory=dict, init=False, repr=False)
-
-    def drafter(self, strategy: Strategy) -> LoadedDrafter:
-        """The drafter of a strategy, built once. Drafters made from the target share their weights."""
-        if strategy not in self._drafters:
-            if strategy.name == FREE:
-                made = LoadedDrafter(FREE, free(strategy.get("gamma")))
-            else:
-                made = strategy.build(self.target, self.drafts)
-            if strategy.name in SELF:
-                alike = (built.params for old, built in self._drafters.items() if old.name == strategy.name)
-                made = made._replace(params=next(alike, made.params))
-            self._drafters[strategy] = made
-        return self._drafters[strategy]
-
-    def drawn(self, name: str, gamma: int, *drafts: int) -> Strategy:
-        """A chain sampled from a model. Counts of a long draft hold for shorter ones with these verifiers: acceptance
-        of a position does not depend on later ones."""
-        return rank.chain(name, gamma, *drafts, verifier="block" if self.options["temperature"] > 0 else None)
-
-    def label(self, strategy: Strategy) -> str:
-        if strategy.name == FREE:
-            return f"verification of {strategy.get('gamma') + 1} tokens"
-        return strategy.label([draft.name for draft in self.drafts])
 
 
 class BatchRun(NamedTuple):
@@ -145,6 +77,72 @@ class BatchRun(NamedTuple):
         return 1 + sum(self.reached[1:]) / max(self.reached[0], 1)
 
 
+Turns = list[tuple[BatchRun, BatchRun]]  # of each turn: a strategy, and plain decoding in the same turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """Models, prompts and options to measure with, and all runs so far, which are kept on Ctrl-C.
+
+    Attributes:
+      batches: prompts as token ids, all batches of one size.
+      options: keyword arguments of `specjax.generate` except drafter and verifier.
+      kinds: drafters to consider, of `rank.KINDS`.
+      turns: timed runs of each strategy.
+      progress: receives one line before each run.
+      stop: polled between runs; True ends measuring.
+      counted: every batch once. timed: the first batch, once per turn.
+      ranks: for each draft, the ranks of the tokens of the target.
+      load: share of the processors used by other programs during timed runs.
+    """
+
+    target: Model
+    drafts: tuple[Model, ...]
+    batches: tuple[tuple[list[int], ...], ...]
+    options: dict[str, Any]
+    kinds: tuple[str, ...] = KINDS
+    turns: int = 3
+    progress: Callable[[str], None] = lambda line: None
+    stop: Callable[[], bool] = lambda: False
+    counted: dict[Strategy, list[BatchRun]] = dataclasses.field(default_factory=dict, init=False)
+    timed: dict[Strategy, Turns] = dataclasses.field(default_factory=dict, init=False)
+    ranks: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict, init=False)
+    inners: list[rank.InnerAcceptance] = dataclasses.field(default_factory=list, init=False)
+    left_out: list[str] = dataclasses.field(default_factory=list, init=False)
+    load: list[float] = dataclasses.field(default_factory=list, init=False)
+    _drafters: dict[Strategy, LoadedDrafter] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def drafter(self, strategy: Strategy) -> LoadedDrafter:
+        """The drafter of a strategy, built once. Drafters made from the target share their weights."""
+        if strategy not in self._drafters:
+            free = strategy.name == FREE
+            made = load_free(strategy.get("gamma")) if free else strategy.build(self.target, self.drafts)
+            if strategy.name in SELF:
+                alike = (built.params for old, built in self._drafters.items() if old.name == strategy.name)
+                made = made._replace(params=next(alike, made.params))
+            self._drafters[strategy] = made
+        return self._drafters[strategy]
+
+    def drawn(self, name: str, gamma: int, *drafts: int) -> Strategy:
+        """A chain sampled from a model. Counts of a long draft hold for shorter ones with these verifiers: acceptance
+        of a position does not depend on later ones."""
+        return rank.chain(name, gamma, *drafts, verifier="block" if self.options["temperature"] > 0 else None)
+
+    def label(self, strategy: Strategy) -> str:
+        if strategy.name == FREE:
+            return f"verification of {strategy.get('gamma') + 1} tokens"
+        return strategy.label([draft.name for draft in self.drafts])
+
+    @property
+    def turns_needed(self) -> int:
+        """Timed turns: more than given if a single run is short."""
+        first = self.counted[PLAIN][0]
+        return min(max(self.turns, math.ceil(ENOUGH / max(first.prefill + first.decode, 1e-3))), MORE * self.turns)
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
 def make_batches(prompts: Sequence[list[int]], batch: int) -> tuple[tuple[list[int], ...], ...]:
     """The prompts in batches of `batch`; the last batch is filled with prompts from the start."""
     count = -(-len(prompts) // batch)
@@ -152,23 +150,21 @@ def make_batches(prompts: Sequence[list[int]], batch: int) -> tuple[tuple[list[i
     return tuple(tuple(filled[start : start + batch]) for start in range(0, len(filled), batch))
 
 
-def decode(work: Workload, strategy: Strategy, number: int) -> BatchRun:
+def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     """Decodes one batch.
 
     Raises:
       RuntimeError: the logits contain NaN.
     """
-    batch = work.batches[number]
+    batch = list(survey.batches[number])
     rows = range(number * len(batch), (number + 1) * len(batch))
-    job = api.prepare(
-        work.target, list(batch), drafter=work.drafter(strategy), verifier=strategy.verifier, rows=rows, **work.options
-    )
-    state, run, _ = measuring.timed(lambda: loop.generate(job.params, job.state, **job.static))
+    drafter = survey.drafter(strategy)
+    job = api.prepare(survey.target, batch, drafter=drafter, verifier=strategy.verifier, rows=rows, **survey.options)
+    state, run, _ = measuring.timed(lambda: decoding.generate(job.params, job.state, **job.static))
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if np.any(stop == int(Stop.NAN)):
-        raise RuntimeError(f"the logits of {work.target.name} contain NaN: check its weights and dtype")
-    rounds = int(np.sum(totals.rounds))
-    reached = (rounds, *np.sum(totals.depth_accepted, 0)[:-1].astype(int).tolist())
+        raise RuntimeError(f"the logits of {survey.target.name} contain NaN: check its weights and dtype")
+    reached = (int(np.sum(totals.rounds)), *np.sum(totals.depth_accepted, 0)[:-1].astype(int).tolist())
     texts = [written[row, : count[row]].tolist() for row in range(len(batch))]
     return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), reached, texts)
 
@@ -183,197 +179,170 @@ def joined(runs: Sequence[BatchRun]) -> BatchRun:
     )  # fmt: skip
 
 
-class SurveyLog(NamedTuple):
-    """All runs so far, kept on Ctrl-C.
-
-    Attributes:
-      passes: every batch once. turns: timed runs, one per turn.
-      ranks: for each draft, the ranks of the tokens of the target.
-      load: share of the processors used by other programs during timed runs.
-    """
-
-    passes: dict[Strategy, list[BatchRun]]
-    turns: dict[Strategy, list[BatchRun]]
-    ranks: dict[int, tuple[tuple[int, ...], ...]]
-    inners: list[InnerAcceptance]
-    left_out: list[str]
-    load: list[float]
-
-
-def empty_log() -> SurveyLog:
-    return SurveyLog({}, {}, {}, [], [], [])
-
-
-def warm_up(work: Workload, strategies: Sequence[Strategy]) -> bool:
+def warm_up(survey: Survey, strategies: Sequence[Strategy]) -> bool:
     """Compiles the strategies; False if stopped."""
     for place, strategy in enumerate(strategies, start=1):
-        if work.stop():
+        if survey.stop():
             return False
-        work.progress(f"{place} of {len(strategies)}: compiling {work.label(strategy)}")
-        decode(work, strategy, 0)
+        survey.progress(f"{place} of {len(strategies)}: compiling {survey.label(strategy)}")
+        decode(survey, strategy, 0)
     return True
 
 
 def interleave(
-    work: Workload, log: SurveyLog, strategies: Iterable[Strategy], turns: int, batches: Sequence[int]
-) -> dict[Strategy, list[BatchRun]]:
-    """Decodes batches interleaved: each batch with every strategy before the next batch. One run per complete turn."""
-    strategies = list(strategies)
+    survey: Survey, strategies: Iterable[Strategy], turns: int, batches: Sequence[int] = (0,)
+) -> dict[Strategy, Turns]:
+    """Decodes batches plainly and with the strategies, interleaved: each batch with all of them before the next batch.
+
+    Returns:
+      The complete turns of each strategy and of `PLAIN`; empty without any.
+    """
+    strategies = [PLAIN, *strategies]
     programs = {
-        (number, strategy): functools.partial(decode, work, strategy, number)
+        (number, strategy): functools.partial(decode, survey, strategy, number)
         for number, strategy in itertools.product(batches, strategies)
     }
-    done = lambda count, total: work.progress(f"timed runs: {count} of {total}")
-    runs = measuring.interleave(programs, turns, warm_up=False, stop=work.stop, progress=done)
-    log.load.append(max((one.load for one in runs.values()), default=0.0))
-    by_turn = {one: zip(*(runs[number, one].values for number in batches), strict=True) for one in strategies}
-    found = {one: [joined(same) for same in turns] for one, turns in by_turn.items()}
-    return {one: same for one, same in found.items() if same}
+    progress = lambda count, total: survey.progress(f"timed runs: {count} of {total}")
+    runs = measuring.interleave(programs, turns, warm_up=False, stop=survey.stop, progress=progress)
+    survey.load.append(max(one.load for one in runs.values()))
+    by_turn = {
+        one: [joined(same) for same in zip(*(runs[number, one].values for number in batches), strict=True)]
+        for one in strategies
+    }
+    return {one: list(zip(own, by_turn[PLAIN], strict=True)) for one, own in by_turn.items() if own}
 
 
 # --- survey ----------------------------------------------------------------------------------------------------------
 
 
-def probes(work: Workload) -> list[Strategy]:
+def probes(survey: Survey) -> list[Strategy]:
     """The strategies that determine acceptance and cost of each drafter."""
     found = []
-    for number in range(len(work.drafts)):
-        if {"model", "cascade"} & set(work.kinds):
-            found += [work.drawn("model", SHORT, number), work.drawn("model", LONG, number)]
-        if "tree" in work.kinds:
+    for number in range(len(survey.drafts)):
+        if {"model", "cascade"} & set(survey.kinds):
+            found += [survey.drawn("model", SHORT, number), survey.drawn("model", LONG, number)]
+        if "tree" in survey.kinds:
             found += [rank.tree(shape, number) for shape in SHAPES]
-    found += [rank.chain(name, COPIES) for name in COPIED if name in work.kinds]
-    return found + [work.drawn(name, gamma) for name in SELF if name in work.kinds for gamma in OWN]
+    found += [rank.chain(name, COPIES) for name in COPIED if name in survey.kinds]
+    return found + [survey.drawn(name, gamma) for name in SELF if name in survey.kinds for gamma in OWN]
 
 
-def fixed_probes(work: Workload) -> list[Strategy]:
+def fixed_probes(survey: Survey) -> list[Strategy]:
     """The strategies of `FIXED`, which are predicted only as measured."""
     named = lambda name, keys, sizes, *drafts: Strategy.of(name, drafts=drafts, **dict(zip(keys, sizes, strict=True)))
-    drafts = range(len(work.drafts))
+    drafts = range(len(survey.drafts))
     every = [
         *(named("dynamic-tree", ("size", "depth", "width"), one, draft) for draft in drafts for one in DYNAMIC),
         *(named("suffix-tree", ("size", "depth"), one) for one in SUFFIXES),
         *(named("lookahead", ("window", "ngram", "guesses"), one) for one in LOOKAHEADS),
     ]
-    return [strategy for strategy in every if strategy.name in work.kinds]
+    return [strategy for strategy in every if strategy.name in survey.kinds]
 
 
-def possible(work: Workload, log: SurveyLog, every: Sequence[Strategy]) -> list[Strategy]:
+def possible(survey: Survey, every: Sequence[Strategy]) -> list[Strategy]:
     """The strategies that the target supports; the reason for leaving out the others is logged."""
     found = []
     for strategy in every:
         try:
-            work.drafter(strategy)
+            survey.drafter(strategy)
         except ValueError as error:
             reason = f"{strategy.name}: {error}"
-            if reason not in log.left_out:
-                log.left_out.append(reason)
+            if reason not in survey.left_out:
+                survey.left_out.append(reason)
         else:
             found.append(strategy)
     return found
 
 
-def survey(work: Workload, log: SurveyLog) -> None:
-    """Runs everything that `rank` needs and logs it."""
-    drafting = possible(work, log, probes(work))
+def run(survey: Survey) -> None:
+    """Runs everything that `rank` needs."""
+    drafting = possible(survey, probes(survey))
     own = {"model": SHORT} | dict.fromkeys(SELF, OWN[0])
     timed_only = [one for one in drafting if one.get("gamma", -1) == own.get(one.name) or one.tree == SHAPES[0]]
     counted = [PLAIN, *(one for one in drafting if one not in timed_only)]
     for place, strategy in enumerate(counted, start=1):
-        _pass(work, log, strategy, f"{place} of {len(counted)}: acceptance of {work.label(strategy)}")
-    if PLAIN not in log.passes:
+        _count(survey, strategy, f"{place} of {len(counted)}: ")
+    if PLAIN not in survey.counted:
         return
-    if "tree" in work.kinds:
-        _rank_texts(work, log)
-    if "cascade" in work.kinds and len(work.drafts) > 1:
-        _survey_inner(work, log)
-    idle = _leave_idle_out(work, log)
+    if "tree" in survey.kinds:
+        _rank_texts(survey)
+    if "cascade" in survey.kinds and len(survey.drafts) > 1:
+        _count_inner(survey)
+    idle = _leave_idle_out(survey)
     drafting, timed_only = ([one for one in some if one.name not in idle] for some in (drafting, timed_only))
     curve = [Strategy.of(FREE, gamma=width - 1) for width in WIDTHS[1:]]
-    if not warm_up(work, [*curve, *timed_only]):
+    if not warm_up(survey, [*curve, *timed_only]):
         return
-    ran = [one for one in drafting if one in log.passes or one in timed_only]
-    log.turns.update(interleave(work, log, [PLAIN, *curve, *ran], turns_of(work, log), [0]))
-    if PLAIN in log.turns:
-        _survey_fixed(work, log)
+    ran = [one for one in drafting if one in survey.counted or one in timed_only]
+    survey.timed.update(interleave(survey, [*curve, *ran], survey.turns_needed))
+    if PLAIN in survey.timed:
+        _survey_fixed(survey)
 
 
-def _leave_idle_out(work: Workload, log: SurveyLog) -> list[str]:
+def _leave_idle_out(survey: Survey) -> list[str]:
     """Drafters made from the target that commit hardly more than plain decoding; logged as left out."""
     found = []
-    for strategy, runs in log.passes.items():
+    for strategy, runs in survey.counted.items():
         tokens = joined(runs).tokens_per_round
         if strategy.name in SELF and tokens < IDLE:
             found.append(strategy.name)
-            log.left_out.append(f"{work.label(strategy)}: {tokens:.2f} tokens per round are too few to gain time")
+            reason = f"{tokens:.2f} tokens per round are too few to gain time"
+            survey.left_out.append(f"{survey.label(strategy)}: {reason}")
     return found
 
 
-def turns_of(work: Workload, log: SurveyLog) -> int:
-    """Number of timed turns: more than given if a single run is short."""
-    first = log.passes[PLAIN][0]
-    return min(max(work.turns, math.ceil(ENOUGH / max(first.prefill + first.decode, 1e-3))), MORE * work.turns)
-
-
-def _pass(work: Workload, log: SurveyLog, strategy: Strategy, line: str) -> None:
+def _count(survey: Survey, strategy: Strategy, place: str = "") -> None:
     """Every batch once, after a warm-up run."""
-    if work.stop():
+    if survey.stop():
         return
-    work.progress(line)
-    decode(work, strategy, 0)
+    survey.progress(f"{place}acceptance of {survey.label(strategy)}")
+    decode(survey, strategy, 0)
     runs = []
-    for number in range(len(work.batches)):
-        if work.stop():
+    for number in range(len(survey.batches)):
+        if survey.stop():
             return
-        runs.append(decode(work, strategy, number))
-    log.passes[strategy] = runs
+        runs.append(decode(survey, strategy, number))
+    survey.counted[strategy] = runs
 
 
-def _survey_fixed(work: Workload, log: SurveyLog) -> None:
+def _survey_fixed(survey: Survey) -> None:
     """Counts and times `FIXED`, except those whose verification alone costs more than their tokens can gain."""
-    curve = curve_of(log.turns)
-    for strategy in possible(work, log, fixed_probes(work)):
-        nodes, most = strategy.nodes, strategy.levels + 1
-        if curve.relative(nodes) >= most:
-            log.left_out.append(
-                f"{work.label(strategy)}: verifying its {nodes} nodes would take {curve.relative(nodes):.1f} steps of "
-                f"plain decoding for at most {most} tokens"
+    curve = curve_of(survey.timed)
+    for strategy in possible(survey, fixed_probes(survey)):
+        cost, most = curve.relative(strategy.nodes), strategy.levels + 1
+        if cost >= most:
+            survey.left_out.append(
+                f"{survey.label(strategy)}: verifying its {strategy.nodes} nodes would take {cost:.1f} steps of plain "
+                f"decoding for at most {most} tokens"
             )
             continue
-        _pass(work, log, strategy, f"acceptance of {work.label(strategy)}")
-        if strategy in log.passes:
-            beside = interleave(work, log, [PLAIN, strategy], turns_of(work, log), [0])
-            if strategy in beside:
-                log.turns[strategy] = _rescaled(beside[strategy], beside[PLAIN], log.turns[PLAIN])
+        _count(survey, strategy)
+        if strategy in survey.counted:
+            turns = interleave(survey, [strategy], survey.turns_needed)
+            survey.timed.update({one: runs for one, runs in turns.items() if one != PLAIN})
 
 
-def _rescaled(runs: Sequence[BatchRun], plain: Sequence[BatchRun], usual: Sequence[BatchRun]) -> list[BatchRun]:
-    """Runs of later turns, scaled by their ratios to `plain` to the speed of plain decoding in `usual`."""
-    step = statistics.median(run.seconds for run in usual)
-    return [own._replace(decode=own.decode / base.seconds * step) for own, base in zip(runs, plain, strict=True)]
-
-
-def _survey_inner(work: Workload, log: SurveyLog) -> None:
+def _count_inner(survey: Survey) -> None:
     """Acceptance of the last draft model by the first, which is the target of a run of its own."""
-    middle, small = 0, len(work.drafts) - 1
-    if work.stop():
+    middle, small = 0, len(survey.drafts) - 1
+    if survey.stop():
         return
-    work.progress(f"acceptance of {work.drafts[small].name} by {work.drafts[middle].name}")
-    pair = dataclasses.replace(work, target=work.drafts[middle])
-    run = decode(pair, rank.chain("model", SHORT, small), 0)
-    tried = sum(run.reached[:-1])
-    log.inners.append(InnerAcceptance(middle, small, sum(run.reached[1:]) / tried if tried else 0.0))
+    survey.progress(f"acceptance of {survey.drafts[small].name} by {survey.drafts[middle].name}")
+    pair = dataclasses.replace(survey, target=survey.drafts[middle])
+    reached = decode(pair, rank.chain("model", SHORT, small), 0).reached
+    tried = sum(reached[:-1])
+    survey.inners.append(rank.InnerAcceptance(middle, small, sum(reached[1:]) / tried if tried else 0.0))
 
 
-def _rank_texts(work: Workload, log: SurveyLog) -> None:
+def _rank_texts(survey: Survey) -> None:
     """Ranks the texts of the target by each draft model."""
-    texts = [row for run in log.passes[PLAIN] for row in run.tokens]
-    prompts = [prompt for batch in work.batches for prompt in batch]
-    for number, draft in enumerate(work.drafts):
-        if work.stop():
+    texts = [row for run in survey.counted[PLAIN] for row in run.tokens]
+    prompts = [prompt for batch in survey.batches for prompt in batch]
+    for number, draft in enumerate(survey.drafts):
+        if survey.stop():
             return
-        work.progress(f"scoring the texts of the target with {draft.name}")
-        log.ranks[number] = ranks_of(draft, prompts, texts)
+        survey.progress(f"scoring the texts of the target with {draft.name}")
+        survey.ranks[number] = ranks_of(draft, prompts, texts)
 
 
 def ranks_of(
@@ -408,37 +377,37 @@ def ranks_of(
 # --- numbers for rank ------------------------------------------------------------------------------------------------
 
 
-def gather(log: SurveyLog) -> Measurements | None:
-    """The log as numbers; None if no turn was timed."""
-    if PLAIN not in log.turns:
+def gather(survey: Survey) -> rank.Measurements | None:
+    """All runs as numbers; None if no turn was timed."""
+    if PLAIN not in survey.timed:
         return None
-    curve = curve_of(log.turns)
-    plain = PlainCost(
-        statistics.median(run.prefill for run in log.turns[PLAIN]),
-        statistics.fmean(run.passes for run in log.passes[PLAIN]),
+    curve = curve_of(survey.timed)
+    plain = rank.PlainCost(
+        statistics.median(run.prefill for run, _ in survey.timed[PLAIN]),
+        statistics.fmean(run.passes for run in survey.counted[PLAIN]),
     )
-    timed = [one for one in log.passes if one in log.turns]
-    chains = tuple(
-        _chain(log, curve, family)
-        for family in dict.fromkeys(map(rank.family, timed))
-        if family[0] in (*DRAWN, *COPIED)
+    both = [one for one in survey.counted if one in survey.timed]
+    families = dict.fromkeys(rank.family(one) for one in both if one.name in (*DRAWN, *COPIED))
+    return rank.Measurements(
+        curve,
+        plain,
+        tuple(_chain(survey, curve, family) for family in families),
+        tuple(
+            rank.RankCounts(number, rows, _tree_cost(survey, curve, number))
+            for number, rows in survey.ranks.items()
+            if rank.tree(SHAPES[1], number) in both
+        ),
+        tuple(_fixed(survey, one) for one in both if one.name in FIXED),
+        tuple(survey.inners),
     )
-    ranked = tuple(
-        RankCounts(number, rows, _tree_cost(log, curve, number))
-        for number, rows in log.ranks.items()
-        if rank.tree(SHAPES[1], number) in timed
-    )
-    fixed = tuple(_fixed(log, one) for one in timed if one.name in FIXED)
-    return Measurements(curve, plain, chains, ranked, fixed, tuple(log.inners))
 
 
-def curve_of(turns: dict[Strategy, list[BatchRun]]) -> VerifyCurve:
+def curve_of(timed: Mapping[Strategy, Turns]) -> VerifyCurve:
     """The verify curve, monotone beyond a width of 1."""
-    timed = [one for one in turns if one.name in ("plain", FREE)]
-    widths = tuple(1 + one.get("gamma", 0) for one in timed)
-    found = [round_seconds(turns, one) for one in timed]
+    own = [one for one in timed if one.name in ("plain", FREE)]
+    found = [round_seconds(timed, one) for one in own]
     seconds = [found[0][0], *rising([took for took, _ in found[1:]])]
-    return VerifyCurve(widths, tuple(seconds), tuple(spread for _, spread in found))
+    return VerifyCurve(tuple(1 + one.get("gamma", 0) for one in own), tuple(seconds), tuple(off for _, off in found))
 
 
 def rising(values: Sequence[float]) -> list[float]:
@@ -452,50 +421,50 @@ def rising(values: Sequence[float]) -> list[float]:
     return [statistics.fmean(pool) for pool in pools for _ in pool]
 
 
-def round_seconds(turns: dict[Strategy, list[BatchRun]], strategy: Strategy) -> tuple[float, float]:
+def round_seconds(timed: Mapping[Strategy, Turns], strategy: Strategy) -> tuple[float, float]:
     """Seconds per round and their uncertainty.
 
     The median over the turns for plain decoding. For others, that median times the median ratio to plain decoding in
     the same turn, so that a machine that slows down for a while affects both.
     """
-    step = statistics.median(run.seconds for run in turns[PLAIN])
-    if strategy == PLAIN or strategy.name in FIXED:  # the latter are rescaled already
-        values = [run.seconds for run in turns[strategy]]
-    else:
-        values = [step * own.seconds / base.seconds for own, base in zip(turns[strategy], turns[PLAIN], strict=True)]
+    values = [run.seconds for run, _ in timed[PLAIN]]
+    if strategy != PLAIN:
+        step = statistics.median(values)
+        values = [step * own.seconds / base.seconds for own, base in timed[strategy]]
     return statistics.median(values), measuring.error(values)
 
 
-def _chain(log: SurveyLog, curve: VerifyCurve, family: tuple[str, tuple[int, ...]]) -> ChainCounts:
+def _chain(survey: Survey, curve: VerifyCurve, family: tuple[str, tuple[int, ...]]) -> rank.ChainCounts:
     """A family of chains: cost from all lengths, acceptance from the longest one."""
-    own = [one for one in log.turns if rank.family(one) == family]
-    longest = max((one for one in own if one in log.passes), key=lambda one: one["gamma"])
+    own = [one for one in survey.timed if rank.family(one) == family]
+    longest = max((one for one in own if one in survey.counted), key=lambda one: one["gamma"])
     gammas = [one["gamma"] for one in own]
-    seconds = [round_seconds(log.turns, one)[0] for one in own]
+    seconds = [round_seconds(survey.timed, one)[0] for one in own]
     step, overhead = rank.drafting_cost(gammas, [gamma + 1 for gamma in gammas], seconds, curve)
-    return ChainCounts(longest, joined(log.passes[longest]).reached, _cost(log, longest, step, overhead))
+    return rank.ChainCounts(longest, joined(survey.counted[longest]).reached, _cost(survey, longest, step, overhead))
 
 
-def _tree_cost(log: SurveyLog, curve: VerifyCurve, draft: int) -> DraftingCost:
+def _tree_cost(survey: Survey, curve: VerifyCurve, draft: int) -> DraftingCost:
     """Cost of a level of a tree and overhead, from two trees."""
     own = [rank.tree(shape, draft) for shape in SHAPES]
-    seconds = [round_seconds(log.turns, one)[0] for one in own]
+    seconds = [round_seconds(survey.timed, one)[0] for one in own]
     levels, sizes = [shape.width - 1 for shape in SHAPES], [shape.size for shape in SHAPES]
-    return _cost(log, own[1], *rank.drafting_cost(levels, sizes, seconds, curve))
+    return _cost(survey, own[1], *rank.drafting_cost(levels, sizes, seconds, curve))
 
 
-def _fixed(log: SurveyLog, strategy: Strategy) -> FixedCounts:
-    tokens = joined(log.passes[strategy]).tokens_per_round
+def _fixed(survey: Survey, strategy: Strategy) -> rank.FixedCounts:
+    runs = survey.counted[strategy]
     # Standard error over texts: rounds of one text are not independent.
-    each = [one.tokens_per_round for one in log.passes[strategy]]
+    each = [one.tokens_per_round for one in runs]
     error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-    return FixedCounts(strategy, tokens, error, round_seconds(log.turns, strategy)[0], _cost(log, strategy, 0.0, 0.0))
+    seconds = round_seconds(survey.timed, strategy)[0]
+    return rank.FixedCounts(strategy, joined(runs).tokens_per_round, error, seconds, _cost(survey, strategy, 0.0, 0.0))
 
 
-def _cost(log: SurveyLog, strategy: Strategy, step: float, overhead: float) -> DraftingCost:
-    run, plain = joined(log.passes[strategy]), joined(log.passes[PLAIN])
+def _cost(survey: Survey, strategy: Strategy, step: float, overhead: float) -> DraftingCost:
+    run, plain = (joined(survey.counted[one]) for one in (strategy, PLAIN))
     kept = run.committed / max(run.passes, 1) / run.tokens_per_round
     usual = plain.committed / max(plain.passes, 1)
-    seconds, spread = round_seconds(log.turns, strategy)
-    prefill = statistics.median(one.prefill for one in log.turns[strategy])
+    seconds, spread = round_seconds(survey.timed, strategy)
+    prefill = statistics.median(own.prefill for own, _ in survey.timed[strategy])
     return DraftingCost(step, overhead, prefill, kept / usual, spread / seconds)

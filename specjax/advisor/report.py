@@ -1,18 +1,22 @@
-"""`Advice`, a recommendation with the measurements behind it: as text, as commands to copy, and as JSON."""
+"""`Advice`, a recommendation with the measurements behind it: as text, as commands to copy, as JSON and as a figure."""
 
 import math
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from specjax import plotting
 from specjax.advisor import rank
-from specjax.advisor.measure import SurveyLog
+from specjax.advisor.measure import BatchRun
 from specjax.advisor.rank import DRAWN, PLAIN, SELF, Candidate, ChainCounts, Measurements
 from specjax.advisor.trials import Trial
+from specjax.plotting import COLORS, GREY, INK, PURPLE
 from specjax.registry import Strategy
 
 BUSY = 0.1  # share of the processors used by other programs above which times are doubtful
 CURVE = (4, 8, 16)  # widths of the verify curve in the text
+MARKERS = "oDs^vP"
 
 
 class Advice(NamedTuple):
@@ -28,7 +32,7 @@ class Advice(NamedTuple):
       interrupted: whether part of the work is missing.
       load: largest share of the processors used by other programs during timed runs.
       settings: the arguments.
-      log: all runs.
+      counted: runs over all prompts, available before anything is timed.
     """
 
     target: str
@@ -41,11 +45,11 @@ class Advice(NamedTuple):
     interrupted: bool
     load: float
     settings: dict[str, Any]
-    log: SurveyLog
+    counted: dict[Strategy, list[BatchRun]]
 
     def __repr__(self) -> str:
         """The verdict; all fields would fill many screens."""
-        return f"<Advice: {verdict(self)}>"
+        return f"<Advice: {self.verdict}>"
 
     @property
     def _best(self) -> Trial | Candidate | None:
@@ -88,32 +92,79 @@ class Advice(NamedTuple):
 
     @property
     def python(self) -> str:
-        """The recommended call of `specjax.generate`."""
-        return python_line(self)
+        """The recommended call of `specjax.generate`, where `sj` is specjax."""
+        strategy, options = self.strategy, self.settings
+        load = f'sj.load("{self.target}")'
+        given = [f"target := {load}" if strategy.name in SELF else load, "prompts"]
+        if strategy != PLAIN:
+            given.append(f"drafter={strategy.python(self.drafts)}")
+            given += [f'verifier="{strategy.verifier}"'] if strategy.verifier else []
+        given += [f"temperature={options['temperature']:g}", f"max_new_tokens={options['max_new_tokens']}"]
+        return f"sj.generate({', '.join(given)})"
+
+    def command(self, *, dtype: str = "float32", prompts: str | None = None) -> str:
+        """`specjax generate ...` with the recommended drafter.
+
+        Args:
+          prompts: file of prompts; None: a placeholder.
+        """
+        strategy, options = self.strategy, self.settings
+        words = ["specjax", "generate", "--target", self.target]
+        for number in strategy.drafts:
+            words += ["--draft", self.drafts[number]]
+        words += ["--drafter", strategy.text]
+        words += ["--verifier", strategy.verifier] if strategy.verifier else []
+        words += ["--dtype", dtype] * (dtype != "float32")
+        words += ["--temperature", f"{options['temperature']:g}", "--max-new-tokens", str(options["max_new_tokens"])]
+        words += ["--ignore-eos"] * options["ignore_eos"]
+        end = f"--prompts {shlex.quote(prompts)}" if prompts is not None else '"..."'
+        return f"{shlex.join(words)} {end}"
+
+    @property
+    def verdict(self) -> str:
+        """The recommendation in one line."""
+        if self.measured is None:
+            return "No advice: interrupted before anything was timed."
+        if self.helps:
+            how = "measured" if self.trials else "predicted, not tried"
+            return f"Use {self.label(self.strategy)}: {self.speedup:.2f} times plain decoding ({how})."
+        return "Use plain decoding: no drafter is faster."
 
     @property
     def reason(self) -> str:
         """The verdict with its explanation."""
         return " ".join(reasons(self))
 
+    def label(self, strategy: Strategy) -> str:
+        """A strategy with its models."""
+        return strategy.label(self.drafts)
+
     def as_dict(self) -> dict[str, Any]:
         """Everything measured, predicted, tried and concluded, for JSON."""
-        return record(self)
+        from specjax import __version__
+        from specjax.bench import record
+
+        return {
+            "target": self.target, "drafts": self.drafts, "settings": self.settings,
+            "versions": {"specjax": __version__, **record.versions()},
+            "helps": self.helps, "use": self.drafter, "verifier": self.strategy.verifier,
+            "use_drafts": [self.drafts[number] for number in self.strategy.drafts], "speedup": self.speedup,
+            "speedup_error": self.error, "reason": reasons(self), "python": self.python,
+            "measured": None if self.measured is None else _measured(self, self.measured),
+            "candidates": [_candidate(self, one) for one in self.candidates],
+            "trials": [_trial(self, one) for one in self.trials],
+            "swept": [_trial(self, one) for one in self.swept], "behind": self.behind,
+            "counted": [_counted(self, strategy, runs) for strategy, runs in self.counted.items()],
+            "left_out": self.left_out, "interrupted": self.interrupted, "load": self.load,
+        }  # fmt: skip
 
 
-def verdict(advice: Advice) -> str:
-    """The recommendation in one line."""
-    if advice.measured is None:
-        return "No advice: interrupted before anything was timed."
-    if advice.helps:
-        how = "measured" if advice.trials else "predicted, not tried"
-        return f"Use {named(advice, advice.strategy)}: {advice.speedup:.2f} times plain decoding ({how})."
-    return "Use plain decoding: no drafter is faster."
+# --- text ------------------------------------------------------------------------------------------------------------
 
 
 def reasons(advice: Advice) -> list[str]:
     """The verdict and its explanation, one sentence per line."""
-    lines = [verdict(advice)]
+    lines = [advice.verdict]
     measured = advice.measured
     if measured is not None:
         if advice.trials:
@@ -121,7 +172,7 @@ def reasons(advice: Advice) -> list[str]:
         elif advice.candidates:
             best = advice.candidates[0]
             lines.append(
-                f"The best prediction is {named(advice, best.strategy)} at {best.speedup:.2f} \u00b1 {best.error:.2f} "
+                f"The best prediction is {advice.label(best.strategy)} at {best.speedup:.2f} \u00b1 {best.error:.2f} "
                 f"times plain decoding: {_round(best, measured)}."
             )
         else:
@@ -139,11 +190,6 @@ def reasons(advice: Advice) -> list[str]:
     return lines
 
 
-def named(advice: Advice, strategy: Strategy) -> str:
-    """The label of a strategy with its models."""
-    return strategy.label(advice.drafts)
-
-
 def _tried(advice: Advice, measured: Measurements) -> list[str]:
     best = advice.trials[0]
     turns = f"{best.least:.2f} to {best.most:.2f} over {len(best.whole)} turns"
@@ -151,7 +197,7 @@ def _tried(advice: Advice, measured: Measurements) -> list[str]:
     if advice.helps:
         return [f"Measured {turns}, {predicted}: {_round(best.candidate, measured)}."]
     lines = [
-        f"The fastest of {len(advice.trials)} candidates tried, {named(advice, best.strategy)}, ran at "
+        f"The fastest of {len(advice.trials)} candidates tried, {advice.label(best.strategy)}, ran at "
         f"{best.speedup:.2f} times plain decoding ({turns}; {predicted}): {_round(best.candidate, measured)}."
     ]
     if best.speedup > 1:
@@ -172,11 +218,11 @@ def _swept(advice: Advice) -> list[str]:
         return []
     best, behind = advice.swept[0], advice.behind
     own = next((one for one in advice.swept if one.strategy == advice.strategy), None)
-    used = "plain decoding" if own is None else f"{named(advice, advice.strategy)} ({own.speedup:.2f} in the sweep)"
+    used = "plain decoding" if own is None else f"{advice.label(advice.strategy)} ({own.speedup:.2f} in the sweep)"
     if not behind:
         return [f"None of {len(advice.swept)} swept strategies was faster than {used}."]
     return [
-        f"The fastest of {len(advice.swept)} swept strategies was {named(advice, best.strategy)} at {best.speedup:.2f} "
+        f"The fastest of {len(advice.swept)} swept strategies was {advice.label(best.strategy)} at {best.speedup:.2f} "
         f"({best.least:.2f} to {best.most:.2f}); {used} was {100 * behind:.1f} % behind."
     ]
 
@@ -215,62 +261,7 @@ def short(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2] or model
 
 
-# --- commands to copy ------------------------------------------------------------------------------------------------
-
-
-def python_line(advice: Advice) -> str:
-    """`sj.generate(...)` with the recommended drafter, where `sj` is specjax."""
-    strategy, options = advice.strategy, advice.settings
-    load = f'sj.load("{advice.target}")'
-    given = [f"target := {load}" if strategy.name in SELF else load, "prompts"]
-    if strategy != PLAIN:
-        given.append(f"drafter={strategy.python(advice.drafts)}")
-        given += [f'verifier="{strategy.verifier}"'] if strategy.verifier else []
-    given += [f"temperature={options['temperature']:g}", f"max_new_tokens={options['max_new_tokens']}"]
-    return f"sj.generate({', '.join(given)})"
-
-
-def command_line(advice: Advice, *, dtype: str = "float32", prompts: str | None = None) -> str:
-    """`specjax generate ...` with the recommended drafter.
-
-    Args:
-      prompts: file of prompts; None: a placeholder.
-    """
-    strategy, options = advice.strategy, advice.settings
-    words = ["specjax", "generate", "--target", advice.target]
-    for number in strategy.drafts:
-        words += ["--draft", advice.drafts[number]]
-    words += ["--drafter", strategy.text]
-    words += ["--verifier", strategy.verifier] if strategy.verifier else []
-    words += ["--dtype", dtype] * (dtype != "float32")
-    words += ["--temperature", f"{options['temperature']:g}", "--max-new-tokens", str(options["max_new_tokens"])]
-    words += ["--ignore-eos"] * options["ignore_eos"]
-    end = f"--prompts {shlex.quote(prompts)}" if prompts is not None else '"..."'
-    return f"{shlex.join(words)} {end}"
-
-
 # --- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def record(advice: Advice) -> dict[str, Any]:
-    """Settings, measurements, candidates, trials and conclusions as plain values."""
-    from specjax import __version__
-    from specjax.bench import record
-
-    measured = advice.measured
-    return {
-        "target": advice.target, "drafts": advice.drafts, "settings": advice.settings,
-        "versions": {"specjax": __version__, **record.versions()},
-        "helps": advice.helps, "use": advice.drafter, "verifier": advice.strategy.verifier,
-        "use_drafts": [advice.drafts[number] for number in advice.strategy.drafts], "speedup": advice.speedup,
-        "speedup_error": advice.error, "reason": reasons(advice), "python": python_line(advice),
-        "measured": None if measured is None else _measured(advice, measured),
-        "candidates": [_candidate(advice, one) for one in advice.candidates],
-        "trials": [_trial(advice, one) for one in advice.trials],
-        "swept": [_trial(advice, one) for one in advice.swept], "behind": advice.behind,
-        "counted": [_counted(advice, strategy, runs) for strategy, runs in advice.log.passes.items()],
-        "left_out": advice.left_out, "interrupted": advice.interrupted, "load": advice.load,
-    }  # fmt: skip
 
 
 def _measured(advice: Advice, measured: Measurements) -> dict[str, Any]:
@@ -327,12 +318,79 @@ def _drafts(advice: Advice, strategy: Strategy) -> str | list[str] | None:
     return names if len(names) > 1 else names[0] if names else None
 
 
-def _counted(advice: Advice, strategy: Strategy, runs: Sequence[Any]) -> dict[str, Any]:
-    """Counts of a strategy over all prompts, available before anything is timed."""
+def _counted(advice: Advice, strategy: Strategy, runs: Sequence[BatchRun]) -> dict[str, Any]:
     reached = [sum(column) for column in zip(*(run.reached for run in runs), strict=True)]
     accepted = sum(reached[1:])
     return {
-        "strategy": named(advice, strategy), "target_passes": sum(run.passes for run in runs), "reached": reached,
+        "strategy": advice.label(strategy), "target_passes": sum(run.passes for run in runs), "reached": reached,
         "tokens": sum(run.committed for run in runs), "accepted": accepted,
         "tokens_per_round": 1 + accepted / reached[0] if reached[0] else math.nan,
     }  # fmt: skip
+
+
+# --- figure ----------------------------------------------------------------------------------------------------------
+
+
+def write_figure(path: Path, advice: Advice) -> None:
+    """Draws into an .svg or .png file.
+
+    Raises:
+      ValueError: nothing was timed, matplotlib is not installed, or another suffix.
+    """
+    if advice.measured is None:
+        raise ValueError("the advice has nothing to draw: it was interrupted before anything was timed")
+    plotting.save(path, lambda figure: draw(figure, advice))
+
+
+def draw(new_figure: Any, advice: Advice) -> Any:
+    """Left: predicted and measured speed-up by the levels of a draft. Right: cost of verification by width."""
+    figure = new_figure(figsize=(10.5, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    figure.suptitle(advice.verdict, fontsize=11, x=0.01, ha="left", parse_math=False)
+    _speeds(left, advice)
+    _curve(right, advice)
+    return figure
+
+
+def _speeds(axes: Any, advice: Advice) -> None:
+    lines: dict[str, dict[int, float]] = {}
+    for one in advice.candidates:
+        best, at = lines.setdefault(_family(advice, one.strategy), {}), one.strategy.levels
+        best[at] = max(best.get(at, 0.0), one.speedup)
+    look = {
+        name: {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
+        for place, name in enumerate(lines)
+    }
+    for name, line in lines.items():
+        levels = sorted(line)
+        axes.plot(levels, [line[at] for at in levels], ms=4, lw=1.4, label=f"{name}, predicted", **look[name])
+    for one in advice.trials:
+        ends = [[one.speedup - one.least], [one.most - one.speedup]]
+        axes.errorbar(
+            [one.strategy.levels], [one.speedup], yerr=ends, ecolor=INK, capsize=3, ms=8, mec=INK, ls="none",
+            label=f"{advice.label(one.strategy)}, measured", **look[_family(advice, one.strategy)],
+        )  # fmt: skip
+    axes.axhline(1.0, color=GREY, lw=1, ls="--")
+    axes.text(0.99, 1.0, "plain decoding", transform=axes.get_yaxis_transform(), ha="right", va="bottom", color=GREY,
+              fontsize=8.5)  # fmt: skip
+    plotting.finish(axes, "levels of the draft: \u03b3, or depth of a tree", "speed-up", "Predicted and measured")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
+
+
+def _curve(axes: Any, advice: Advice) -> None:
+    assert advice.measured is not None
+    curve = advice.measured.curve
+    relative = [took / curve.step for took in curve.seconds]
+    axes.errorbar(
+        curve.widths, relative, yerr=[off / curve.step for off in curve.spread], color=PURPLE, ecolor=INK, capsize=2,
+        marker="o", ms=4, lw=1.4,
+    )  # fmt: skip
+    plotting.finish(axes, "verified tokens per row", "time, in steps of plain decoding", "Cost of verification")
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(curve.widths)
+
+
+def _family(advice: Advice, strategy: Strategy) -> str:
+    return f"{strategy.name} {' > '.join(short(advice.drafts[number]) for number in strategy.drafts)}".strip()

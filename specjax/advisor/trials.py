@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from specjax import measuring
 from specjax.advisor import measure, rank
-from specjax.advisor.measure import BatchRun, SurveyLog, Workload
+from specjax.advisor.measure import Survey
 from specjax.advisor.rank import PLAIN, Candidate
 from specjax.registry import Strategy
 
@@ -60,36 +60,36 @@ class Trial(NamedTuple):
         return self._replace(whole=self.whole + more.whole, decoding=self.decoding + more.decoding)
 
 
-def try_out(work: Workload, log: SurveyLog, candidates: Sequence[Candidate], count: int) -> list[Trial]:
+def try_out(survey: Survey, candidates: Sequence[Candidate], count: int) -> list[Trial]:
     """Tries the best candidates, then those that look better after correction; the fastest first."""
-    trials = try_beside_plain(work, log, rank.shortlist(candidates, count))
+    trials = try_beside_plain(survey, rank.shortlist(candidates, count))
     for _ in range(AGAIN if trials else 0):
         one = rank.next_look(candidates, [(trial.strategy, trial.speedup) for trial in trials])
-        more = [] if one is None else try_beside_plain(work, log, [one])
+        more = [] if one is None else try_beside_plain(survey, [one])
         if not more:
             break
         trials += more
-    return separate(work, log, trials)
+    return separate(survey, trials)
 
 
-def sweep(work: Workload, log: SurveyLog, candidates: Sequence[Candidate], used: Strategy) -> list[Trial]:
+def sweep(survey: Survey, candidates: Sequence[Candidate], used: Strategy) -> list[Trial]:
     """Tries `rank.field` of the candidates and the strategy in use; the fastest first."""
     field = rank.field(candidates)
     field += [one for one in candidates if one.strategy == used and one not in field]
-    return separate(work, log, try_beside_plain(work, log, field), used)
+    return separate(survey, try_beside_plain(survey, field), used)
 
 
-def separate(work: Workload, log: SurveyLog, trials: Sequence[Trial], used: Strategy | None = None) -> list[Trial]:
+def separate(survey: Survey, trials: Sequence[Trial], used: Strategy | None = None) -> list[Trial]:
     """Adds turns to the fastest trials until they differ by more than their error, or up to `measure.MORE` as many.
 
     Args:
       used: a strategy that gets the same turns.
     """
     trials = fastest_first(trials)
-    while len(near := close(trials)) > 1 and len(trials[0].whole) < measure.MORE * work.turns:
+    while len(near := close(trials)) > 1 and len(trials[0].whole) < measure.MORE * survey.turns:
         again = [one.candidate for one in trials if one in near or one.strategy == used]
-        work.progress(f"more turns for {len(near)} strategies within the error of each other")
-        more = {one.strategy: one for one in try_beside_plain(work, log, again, warm=True)}
+        survey.progress(f"more turns for {len(near)} strategies within the error of each other")
+        more = {one.strategy: one for one in try_beside_plain(survey, again, warm=True)}
         if not more:
             break
         trials = fastest_first([one.joined(more[one.strategy]) if one.strategy in more else one for one in trials])
@@ -105,24 +105,21 @@ def close(trials: Sequence[Trial]) -> list[Trial]:
     return [one for one in trials[:NEAR] if one.speedup + one.error >= trials[0].speedup - trials[0].error]
 
 
-def try_beside_plain(
-    work: Workload, log: SurveyLog, candidates: Sequence[Candidate], *, warm: bool = False
-) -> list[Trial]:
+def try_beside_plain(survey: Survey, candidates: Sequence[Candidate], *, warm: bool = False) -> list[Trial]:
     """Decodes all batches with the candidates and plainly, interleaved; [] if no turn was completed.
 
     Args:
       warm: whether the candidates have been compiled.
     """
-    every = [PLAIN, *(one.strategy for one in candidates)]
-    if not candidates or not (warm or measure.warm_up(work, every)):
+    every = [one.strategy for one in candidates]
+    if not candidates or not (warm or measure.warm_up(survey, [PLAIN, *every])):
         return []
-    runs = measure.interleave(work, log, every, work.turns, range(len(work.batches)))
-    return [trial(one, runs[one.strategy], runs[PLAIN]) for one in candidates] if runs else []
+    runs = measure.interleave(survey, every, survey.turns, range(len(survey.batches)))
+    return [trial(one, runs[one.strategy]) for one in candidates] if runs else []
 
 
-def trial(candidate: Candidate, runs: Sequence[BatchRun], plain: Sequence[BatchRun]) -> Trial:
+def trial(candidate: Candidate, turns: measure.Turns) -> Trial:
     """Runs of a candidate against plain decoding in the same turns."""
     rate = lambda run: run.committed / run.decode
-    pairs = list(zip(runs, plain, strict=True))
-    whole = tuple(own.speed / base.speed for own, base in pairs)
-    return Trial(candidate, whole, tuple(rate(own) / rate(base) for own, base in pairs), runs[0].tokens_per_round)
+    whole = tuple(own.speed / base.speed for own, base in turns)
+    return Trial(candidate, whole, tuple(rate(own) / rate(base) for own, base in turns), turns[0][0].tokens_per_round)

@@ -240,10 +240,13 @@ def markdown_table(rows: Sequence[Row], show: Callable[[Any], str] = to_text) ->
     return [line(columns), "|" + "---|" * len(columns), *body]
 
 
-def terminal_table(rows: Sequence[Row], show: Callable[[Any], str] = to_text, **options: Any) -> Any:
-    """A rich table of rows with the same columns; columns of text are aligned left.
+def terminal_table(
+    rows: Sequence[Row], show: Callable[[Any], str] = to_text, *, bold: Sequence[int] = (), **options: Any
+) -> Any:
+    """A rich table of rows with the same columns; text is aligned left, and folded in a narrow terminal.
 
     Args:
+      bold: numbers of the rows to highlight.
       options: of `rich.table.Table`.
     """
     from rich import box
@@ -252,7 +255,7 @@ def terminal_table(rows: Sequence[Row], show: Callable[[Any], str] = to_text, **
     table = Table(box=box.SIMPLE, title_justify="left", **options)
     for name in rows[0]:
         words = all(isinstance(row[name], str | None) for row in rows)
-        table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(show, row.values()))
+        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for number, row in enumerate(rows):
+        table.add_row(*map(show, row.values()), style="bold" if number in bold else None)
     return table

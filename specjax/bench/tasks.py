@@ -7,11 +7,12 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specjax import files
 from specjax.checks import check_name
 
+T = TypeVar("T")
 AUTO = "auto"  # format or style chosen by the file or the model
 PLAIN, PREFIX, OWN = "plain", "prefix", "own"  # styles
 
@@ -253,9 +254,13 @@ def pick(items: Sequence[Item], count: int, categories: Sequence[str] = ()) -> l
     for category in categories:
         if category not in known:
             raise ValueError(f"no item is of category {category!r} (known: {', '.join(known) or 'none'})")
-    kept = [item for item in items if not categories or item.category in categories]
-    count = min(count, len(kept))
-    return [kept[number * len(kept) // count] for number in range(count)]
+    return spread([item for item in items if not categories or item.category in categories], count)
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """`count` items, evenly spread over all; all if there are fewer."""
+    count = min(count, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 def digest(items: Sequence[Item]) -> str:

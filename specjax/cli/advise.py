@@ -111,7 +111,7 @@ def main(args: Sequence[str]) -> int:
     given = given_prompts(options.text)
 
     process.import_library()
-    from specjax.advisor import advise, pictures, report
+    from specjax.advisor import advise, report
     from specjax.cli.progress import Progress, tables_and_errors
     from specjax.cli.report import finite, tell, to_json
 
@@ -133,13 +133,13 @@ def main(args: Sequence[str]) -> int:
                 kinds=measuring.drafters or None, verify=measuring.verify, turns=measuring.repeats,
                 sweep=measuring.sweep, progress=on_progress, stop=asked,
             )  # fmt: skip
-    command = report.command_line(advice, dtype=options.models.dtype, prompts=options.text.prompts)
+    command = advice.command(dtype=options.models.dtype, prompts=options.text.prompts)
     given_options = {"dtype": options.models.dtype, "prompts_file": options.text.prompts, "texts": list(prompts)}
     content = to_json(finite(advice.as_dict() | {"command": command} | given_options))
     if showing.output is not None:
         files.write_text(showing.output, content + "\n")
     if showing.picture is not None and advice.measured is not None:
-        pictures.write(showing.picture, advice)
+        report.write_figure(showing.picture, advice)
     if showing.json:
         tell(content)
     else:
@@ -190,9 +190,10 @@ def given_prompts(text: AdvicePrompts) -> list[str] | None:
     """`count` prompts of the file; None without a file."""
     if text.prompts is None:
         return None
-    from specjax.cli.prompts import read_prompts
+    from specjax.bench import tasks
+    from specjax.cli.prompts import read_file
 
-    return spread(read_prompts([], text.prompts), text.count)
+    return tasks.spread(read_file(text.prompts), text.count)
 
 
 def sample_prompts(text: AdvicePrompts, target: Any) -> list[str]:
@@ -200,13 +201,7 @@ def sample_prompts(text: AdvicePrompts, target: Any) -> list[str]:
     from specjax.bench import tasks
 
     name = text.task or ("translation" if target.encoder_decoder else "story")
-    return tasks.prompts_for(target, name, spread(tasks.TASKS[name].samples, text.count))
-
-
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` items, evenly spread over all; all if there are fewer."""
-    count = min(count, len(items))
-    return [items[number * len(items) // count] for number in range(count)]
+    return tasks.prompts_for(target, name, tasks.spread(tasks.TASKS[name].samples, text.count))
 
 
 def load(models: AdviceModels, tell: Any) -> tuple[Any, list[Any]]:
@@ -226,81 +221,47 @@ def load(models: AdviceModels, tell: Any) -> tuple[Any, list[Any]]:
 
 def show(console: Any, advice: Any, command: str) -> None:
     """The tables, the verdict with its explanation, and the commands to copy."""
-    from specjax.advisor import report
+    from specjax.advisor.report import reasons
+    from specjax.bench.record import terminal_table
 
-    first, *others = report.reasons(advice)
+    def table(title: str, rows: Sequence[dict[str, Any]], bold: Sequence[int] = ()) -> None:
+        text = lambda value: "" if value is None else value if isinstance(value, str) else f"{value:.2f}"
+        console.print(terminal_table(rows, text, bold=bold, title=title, title_style="bold"))
+
+    first, *others = reasons(advice)
+    whole = "speed-up of whole requests over plain decoding"
+    used = lambda trials: [place for place, one in enumerate(trials) if one.strategy == advice.strategy]
     if advice.measured is not None:
-        console.print(curve_table(advice))
-        console.print(candidate_table(advice))
+        curve = advice.measured.curve
+        steps = {str(width): took / curve.step for width, took in zip(curve.widths, curve.seconds, strict=True)}
+        table("verification of several tokens, in steps of plain decoding", [steps])
+        rows = [strategy_row(advice, one.candidate, one) for one in advice.trials]
+        rows += [strategy_row(advice, one) for one in untried(advice)]
+        plain = ("plain", 1.0, 1.0, "1.00", 1.0 if advice.trials else None, "")
+        table(f"candidates: {whole}", [*rows, dict(zip(COLUMNS, plain, strict=True))], used(advice.trials))
     if advice.swept:
-        console.print(sweep_table(advice))
+        table(f"sweep: {whole}", [strategy_row(advice, one.candidate, one) for one in advice.swept], used(advice.swept))
     console.print(first, style="bold", soft_wrap=True, markup=False)
     for line in others:
         console.print(line, soft_wrap=True, markup=False)
     if advice.measured is not None:
-        console.print(f"\n    {command}\n    {report.python_line(advice)}", soft_wrap=True, markup=False)
+        console.print(f"\n    {command}\n    {advice.python}", soft_wrap=True, markup=False)
 
 
-def new_table(title: str) -> Any:
-    """A table without columns."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+COLUMNS = ("strategy", "tokens/\nround", "steps/\nround", "predicted", "measured", "turns")
 
 
-def strategy_table(what: str, *columns: str) -> Any:
-    """A table of strategies without rows."""
-    table = new_table(f"{what}: speed-up of whole requests over plain decoding")
-    table.add_column("strategy", overflow="fold")  # folded in a narrow terminal, so that numbers are complete
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+def strategy_row(advice: Any, one: Any, trial: Any = None) -> dict[str, Any]:
+    """A candidate, and its trial if it was tried."""
+    measured = (None, "") if trial is None else (trial.speedup, f"{trial.least:.2f}-{trial.most:.2f}")
+    values = (
+        advice.label(one.strategy), one.tokens, one.seconds / advice.measured.curve.step,
+        f"{one.speedup:.2f} \u00b1 {one.error:.2f}", *measured,
+    )  # fmt: skip
+    return dict(zip(COLUMNS, values, strict=True))
 
 
-def curve_table(advice: Any) -> Any:
-    """Cost of verification by the number of tokens."""
-    curve = advice.measured.curve
-    table = new_table("verification of several tokens, in steps of plain decoding")
-    for width in curve.widths:
-        table.add_column(str(width), justify="right", no_wrap=True)
-    table.add_row(*(f"{took / curve.step:.2f}" for took in curve.seconds))
-    return table
-
-
-def candidate_table(advice: Any) -> Any:
-    """The trials, and the best other candidates of each family."""
-    table = strategy_table("candidates", "tokens/\nround", "steps/\nround", "predicted", "measured", "turns")
-    step = advice.measured.curve.step
-
-    def row(one: Any, *measured: str, style: str | None = None) -> None:
-        table.add_row(
-            one.strategy.label(advice.drafts), f"{one.tokens:.2f}", f"{one.seconds / step:.2f}",
-            f"{one.speedup:.2f} \u00b1 {one.error:.2f}", *measured, style=style,
-        )  # fmt: skip
-
-    for one in advice.trials:
-        used = one.strategy == advice.strategy
-        row(one.candidate, f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}", style="bold" if used else None)
-    for one in others(advice):
-        row(one, "", "")
-    table.add_row("plain", "1.00", "1.00", "1.00", "1.00" if advice.trials else "", "")
-    return table
-
-
-def sweep_table(advice: Any) -> Any:
-    """All swept strategies, the fastest first."""
-    table = strategy_table("sweep", "tokens/\nround", "predicted", "measured", "turns")
-    for one in advice.swept:
-        table.add_row(
-            one.strategy.label(advice.drafts), f"{one.tokens:.2f}", f"{one.candidate.speedup:.2f}",
-            f"{one.speedup:.2f}", f"{one.least:.2f}-{one.most:.2f}",
-            style="bold" if one.strategy == advice.strategy else None,
-        )  # fmt: skip
-    return table
-
-
-def others(advice: Any) -> list[Any]:
+def untried(advice: Any) -> list[Any]:
     """Candidates that were not tried: the best of each family, then the next best of all."""
     from specjax.advisor.rank import family
 

@@ -107,7 +107,7 @@ def test_plain_decoding_if_nothing_helps(ask):
     assert not advice.helps and advice.strategy == PLAIN and (advice.speedup, advice.error) == (1.0, 0.0)
     assert advice.trials and advice.trials[0].speedup <= 1.02
     assert advice.reason.startswith("Use plain decoding") and "0.95" in advice.reason and "0.50" in advice.reason
-    assert "drafter=" not in advice.python and "--drafter plain" in report.command_line(advice)
+    assert "drafter=" not in advice.python and "--drafter plain" in advice.command()
 
 
 def test_a_jump_of_the_verify_curve_limits_the_draft(ask):
@@ -120,8 +120,8 @@ def test_a_jump_of_the_verify_curve_limits_the_draft(ask):
 def test_repetitive_text_needs_no_draft_model(ask):
     advice = ask(Machine(alpha=0.4, copied=0.8))
     assert advice.helps and advice.strategy.name in ("ngram", "suffix") and not advice.strategy.drafts
-    assert "--draft " not in report.command_line(advice, prompts="my file.txt")
-    assert report.command_line(advice, prompts="my file.txt").endswith("--prompts 'my file.txt'")
+    assert "--draft " not in advice.command(prompts="my file.txt")
+    assert advice.command(prompts="my file.txt").endswith("--prompts 'my file.txt'")
 
 
 @pytest.mark.parametrize("name", ["dynamic-tree", "suffix-tree"])
@@ -129,7 +129,7 @@ def test_strategies_with_fixed_settings_can_win(ask, name):
     advice = ask(Machine(fixed={name: 6.5}))
     assert advice.strategy.name == name and advice.strategy.verifier is None
     assert advice.speedup == pytest.approx(6.5, rel=0.02)
-    assert f"--drafter {name}:" in report.command_line(advice) and "--verifier" not in report.command_line(advice)
+    assert f"--drafter {name}:" in advice.command() and "--verifier" not in advice.command()
 
 
 def test_self_drafting_without_a_draft_model(ask):
@@ -142,7 +142,7 @@ def test_self_drafting_without_a_draft_model(ask):
     )
     assert "quantized: 0.200 steps per token" in advice.reason
     assert "layer-skip" in {one.strategy.name for one in advice.candidates}
-    assert "--draft " not in report.command_line(advice)
+    assert "--draft " not in advice.command()
 
 
 def test_drafters_with_hardly_any_acceptance_are_not_timed(ask):
@@ -240,7 +240,7 @@ def test_sampled_chains_use_block_verification(ask):
     machine = Machine(alpha=0.9, c=0.02)
     advice = ask(machine, batch=3, temperature=0.7)
     assert advice.strategy.verifier == "block" and advice.settings["batch"] == 3
-    assert 'verifier="block"' in advice.python and "--verifier block" in report.command_line(advice)
+    assert 'verifier="block"' in advice.python and "--verifier block" in advice.command()
 
 
 def test_interrupt_keeps_measurements(ask):
@@ -274,7 +274,7 @@ def test_command_lines_parse_to_the_strategy(ask):
     assert {"model", "tree", "ngram", "suffix"} <= set(kinds)
     for one in kinds.values():
         used = advice._replace(trials=[advice.trials[0]._replace(candidate=one)])
-        words = shlex.split(report.command_line(used, dtype="bfloat16"))
+        words = shlex.split(used.command(dtype="bfloat16"))
         options = parse(Options, words[2:], prog="specjax generate")
         plan = setup.plan(options)
         assert words[:2] == ["specjax", "generate"] and Strategy.parse(one.strategy.text).text == one.strategy.text
@@ -284,10 +284,8 @@ def test_command_lines_parse_to_the_strategy(ask):
 
 
 def test_figure(ask, tmp_path):
-    from specjax.advisor import pictures
-
     advice = ask(Machine())
-    pictures.write(tmp_path / "advice.svg", advice)
+    report.write_figure(tmp_path / "advice.svg", advice)
     drawn = (tmp_path / "advice.svg").read_text()
     for words in ("Cost of verification", "plain decoding", "model small, predicted", "measured"):
         assert words in drawn

@@ -7,7 +7,7 @@ import pytest
 
 from specjax import api, drafters
 from specjax.advisor import measure, rank
-from specjax.advisor.measure import BatchRun, Workload
+from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.rank import MISS, PLAIN
 from specjax.model import Model
 from specjax.models import opt
@@ -27,7 +27,7 @@ def pair():
 @pytest.fixture(scope="module")
 def work(pair):
     options = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True, "seed": 0}
-    return Workload(pair[0], (pair[1],), measure.make_batches(PROMPTS, 2), options)
+    return Survey(pair[0], (pair[1],), measure.make_batches(PROMPTS, 2), options)
 
 
 def test_batches_are_full():
@@ -77,7 +77,7 @@ def run(seconds: float, passes: int = 10, prefill: float = 0.0) -> BatchRun:
 def test_rounds_are_relative_to_plain_decoding_in_the_same_turn():
     """The machine runs at half speed in the second turn, which the ratio cancels."""
     turns = {PLAIN: [run(1.0), run(2.0), run(1.0)], Strategy.of("free", gamma=1): [run(1.5), run(3.0), run(1.5)]}
-    curve = measure.curve_of(turns)
+    curve = measure.curve_of({one: list(zip(runs, turns[PLAIN], strict=True)) for one, runs in turns.items()})
     assert curve.widths == (1, 2) and curve.seconds == (1.0, 1.5) and curve.spread[1] == 0.0
     assert curve.spread[0] == pytest.approx(0.5 / np.sqrt(3))
 
@@ -89,10 +89,10 @@ def test_isotonic_regression():
 
 
 def test_short_runs_get_more_turns(work):
-    log = measure.empty_log()
+    fresh = dataclasses.replace(work)
     for seconds, wanted in ((10.0, 3), (0.5, 4), (0.001, 15)):
-        log.passes[PLAIN] = [run(seconds, passes=1)]
-        assert measure.turns_of(work, log) == wanted
+        fresh.counted[PLAIN] = [run(seconds, passes=1)]
+        assert fresh.turns_needed == wanted
 
 
 def test_incomplete_turns_are_discarded(work, monkeypatch):
@@ -103,14 +103,13 @@ def test_incomplete_turns_are_discarded(work, monkeypatch):
         return run(1.0)
 
     monkeypatch.setattr(measure, "decode", decode)
-    two = [PLAIN, Strategy.of("free", gamma=1)]
+    free = Strategy.of("free", gamma=1)
     halted = dataclasses.replace(work, stop=lambda: len(ran) >= 3)
-    found = measure.interleave(halted, measure.empty_log(), two, 2, [0, 1])
-    assert found == {}
+    assert measure.interleave(halted, [free], 2, [0, 1]) == {}
     halted = dataclasses.replace(work, stop=lambda: len(ran) >= 10)
-    found = measure.interleave(halted, measure.empty_log(), two, 3, [0, 1])
-    assert {one: len(runs) for one, runs in found.items()} == dict.fromkeys(two, 1)
-    assert found[PLAIN][0].passes == 20  # both batches
+    found = measure.interleave(halted, [free], 3, [0, 1])
+    assert {one: len(turns) for one, turns in found.items()} == {PLAIN: 1, free: 1}
+    assert found[PLAIN][0][0].passes == 20  # both batches
 
 
 def test_nan_raises(work):
@@ -123,10 +122,9 @@ def test_nan_raises(work):
 
 
 def test_unsupported_drafters_are_left_out_with_the_reason(work):
-    log = measure.empty_log()
     alone = dataclasses.replace(work, kinds=("layer-skip", "quantized"))
-    assert {one.name for one in measure.possible(alone, log, measure.probes(alone))} == {"quantized"}
-    assert len(log.left_out) == 1 and log.left_out[0].startswith("layer-skip")
+    assert {one.name for one in measure.possible(alone, measure.probes(alone))} == {"quantized"}
+    assert len(alone.left_out) == 1 and alone.left_out[0].startswith("layer-skip")
 
 
 def test_drafters_are_built_once(work):

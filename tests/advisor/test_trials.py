@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.advisor import measure, rank, trials
-from specjax.advisor.measure import BatchRun, Workload
+from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.rank import PLAIN, Candidate
 from specjax.model import Model
 from specjax.models import opt
@@ -38,10 +38,9 @@ class Noisy:
 
     def try_out(self, used=None, stop=lambda: False):
         config = opt.OPTConfig(vocab_size=9, width=4, embed_width=4, layers=1, heads=1, mlp_width=4, max_positions=8)
-        work = Workload(Model("none", opt, config, toys.FMT, {}), (), (([1],), ([2],)), {}, turns=TURNS, stop=stop)
-        notes = measure.empty_log()
+        survey = Survey(Model("none", opt, config, toys.FMT, {}), (), (([1],), ([2],)), {}, turns=TURNS, stop=stop)
         every = [Candidate(chain(gamma), 1.5, 1.0, 1.0, 1.0, 0.1) for gamma in self.speeds]
-        return trials.separate(work, notes, trials.try_beside_plain(work, notes, every), used)
+        return trials.separate(survey, trials.try_beside_plain(survey, every), used)
 
 
 def test_distinct_speeds_need_no_further_turns(monkeypatch):
