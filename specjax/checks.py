@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 LARGEST = 2**31 - 1  # int32
+POSITIVE = math.nextafter(0.0, 1.0)  # the least number above 0
+SUM_TOLERANCE = 1e-3  # of a distribution that was computed in float32 or bfloat16
 LONGEST_STOPS = 1024  # bytes of stop strings: each has a row of the vocabulary's width in the automaton
 
 
@@ -86,6 +88,64 @@ def flag(name: str, value: Any) -> bool:
     if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
         raise ValueError(f"{name} must be True or False, got {reprlib.repr(value)}")
     return bool(value)
+
+
+# --- arrays of numbers -----------------------------------------------------------------------------------------------
+
+
+def within(name: str, value: Any, least: float | int, most: float | int = math.inf) -> Any:
+    """A number, or an array or nested lists of numbers, as an array in float64; `least=POSITIVE` means above 0.
+
+    Raises:
+      ValueError: not a number, not finite, or outside least..most.
+    """
+    import numpy as np
+
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number or an array of numbers, got {reprlib.repr(value)}") from None
+    bad = array[~((array >= least) & (array <= most) & np.isfinite(array))]
+    if bad.size:
+        low = "above 0" if least == POSITIVE else f"at least {least:g}"
+        high = f" and at most {most:g}" if most < math.inf else "" if math.isfinite(bad.flat[0]) else " and finite"
+        raise ValueError(f"{name} must be {low}{high}, got {bad.flat[0]:g}")
+    return array
+
+
+def probability(name: str, value: Any) -> Any:
+    """Probabilities as an array in float64. Raises ValueError as `within`."""
+    return within(name, value, 0, 1)
+
+
+def integers(name: str, value: Any, *, least: int = 0) -> Any:
+    """An integer, or an array or nested lists of integers, as an array in int64.
+
+    Raises:
+      ValueError: not integers, or one below `least`.
+    """
+    import numpy as np
+
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name} must be an integer or an array of integers, got {reprlib.repr(value)}")
+    return within(name, array, least).astype(np.int64)
+
+
+def distribution(name: str, value: Any) -> Any:
+    """Probabilities [..., V] in float64, normalized: those of a float32 softmax sum to 1 only approximately.
+
+    Raises:
+      ValueError: no vocabulary axis, a negative or non-finite entry, or a sum further than SUM_TOLERANCE from 1.
+    """
+    array = within(name, value, 0)
+    if array.ndim == 0 or array.shape[-1] == 0:
+        raise ValueError(f"{name} must have a last axis of probabilities over the vocabulary, got shape {array.shape}")
+    total = array.sum(-1, keepdims=True)
+    off = total[~(abs(total - 1) <= SUM_TOLERANCE)]
+    if off.size:
+        raise ValueError(f"{name} must sum to 1 over its last axis, got a sum of {off.flat[0]:g}: apply softmax first")
+    return array / total
 
 
 # --- sequences and requests ------------------------------------------------------------------------------------------

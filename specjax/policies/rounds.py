@@ -19,7 +19,7 @@ from specjax.policies.policy import (
 )
 from specjax.programs import memoize
 from specjax.theory import StepTime
-from specjax.theory.arguments import Numbers
+from specjax.theory.tokens import Numbers
 
 HEURISTIC_START, UP, DOWN = 5, 2, 1  # those of transformers' assisted generation
 

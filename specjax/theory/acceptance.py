@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from specjax.theory.arguments import POSITIVE, Numbers, Values, distributions, within
+from specjax.checks import POSITIVE, distribution, within
+from specjax.theory.tokens import Numbers, Values
 
 
 def beta(p: Numbers, q: Numbers) -> Values:
@@ -23,7 +24,7 @@ def beta(p: Numbers, q: Numbers) -> Values:
     Raises:
       ValueError: not probability distributions over one vocabulary.
     """
-    target, draft = distributions(p, q)
+    target, draft = _pair(p, q)
     return np.minimum(np.minimum(target, draft).sum(-1), 1.0)
 
 
@@ -37,7 +38,7 @@ def divergence(p: Numbers, q: Numbers) -> Values:
 
     Args, Returns, Raises: as `beta`.
     """
-    target, draft = distributions(p, q)
+    target, draft = _pair(p, q)
     return np.minimum(0.5 * abs(target - draft).sum(-1), 1.0)
 
 
@@ -67,7 +68,7 @@ def lenient_beta(p: Numbers, q: Numbers, lenience: Numbers) -> Values:
     Raises:
       ValueError: not probability distributions over one vocabulary, or lenience outside (0, 1].
     """
-    target, draft = distributions(p, q)
+    target, draft = _pair(p, q)
     l = within("lenience", lenience, POSITIVE, 1)  # noqa: E741
     # min(p / l, q) as min(p, l q) / l: p / l may overflow.
     return np.minimum(np.minimum(target, l[..., None] * draft).sum(-1) / l, 1.0)
@@ -79,6 +80,18 @@ def rejection_beta(p: Numbers, q: Numbers) -> Values:
     x ~ q is accepted with probability p(x) / (M q(x)), M = max_x p(x) / q(x), else a token is sampled from p itself:
     1 / M = min over p(x) > 0 of q(x) / p(x). Leviathan et al. 2023, appendix A.2. Args, Raises: as `beta`.
     """
-    target, draft = distributions(p, q)
+    target, draft = _pair(p, q)
     ratio = np.divide(draft, target, out=np.full(target.shape, np.inf), where=target > 0)
     return np.minimum(ratio.min(-1), 1.0)
+
+
+def _pair(p: Numbers, q: Numbers) -> tuple[np.ndarray, np.ndarray]:
+    """Target and draft probabilities over one vocabulary, broadcast against each other."""
+    target, draft = distribution("p", p), distribution("q", q)
+    if target.shape[-1] != draft.shape[-1]:
+        raise ValueError(f"p and q must have one vocabulary, got {target.shape[-1]} and {draft.shape[-1]} tokens")
+    try:
+        target, draft = np.broadcast_arrays(target, draft)
+    except ValueError:
+        raise ValueError(f"p of shape {target.shape} does not broadcast against q of shape {draft.shape}") from None
+    return target, draft

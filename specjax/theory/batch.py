@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.theory.arguments import Numbers, Values, integers, probability, within
-from specjax.theory.tokens import expected_tokens
+from specjax.checks import integers, probability, within
+from specjax.theory.tokens import Numbers, Values, expected_tokens
 
 
 class StepTime(NamedTuple):

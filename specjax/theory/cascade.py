@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.theory.arguments import Numbers, Values, integers, probability, within
-from specjax.theory.tokens import expected_tokens, tokens_distribution
+from specjax.checks import integers, probability, within
+from specjax.theory.tokens import Numbers, Values, expected_tokens, tokens_distribution
 
 
 def cascade_factor(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:

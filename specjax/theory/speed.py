@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.theory.arguments import POSITIVE, Numbers, Values, integers, probability, within
-from specjax.theory.tokens import expected_tokens
+from specjax.checks import POSITIVE, integers, probability, within
+from specjax.theory.tokens import Numbers, Values, expected_tokens
 
 
 def walltime_factor(

@@ -1,11 +1,14 @@
 """Tokens that a round commits: the accepted draft tokens and one token of the target."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from specjax.theory.arguments import Numbers, Values, integers, probability, within
+from specjax.checks import integers, probability, within
 
+Numbers = float | int | np.number | np.ndarray | Sequence[Any]  # broadcasts: one number, an array, or nested lists
+Values = np.ndarray | np.float64
 BISECTIONS = 64  # narrow [0, 1] below the spacing of float64
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from specjax import api, measuring
 from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
+from specjax.metrics import timed_round
 from specjax.model import Model
 from specjax.stopping import Stop
 from specjax.trees import SCRATCH
@@ -155,16 +156,13 @@ def record(
 
 def _run(job: api.Job, stop: Callable[[], bool]) -> tuple[list[TraceRound], api.Progress]:
     """All rounds of a job; its state is donated."""
-    draft_half, verify_half = loop.parts(**job.static)
+    halves = loop.parts(**job.static)
     plain = job.static["drafter"].tree.size == 1
     rounds: list[TraceRound] = []
     state, code, totals = job.state, *jax.device_get((job.state.stop, job.state.totals))
     written: list[list[int]] = [[] for _ in code]
     while np.any(code == Stop.RUNNING) and not (rounds and stop()):
-        (state, drafted), draft, _ = measuring.timed(lambda state=state: draft_half(job.params, state))
-        (state, info), verify, _ = measuring.timed(
-            lambda state=state, drafted=drafted: verify_half(job.params, state, drafted)
-        )
+        state, info, draft, verify = timed_round(halves, job.params, state)
         info, after, totals = jax.device_get((info, state.stop, state.totals))
         number = len(rounds) + 1
         rows = row_rounds(info, number, before=code, after=after)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specjax.checks import integers
 from specjax.defaults import LARGEST_TREE
-from specjax.theory.arguments import integers
 from specjax.trees.static import Tree, chain, from_paths
 
 Numbers = Any  # array-like (numpy's ArrayLike does not pass the run-time type checks of the tests)
