@@ -156,7 +156,7 @@ def interleave(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[K, Runs]:
-    """Runs programs in turns, so that other load on the machine affects all of them alike.
+    """Runs programs interleaved, so that other load on the machine affects all of them alike.
 
     Args:
       programs: name -> program. A turn runs each once, in this order. A program returns arrays or any other value;

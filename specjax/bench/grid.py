@@ -125,7 +125,7 @@ class Grid:
                 raise ValueError(f"{name.replace('_', '-')} requires {source}")
 
     def quick(self) -> "Grid":
-        """The same in its smallest size, which shows that everything runs and says nothing about speed."""
+        """The same in its smallest size, which checks that everything runs but does not measure speed."""
         return dataclasses.replace(self, **SMALLEST)
 
 

@@ -40,127 +40,42 @@ class Task(NamedTuple):
     """A task.
 
     Attributes:
-      about: one line for people.
       plain: prompt of a model that continues a text; {text} is that of the item.
       prefix: prompt of T5, which was trained with prefixes.
-      asked: user message for a chat model, which a style puts between the special tokens of the model.
+      message: user message for a chat model, which a style puts between the special tokens of the model.
       samples: items that come with the package, so that a task runs without a file.
     """
 
-    about: str
     plain: str
     prefix: str
-    asked: str
+    message: str
     samples: tuple[Item, ...]
 
 
-def _samples(*texts: str) -> tuple[Item, ...]:
-    return tuple(Item(text, f"sample {number}") for number, text in enumerate(texts, start=1))
-
-
-def _pairs(*pairs: tuple[str, str]) -> tuple[Item, ...]:
-    return tuple(Item(one, f"sample {n}", reference=other) for n, (one, other) in enumerate(pairs, start=1))
+def _samples(task: str) -> tuple[Item, ...]:
+    entries = map(json.loads, Path(__file__).with_name("samples.jsonl").read_text(encoding="utf-8").splitlines())
+    own = [entry for entry in entries if entry["task"] == task]
+    return tuple(Item(e["prompt"], f"sample {n}", reference=e.get("reference")) for n, e in enumerate(own, start=1))
 
 
 TASKS: dict[str, Task] = {
-    "translation": Task(
-        "English to German",
-        "English: {text}\nGerman:",
-        "translate English to German: {text}",
-        "Translate into German: {text}",
-        _pairs(
-            ("The weather is nice today.", "Das Wetter ist heute schön."),
-            ("Where is the nearest station?", "Wo ist der nächste Bahnhof?"),
-            ("I would like a cup of coffee.", "Ich hätte gern eine Tasse Kaffee."),
-            ("She reads a book every week.", "Sie liest jede Woche ein Buch."),
-            ("We will meet again tomorrow morning.", "Wir treffen uns morgen früh wieder."),
-            ("The children are playing in the garden.", "Die Kinder spielen im Garten."),
-            ("Please close the window before you leave.", "Bitte schließ das Fenster, bevor du gehst."),
-            ("My brother works in a small town.", "Mein Bruder arbeitet in einer kleinen Stadt."),
+    name: Task(*forms, _samples(name))
+    for name, forms in {
+        "translation": (
+            "English: {text}\nGerman:", "translate English to German: {text}", "Translate into German: {text}",
         ),
-    ),
-    "summarization": Task(
-        "a summary",
-        "{text}\n\nIn short:",
-        "summarize: {text}",
-        "Summarize this text in two sentences:\n\n{text}",
-        _samples(
-            "The town's old bridge was closed on Monday after an inspection found cracks in two of its pillars. "
-            "Drivers must take the road through the valley, which adds twenty minutes to the way to work. The "
-            "mayor said that repairs will begin within a month and should be finished before winter.",
-            "A school in the north has let its pupils run the canteen for a year. They plan the meals, order the "
-            "food and keep the books. Less food is thrown away than before, and more pupils eat at school. Two "
-            "other schools want to try the same next year.",
-            "Researchers watched how crows opened a box that had two locks. Most birds learned the first lock by "
-            "trying. The second was opened only by those that had seen another bird do it. The crows that had "
-            "learned from others also remembered the way for longer.",
-            "The library will stay open until ten in the evening from next week. Many students had asked for "
-            "this, since they have no quiet room at home. The city pays for two more members of staff, and will "
-            "look at the numbers of visitors again in spring.",
+        "summarization": (
+            "{text}\n\nIn short:", "summarize: {text}", "Summarize this text in two sentences:\n\n{text}",
         ),
-    ),
-    "chat": Task(
-        "a question, an answer",
-        "Question: {text}\nAnswer:",
-        "{text}",
-        "{text}",
-        _samples(
-            "What should I pack for a weekend in the mountains?",
-            "How do plants know when it is spring?",
-            "Can you explain what a budget is to a child of ten?",
-            "Which exercises can I do at home without any equipment?",
-            "Why does bread rise in the oven?",
-            "How do I politely turn down an invitation?",
-            "What is the difference between a lake and a pond?",
-            "Give me three ideas for a rainy afternoon.",
+        "chat": ("Question: {text}\nAnswer:", "{text}", "{text}"),
+        "code": ("{text}", "{text}", "Complete this Python function:\n\n```python\n{text}\n```"),
+        "maths": (
+            "Question: {text}\nAnswer:", "{text}", "{text}\n\nReason step by step, and end with the number.",
         ),
-    ),
-    "code": Task(
-        "a Python function to complete",
-        "{text}",
-        "{text}",
-        "Complete this Python function:\n\n```python\n{text}\n```",
-        _samples(
-            'def fibonacci(n):\n    """The n-th Fibonacci number; fibonacci(0) is 0."""\n',
-            'def count_words(text):\n    """How often each word occurs in the text, as a dict."""\n',
-            'def is_palindrome(word):\n    """Whether the word reads the same from both ends."""\n',
-            'def flatten(lists):\n    """One list of all the elements of a list of lists."""\n',
-            'def greatest_common_divisor(a, b):\n    """The largest number that divides both."""\n',
-            'def read_numbers(path):\n    """The numbers of a text file, one a line, blank lines left out."""\n',
-        ),
-    ),
-    "maths": Task(
-        "a word problem",
-        "Question: {text}\nAnswer:",
-        "{text}",
-        "{text}\n\nReason step by step, and end with the number.",
-        _samples(
-            "A box holds 12 eggs. A baker uses 3 boxes and 4 more eggs. How many eggs does she use?",
-            "A train goes 80 kilometers an hour. How far does it come in two and a half hours?",
-            "Tom has 45 marbles and gives a third of them to his sister. How many are left to him?",
-            "A shirt costs 24 euros after a fourth was taken off its price. What did it cost before?",
-            "There are 7 rows of 9 chairs, and 5 chairs are broken. How many people can sit down?",
-            "Anna reads 15 pages a day. Her book has 240 pages. How many days does she need?",
-        ),
-    ),
-    "story": Task(
-        "a story to continue",
-        "{text}",
-        "{text}",
-        "Continue this story:\n\n{text}",
-        _samples(
-            "Once upon a time there was a little girl who lived in a house by the sea.",
-            "The old king had three sons, and he could not decide who should follow him.",
-            "One day a fox came to the well and found that it was dry.",
-            "Lily and her brother went into the garden to look for the lost ball.",
-            "It was a cold night, and the traveler knocked at the door of the inn.",
-            "There was a boy who could talk to birds, but nobody believed him.",
-            "The dog ran down the hill as fast as he could.",
-            "Long ago, when the mountains were young, a giant slept beneath the lake.",
-        ),
-    ),
-    "as-is": Task("prompts of a file, unchanged", "{text}", "{text}", "{text}", ()),
-}
+        "story": ("{text}", "{text}", "Continue this story:\n\n{text}"),
+        "as-is": ("{text}", "{text}", "{text}"),  # prompts of a file, unchanged
+    }.items()
+}  # fmt: skip
 
 CHATS = {  # templates around a user message; the tokenizer turns the marks into its special tokens
     "chatml": "<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n",
@@ -191,7 +106,7 @@ def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str
         form = task.plain if style == PLAIN else task.prefix
         return lambda item: fill(form, text=item.text)
     around = own if style == OWN else lambda message: fill(CHATS[style], message=message)
-    return lambda item: around(fill(task.asked, text=item.text))
+    return lambda item: around(fill(task.message, text=item.text))
 
 
 def prompts_for(model: Any, task: str, items: Sequence[Item], style: str = AUTO) -> list[str]:
@@ -271,7 +186,7 @@ def digest(items: Sequence[Item]) -> str:
 # --- files of items ------------------------------------------------------------------------------------------------
 
 
-class FileFormat(NamedTuple):
+class PromptFormat(NamedTuple):
     """A kind of file.
 
     Attributes:
@@ -337,7 +252,7 @@ def detect(path: Path, number: int, line: str) -> str:
     )
 
 
-def _item(kind: FileFormat, path: Path, number: int, line: str) -> Item:
+def _item(kind: PromptFormat, path: Path, number: int, line: str) -> Item:
     where = f"{path} line {number}"
     try:
         if kind.text:
@@ -367,7 +282,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def _value(entry: Mapping[str, Any], key: str) -> str | None:
-    """The text at a key of `FileFormat`; None for no key, and for optional keys without a text."""
+    """The text at a key of `PromptFormat`; None for no key, and for optional keys without a text."""
     name, first = key.removesuffix("?").removesuffix("[0]"), "[0]" in key
     value = entry.get(name)
     if first:
@@ -383,19 +298,19 @@ def _value(entry: Mapping[str, Any], key: str) -> str | None:
 
 TURNS = '{"question_id": ..., "category": text, "turns": [text, ...]}'
 QUESTION = ("turns[0]", "question_id", "category", "reference[0]?")
-FORMATS: dict[str, FileFormat] = {
-    "mt-bench": FileFormat("MT-bench question", TURNS, "chat", *QUESTION),
-    "spec-bench": FileFormat("Spec-Bench question", TURNS, "chat", *QUESTION),
-    "humaneval": FileFormat(
+FORMATS: dict[str, PromptFormat] = {
+    "mt-bench": PromptFormat("MT-bench question", TURNS, "chat", *QUESTION),
+    "spec-bench": PromptFormat("Spec-Bench question", TURNS, "chat", *QUESTION),
+    "humaneval": PromptFormat(
         "HumanEval problem", '{"task_id": text, "prompt": text, "canonical_solution": text}', "code",
         text="prompt", id="task_id", reference="canonical_solution",
     ),
-    "gsm8k": FileFormat(
+    "gsm8k": PromptFormat(
         "GSM8K question", '{"question": text, "answer": text}', "maths", text="question", reference="answer"
     ),
-    "jsonl": FileFormat("prompt", '{"prompt": text}', "as-is", text="prompt", id="id?", reference="reference?"),
-    "tsv": FileFormat("pair", "a sentence, a tab, its translation", "translation"),
-    "txt": FileFormat("prompt", "a prompt", "as-is"),
+    "jsonl": PromptFormat("prompt", '{"prompt": text}', "as-is", text="prompt", id="id?", reference="reference?"),
+    "tsv": PromptFormat("pair", "a sentence, a tab, its translation", "translation"),
+    "txt": PromptFormat("prompt", "a prompt", "as-is"),
 }  # fmt: skip
 MARKS = {  # keys that identify a format, the first that fits; Spec-Bench has the format of MT-bench
     "mt-bench": {"question_id", "turns"},

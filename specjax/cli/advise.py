@@ -126,12 +126,12 @@ def main(args: Sequence[str]) -> int:
             lines.append(line)
             progress.tell(line)
 
-        with process.deferred_interrupt(once=lambda: len(lines) > 1) as asked:
+        with process.deferred_interrupt(once=lambda: len(lines) > 1) as stopped:
             advice = advise(
                 target, drafts, prompts, temperature=use.temperature, batch=use.batch,
                 max_new_tokens=use.max_new_tokens, ignore_eos=use.ignore_eos, seed=use.seed,
                 kinds=measuring.drafters or None, verify=measuring.verify, turns=measuring.repeats,
-                sweep=measuring.sweep, progress=on_progress, stop=asked,
+                sweep=measuring.sweep, progress=on_progress, stop=stopped,
             )  # fmt: skip
     command = advice.command(dtype=options.models.dtype, prompts=options.text.prompts)
     given_options = {"dtype": options.models.dtype, "prompts_file": options.text.prompts, "texts": list(prompts)}

@@ -16,7 +16,7 @@ BUCKET = 32  # scored prefixes are padded to multiples of this
 PARTS = ("prefill", "decode")
 
 
-class Run(NamedTuple):
+class RunMedian(NamedTuple):
     """Median seconds of the runs of one drafter, and the seconds of compiling before them."""
 
     prefill: float
@@ -48,8 +48,8 @@ class Difference(NamedTuple):
 class Comparison(NamedTuple):
     """Measurements. If `greedy` is False, rows are sampled: equal in distribution, and tokens are not compared."""
 
-    plain: Run
-    fast: Run
+    plain: RunMedian
+    fast: RunMedian
     repeats: int
     greedy: bool
     differences: tuple[Difference, ...]
@@ -101,7 +101,7 @@ def compare(
     runs = {}
     for name, measured in found.items():
         seconds = {part: statistics.median(measured.each(lambda out, p=part: out.stats.seconds[p])) for part in PARTS}
-        runs[name] = Run(
+        runs[name] = RunMedian(
             **seconds, tokens=measured.warm_up.stats.tokens, compile=measured.warm_up.stats.seconds["compile"]
         )
     greedy = bool(np.all(np.asarray(options["temperature"]) == 0))

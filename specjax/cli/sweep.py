@@ -50,7 +50,7 @@ class SweepOptions:
     list: Flag = False
     """Print the presets in configs/sweeps, and exit."""
     quick: Flag = False
-    """The smallest size: shows that everything runs, and says nothing about speed."""
+    """The smallest size, which checks that everything runs but does not measure speed."""
     drafters: Annotated[tuple[str, ...], output("NAME[:KEY=VALUE,...] ...", "model if there is a draft, ngram")] = ()
     """As for specjax generate --drafter; "specjax generate --drafter help" lists them. Every combination with the
     gammas, verifiers, temperatures and tasks is measured, and plain decoding is timed beside each."""

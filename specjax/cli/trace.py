@@ -134,9 +134,9 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.tell("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
-        with process.deferred_interrupt(once=lambda: bool(begun)) as asked:
-            trace = trace_with(drafter, options, stop=lambda: begun.append(True) or asked())
-            interrupted = asked()
+        with process.deferred_interrupt(once=lambda: bool(begun)) as stopped:
+            trace = trace_with(drafter, options, stop=lambda: begun.append(True) or stopped())
+            interrupted = stopped()
         lanes = []
         if (tracing.output is not None or not tracing.json) and not interrupted:
             make = lambda gamma: strategy.replace_settings(gamma=gamma).build(target, drafts)
@@ -183,10 +183,10 @@ def check(tracing: Tracing, strategy: Strategy) -> None:
 # --- lanes of the walltime diagram -----------------------------------------------------------------------------------
 
 
-def lane_gammas(own: int | None, asked: Sequence[int]) -> list[int]:
+def lane_gammas(own: int | None, given: Sequence[int]) -> list[int]:
     """Draft lengths of the walltime diagram: as given, else that of the request and one other."""
-    if asked or not own:
-        return list(asked)
+    if given or not own:
+        return list(given)
     return [own, next(gamma for gamma in LANES if gamma != own)]
 
 

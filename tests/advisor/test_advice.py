@@ -158,8 +158,8 @@ def test_self_drafting_next_to_a_draft_model_only_on_request(ask):
     ask(machine)
     assert not {"layer-skip", "quantized"} & {one.name for one in machine.ran}
     assert {"model", "tree", "dynamic-tree", "ngram", "suffix", "suffix-tree"} <= {one.name for one in machine.ran}
-    asked = Machine()
-    assert {one.strategy.name for one in ask(asked, kinds=("quantized",)).candidates} == {"quantized"}
+    requested = Machine()
+    assert {one.strategy.name for one in ask(requested, kinds=("quantized",)).candidates} == {"quantized"}
 
 
 def test_trials_override_predictions(ask):

@@ -38,12 +38,12 @@ def test_batches_are_full():
 def test_decode_equals_generate(work, pair):
     target, draft = pair
     found = measure.decode(work, rank.chain("model", 3, 0), 1)
-    asked = api.generate(target, list(work.batches[1]), drafter=drafters.model(draft, gamma=3), rows=[2, 3],
+    wanted = api.generate(target, list(work.batches[1]), drafter=drafters.model(draft, gamma=3), rows=[2, 3],
                          **work.options)  # fmt: skip
-    assert found.tokens == asked.tokens and found.committed == 24
-    assert found.reached[0] == asked.stats.rounds and sum(found.reached[1:]) == asked.stats.accepted
+    assert found.tokens == wanted.tokens and found.committed == 24
+    assert found.reached[0] == wanted.stats.rounds and sum(found.reached[1:]) == wanted.stats.accepted
     assert len(found.reached) == 4 and list(found.reached) == sorted(found.reached, reverse=True)
-    assert found.passes == max(asked.stats.rounds_by_row) and found.prefill > 0 and found.decode > 0
+    assert found.passes == max(wanted.stats.rounds_by_row) and found.prefill > 0 and found.decode > 0
     plain = measure.decode(work, PLAIN, 1)
     assert plain.tokens == found.tokens and plain.passes == 12 and plain.tokens_per_round == 1
 

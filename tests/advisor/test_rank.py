@@ -114,15 +114,15 @@ def test_standard_error_against_repeated_surveys():
     """400 surveys of 150 rounds: their spread is known to 3.5 %, and the formula must meet it within 4 of those."""
     rng = np.random.default_rng(0)
     chance, rounds = np.array([0.8, 0.6, 0.7, 0.5]), 150
-    found, told = [], []
+    found, errors = [], []
     for _ in range(400):
         counts = [rounds]
         for value in chance:
             counts.append(int(rng.binomial(counts[-1], value)))
         tokens, error = rank.expected(counts, 4)
         found.append(tokens)
-        told.append(error)
-    assert np.mean(told) == pytest.approx(np.std(found), rel=0.14)
+        errors.append(error)
+    assert np.mean(errors) == pytest.approx(np.std(found), rel=0.14)
     assert np.mean(found) == pytest.approx(float(theory.expected_tokens_by_position(chance)), rel=0.02)
 
 
@@ -134,14 +134,14 @@ def texts_of_ranks(first: float, second: float, *, seed: int, tokens: int = 4000
 
 def test_a_table_of_ranks_by_hand():
     table = rank.rank_table([(0, 1, MISS, 0)], depth=2, width=2)
-    # First of a round: 0, 1, miss, 0. Second, where the first was a guess: 1 after 0, miss after 1; the last has none.
+    # First of a round: 0, 1, miss, 0. Second, where the first token had a rank: 1 after 0, miss after 1; no last one.
     assert table.tolist() == [[0.5, 0.25], [0.0, 0.5]]
     assert rank.rank_table([(MISS, MISS)], depth=3, width=2).tolist() == [[0, 0]]
     assert rank.rank_table([()]).size == 0
 
 
 def test_replay_by_hand():
-    two = trees.regular((2, 1))  # two guesses, and the best guess after each
+    two = trees.regular((2, 1))  # two draft tokens, and the best one after each
     assert rank.replay(trees.chain(2), [(0, 0, MISS, 0, MISS)])[0] == 2.5  # 3 and 2 tokens
     assert rank.replay(two, [(1, 0, MISS, MISS, 1, 1)])[0] == 2.0  # 3, 1 and 2
     assert rank.replay(two, [()]) == (1.0, 0.0)
@@ -221,7 +221,7 @@ def test_trials_correct_predictions():
     # Of the fastest kind one length alone was tried: another one is.
     found = rank.next_look(candidates, [known(best, 1.0), (rank.chain("suffix", 2), 0.5)])
     assert found is not None and found.strategy.name == "model" and found.strategy["gamma"] != best
-    # Long drafts are slower than they should be, short ones faster: the best lies below.
+    # Long drafts are slower than they should be, short ones faster: the best one is shorter.
     found = rank.next_look(candidates, [known(12, 0.6), known(7, 0.9)])
     assert found is not None and found.strategy.name == "model" and found.strategy["gamma"] < 7
     # Theory is right: those that were tried are the best.

@@ -45,9 +45,9 @@ def test_bundled_t5_receives_no_prefix():
 
 
 def test_chat_models_are_asked_within_their_template():
-    asked = f"Translate into German: {ITEM.text}"
-    assert prompt("translation", "chatml") == f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt("translation", "own", own=lambda message: f"<{message}>") == f"<{asked}>"
+    wanted = f"Translate into German: {ITEM.text}"
+    assert prompt("translation", "chatml") == f"<|im_start|>user\n{wanted}<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt("translation", "own", own=lambda message: f"<{message}>") == f"<{wanted}>"
     with pytest.raises(ValueError, match="alpaca"):
         prompt("story", "alpaca")
 

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: both forms of an operation give the same distribution."""
+"""The benchmark measures what it claims: both forms of an operation give the same distribution."""
 
 import jax
 import jax.numpy as jnp

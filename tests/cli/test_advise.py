@@ -48,8 +48,8 @@ def test_models_that_do_not_fit_are_refused(specjax_program, models):
     assert ran.code == 2 and "vocabulary" in ran.err and len(ran.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("at, told", [(9, "No advice"), (60, "interrupted")], ids=["early", "late"])
-def test_ctrl_c_keeps_measurements(at, told, specjax_program, models, tmp_path, monkeypatch):
+@pytest.mark.parametrize("at, wanted", [(9, "No advice"), (60, "interrupted")], ids=["early", "late"])
+def test_ctrl_c_keeps_measurements(at, wanted, specjax_program, models, tmp_path, monkeypatch):
     ran = []
 
     def decode(work, strategy, number):  # a fast machine on which nothing helps
@@ -64,8 +64,8 @@ def test_ctrl_c_keeps_measurements(at, told, specjax_program, models, tmp_path, 
     stopped = specjax_program("advise", *args, "--output", str(output))
     found = json.loads(output.read_text())
     assert stopped.code == 130 and len(ran) == at and "interrupted" in stopped.err
-    assert told in stopped.out and found["interrupted"] and found["counted"] and not found["helps"]
-    assert (found["measured"] is None) == (told == "No advice") == (not found["candidates"])
+    assert wanted in stopped.out and found["interrupted"] and found["counted"] and not found["helps"]
+    assert (found["measured"] is None) == (wanted == "No advice") == (not found["candidates"])
 
 
 @pytest.mark.slow

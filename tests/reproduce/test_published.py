@@ -36,6 +36,6 @@ def test_tables_of_the_report_agree():
 
 
 def test_implied_costs_of_table_2():
-    """Negative for four rows, as docs/concepts/theory.md says: they lie above the formula with a free draft."""
+    """Negative for four rows, as in docs/concepts/theory.md: they are above the formula with a free draft."""
     costs = [float(theory.implied_cost(one.alpha, one.gamma, one.speed)) for one in p.TABLE_2]
     assert sum(cost < 0 for cost in costs) == 4 and max(costs) == pytest.approx(0.279, abs=1e-3)

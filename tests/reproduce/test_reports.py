@@ -158,7 +158,7 @@ def test_no_rows_no_verdicts(name):
 
 
 def test_stand_ins():
-    """Every published draft has a stand-in, or it is said that there is none; originals have known sizes."""
+    """Every published draft has a stand-in, or a note that there is none; originals have known sizes."""
     for family in (pairs.BUNDLED, pairs.ORIGINAL):
         assert set(family.opt) == {"opt-13b", "opt-1.3b", "opt-125m"}
         for task in paper.TASKS:
