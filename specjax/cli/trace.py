@@ -145,18 +145,22 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     content = [header(request, target, trace, prompts, verifier)]
     content += [*rounds.records(trace, strip.speller(target.text)), closing(trace)]
     written = "\n".join(map(json_line, content))
-    view = TraceView(trace, target, lanes, tracing.rounds, "" if verifier.lossless else ", LOSSY")
+    drawn = figures(trace, target, lanes, most=tracing.rounds, warning="" if verifier.lossless else ", LOSSY")
     if tracing.json:
         report.tell(written)
     else:
-        in_terminal(console, view)
+        for figure in drawn:
+            figure.in_terminal(console)
         report.show(console, report.closing_table(trace.out, target, drafter, verifier.name))
     for line in report.warnings(trace.out):
         errors.print(f"{PROG}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
         files.write_text(tracing.output / FILE, written + "\n")
-        names = as_pictures(tracing.output, view, tracing.format)
+        names = [f"{figure.name}.{kind}" for figure in drawn for kind in tracing.format]
+        for figure in drawn:
+            for kind in tracing.format:
+                plotting.save(tracing.output / f"{figure.name}.{kind}", figure.as_picture)
         if not tracing.json:
             console.print(f"\nwrote {', '.join([FILE, *names])} in {tracing.output}", soft_wrap=True, markup=False)
     if interrupted:
@@ -261,69 +265,45 @@ def json_line(record: dict[str, Any]) -> str:
     return line
 
 
-class TraceView(NamedTuple):
-    """Content of the terminal and the figures."""
+class TraceFigure(NamedTuple):
+    """A figure by file name: console -> None draws it in the terminal, and matplotlib's Figure class -> figure."""
 
-    trace: Any
-    target: Any
-    lanes: list[Any]
-    most: int
-    warning: str
-
-    @property
-    def pair(self) -> str:
-        return f"target {self.target.name}, drafter {self.trace.drafter.name}{self.warning}"
-
-    @property
-    def models(self) -> str:
-        """The pair without a draft length, which each lane has of its own."""
-        drafter = self.trace.drafter
-        draft = f"draft {drafter.source.name}" if drafter.source else f"drafter {drafter.name.rsplit(' x', 1)[0]}"
-        return f"target {self.target.name}, {draft}"
-
-    def strip(self, row: int) -> tuple[list[Any], str, str]:
-        """Lines, title, and a note on the number of rounds shown."""
-        from specjax.trace import strip
-
-        lines = strip.lines(self.trace, row, self.target.text, most=self.most)
-        number = f"Text {row + 1}, round by round" if len(self.trace.prompts) > 1 else "Round by round"
-        every = len(self.trace.row(row))
-        note = f"the first {len(lines)} of {every} rounds" if len(lines) < every else ""
-        return lines, f"{number}: {self.pair}", note
+    name: str
+    in_terminal: Callable[[Any], None]
+    as_picture: Callable[[Any], Any]
 
 
-def in_terminal(console: Any, view: TraceView) -> None:
-    """All figures as text."""
+def figures(trace: Any, target: Any, lanes: Sequence[Any], *, most: int, warning: str) -> list[TraceFigure]:
+    """A strip of at most `most` rounds for each text, the walltime of the lanes, and acceptance by depth."""
     from specjax.cli import trace_drawing
-    from specjax.trace import rounds
+    from specjax.trace import pictures, rounds, strip
 
-    for row in range(len(view.trace.prompts)):
-        lines, title, note = view.strip(row)
-        trace_drawing.strip(console, lines, title=title + (f" ({note})" if note else ""))
-    if view.lanes:
-        trace_drawing.walltime(console, view.lanes, title=f"Walltime: {view.models}")
-    found = rounds.by_depth(view.trace)
-    if found:
-        trace_drawing.depths(console, found, title="Acceptance by depth")
+    drafter, several, found = trace.drafter, len(trace.prompts) > 1, []
+    pair = f"target {target.name}, drafter {drafter.name}{warning}"
 
+    def add(name: str, draw: Any, data: Any, title: str, note: str = "") -> None:
+        in_terminal, as_picture = draw
+        more = {"note": note} if note else {}
+        found.append(
+            TraceFigure(
+                name,
+                lambda console: in_terminal(console, data, title=title + (f" ({note})" if note else "")),
+                lambda new_figure: as_picture(new_figure, data, title=title, **more),
+            )
+        )
 
-def as_pictures(folder: Path, view: TraceView, formats: Sequence[str]) -> list[str]:
-    """Writes the figures and returns their file names."""
-    from specjax.trace import pictures, rounds
-
-    drawn: dict[str, Callable[[Any], Any]] = {}
-    for row in range(len(view.trace.prompts)):
-        lines, title, note = view.strip(row)
-        name = "strip" if len(view.trace.prompts) == 1 else f"strip_{row + 1}"
+    for row in range(len(trace.prompts)):
+        lines, every = strip.lines(trace, row, target.text, most=most), len(trace.row(row))
+        title = f"Text {row + 1}, round by round" if several else "Round by round"
+        note = f"the first {len(lines)} of {every} rounds" if len(lines) < every else ""
         if lines:
-            drawn[name] = partial(pictures.strip, lines=lines, title=title, note=note)
-    if view.lanes:
-        title = f"Walltime of one request without compilation: {view.models}"
-        drawn["walltime"] = partial(pictures.walltime, lanes=view.lanes, title=title)
-    found = rounds.by_depth(view.trace)
-    if found:
-        drawn["depth"] = partial(pictures.depths, found=found, title=f"Acceptance by depth: {view.pair}")
-    for name, draw in drawn.items():
-        for kind in formats:
-            plotting.save(folder / f"{name}.{kind}", draw)
-    return [f"{name}.{kind}" for name in drawn for kind in formats]
+            name = f"strip_{row + 1}" if several else "strip"
+            add(name, (trace_drawing.strip, pictures.strip), lines, f"{title}: {pair}", note)
+    if lanes:  # each has a draft length of its own
+        draft = f"draft {drafter.source.name}" if drafter.source else f"drafter {drafter.name.rsplit(' x', 1)[0]}"
+        title = f"Walltime of one request without compilation: target {target.name}, {draft}"
+        add("walltime", (trace_drawing.walltime, pictures.walltime), lanes, title)
+    depths = rounds.by_depth(trace)
+    if depths:
+        add("depth", (trace_drawing.depths, pictures.depths), depths, f"Acceptance by depth: {pair}")
+    return found
