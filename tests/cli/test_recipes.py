@@ -34,7 +34,7 @@ def test_every_command_parses_and_every_bundled_model_is_trained_once(tmp_path):
     assert sorted(trained) == sorted(file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json"))
     for run in options:
         if isinstance(run, sweep.SweepOptions):
-            used = (run.strategies.target, *run.strategies.drafts)
+            used = (run.grid.target, *run.grid.drafts)
             assert {Path(str(model)).parent.name for model in used} <= set(trained)
 
 
