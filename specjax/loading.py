@@ -1,11 +1,10 @@
 """From a name to a model ready to decode: configuration, weights straight into their place, tokenizer, end tokens."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -13,29 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from specjax import convert, sharding, text
 from specjax.convert.assemble import Progress
 from specjax.model import Model
-from specjax.models import llama, opt, t5
-from specjax.models.format import Format, default_format
+from specjax.models.format import default_format
 from specjax.models.published import refuse_quantized
-from specjax.sharding import Rules
 from specjax.types import Params
-
-
-class Family(NamedTuple):
-    """What a model type of Hugging Face runs on."""
-
-    module: Any
-    rules: Rules
-    kv_heads: str  # the field of its configuration that counts key-value heads
-    layers: tuple[tuple[tuple[str, ...], str], ...] = (((), "layers"),)  # what holds layers, the field that counts them
-
-
-FAMILIES: dict[str, Family] = {
-    "opt": Family(opt, sharding.OPT, "heads"),
-    "t5": Family(t5, sharding.T5, "heads", ((("encoder",), "encoder_layers"), (("decoder",), "decoder_layers"))),
-    "llama": Family(llama, sharding.LLAMA, "kv_heads"),
-    "mistral": Family(llama, sharding.LLAMA, "kv_heads"),
-    "qwen2": Family(llama, sharding.LLAMA, "kv_heads"),
-}
 
 
 def load(
@@ -68,26 +47,22 @@ def load(
         sharding.check_axes(mesh)
     checkpoint = convert.locate(name)
     try:
-        kind = str(checkpoint.config.get("model_type"))
-        if kind not in FAMILIES:
-            raise ValueError(f"{name} is of model type {kind!r}: specjax runs {', '.join(FAMILIES)}")
-        family = FAMILIES[kind]
-        eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is told before weights are read
-        config = _shape(family, checkpoint, name)
+        family = checkpoint.family
+        eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is reported before weights are read
+        config = _shape(checkpoint, name)
         fmt = default_format(dtype, sharded=mesh is not None, stacked=stacked)
-        abstract = abstract_params(family, config, fmt)
+        abstract = family.abstract(config, fmt)
         rules = sharding.replicated(family.rules) if replicate else family.rules
         place = None
         if mesh is not None:
-            kv_heads = getattr(config, family.kv_heads)
-            place = _placer(sharding.shardings(abstract, mesh, rules, fmt, kv_heads=kv_heads))
-        table = convert.table_for(checkpoint.config)
+            place = _placer(sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads))
+        table = family.names(checkpoint.config)
         params = convert.load_params(checkpoint.source, table, abstract, fmt=fmt, place=place, progress=progress)
     finally:
         checkpoint.source.close()
     return Model(
         name=str(name),
-        family=family.module,
+        family=family,
         config=config,
         fmt=fmt,
         params=params,
@@ -99,30 +74,12 @@ def load(
     )
 
 
-def _shape(family: Family, checkpoint: convert.Checkpoint, name: str | Path) -> Any:
+def _shape(checkpoint: convert.Checkpoint, name: str | Path) -> Any:
     try:
         refuse_quantized(checkpoint.config)
-        return family.module.from_published(checkpoint.config)
+        return checkpoint.family.from_published(checkpoint.config)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-
-
-def abstract_params(family: Family, config: Any, fmt: Format) -> Params:
-    """`jax.eval_shape` of the model's `init`, from one layer of each stack: of all, its time would grow with the square
-    of their number. Layers of a stack are equal."""
-    one = dataclasses.replace(config, **{field: 1 for _, field in family.layers})
-    params = jax.eval_shape(lambda key: family.module.init(key, one, fmt), jax.random.key(0))
-    for holders, field in family.layers:
-        node, count = params, getattr(config, field)
-        for name in holders:
-            node = node[name]
-        if fmt.stacked:
-            node["layers"] = jax.tree.map(
-                lambda leaf, count=count: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), node["layers"]
-            )
-        else:
-            node["layers"] = {str(index): node["layers"]["0"] for index in range(count)}
-    return params
 
 
 def _placer(shardings: Params):

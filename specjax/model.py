@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from specjax import convert, programs, sharding
 from specjax.base import LanguageModel
+from specjax.models.family import Family
 from specjax.models.format import Format
 from specjax.text import Text
 from specjax.types import Params
@@ -26,7 +26,7 @@ class Model:
 
     Attributes:
       name: what it was loaded as.
-      family: the module of specjax.models that it runs on.
+      family: of `specjax.models.families`.
       config, fmt: shape of the model, layout of its weights.
       params: nested dict of arrays.
       text: its tokenizer; None where the checkpoint has none, and then prompts are token ids.
@@ -36,7 +36,7 @@ class Model:
     """
 
     name: str
-    family: Any
+    family: Family
     config: Any
     fmt: Format
     params: Params
@@ -103,14 +103,14 @@ class Model:
         arrays = [self._to_score(one) for one in tokens]
         if len({len(array) for array in arrays}) > 1:
             raise ValueError(f"{len(arrays[0])} encoder rows and {len(arrays[1])} decoder rows: score as many of both")
-        arrays = [array.astype(np.int32) for array in arrays]
+        arrays, given = [array.astype(np.int32) for array in arrays], {}
         if self.encoder_decoder:
             padding = np.pad(arrays[0] == self.config.pad_token, ((0, 0), (0, 1)), constant_values=True)
             lengths = padding.argmax(1).astype(np.int32)
             if not lengths.all():
                 raise ValueError(f"encoder row {int(lengths.argmin())} begins with padding: give at least one token")
-            arrays = [arrays[0], lengths, arrays[1]]
-        return _score(self.params, *map(jnp.asarray, arrays), family=self.family, config=self.config, fmt=self.fmt)
+            given = {"encoder_length": lengths}
+        return _score(self.params, *arrays, **given, family=self.family, config=self.config, fmt=self.fmt)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = convert.SHARD_BYTES) -> None:
         """Writes a folder in Hugging Face's layout: config.json, safetensors in the parameters' dtypes, the tokenizer.
@@ -125,7 +125,7 @@ class Model:
         """
         known = self.published
         if known is None:
-            if not hasattr(self.family, "to_published"):
+            if self.family.to_published is None:
                 raise ValueError(f"{self.name} has no config.json to save: give the model `published`, its contents")
             known = self.family.to_published(self.config)
         ends = {"eos_token_id": self.eos[0] if len(self.eos) == 1 else list(self.eos)} if self.eos else {}
@@ -160,5 +160,5 @@ def _language_model(family, config, fmt, chosen, capture) -> LanguageModel:
 
 
 @functools.partial(programs.jit, static=("family", "config", "fmt"))
-def _score(params, *arrays, family, config, fmt):
-    return family.score(params, config, fmt, *arrays)
+def _score(params, *arrays, family, config, fmt, **lengths):
+    return family.score(params, config, fmt, *arrays, **lengths)

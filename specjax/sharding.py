@@ -1,4 +1,4 @@
-"""Placement of parameters and caches on a mesh: one rule table per model, from parameter path to PartitionSpec.
+"""Placement of parameters and caches on a mesh by the partition rules of a model family (`models/family.py`).
 
     axis     what is split over it
     data     rows of the batch: tokens, lengths, keys, caches
@@ -9,11 +9,10 @@ are passed in sharded, `on_mesh` pins the caches, and XLA's partitioner does the
 Tensor parallelism after Shoeybi et al. 2019 (arXiv 1909.08053).
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -21,12 +20,12 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.base import LanguageModel
 from specjax.models.cache import KV
+from specjax.models.family import MODEL, Rule, Rules
 from specjax.models.format import Format
 from specjax.programs import memoize
 from specjax.types import Params, PyTree, Shared
 
 DATA = "data"
-MODEL = "model"
 
 
 def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
@@ -59,92 +58,6 @@ def check_axes(mesh: Any) -> None:
         raise ValueError(f"mesh must be one of specjax.sharding.make_mesh, with axes {DATA} and {MODEL}; got {given}")
 
 
-class Rule(NamedTuple):
-    """Parameters whose whole path matches `pattern` take the first of `specs` that divides their shape.
-
-    Paths are dotted and without layer numbers ("layers.attn.q.kernel"); specs are for one layer's array, kernels as
-    (in, out). A second spec is a fallback; with one spec, a shape that does not divide is an error.
-    """
-
-    pattern: str
-    specs: tuple[P, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """One model's rule table; hashable, so a static argument.
-
-    Attributes:
-      table: every parameter must match one of these; the first match counts. No catch-all, so that a new parameter
-        is placed by decision and not by accident.
-      heads: mesh axis of the attention heads, which keys and values in the caches follow; None: not split.
-      vocabulary: mesh axis of the logits' last axis; None: not split.
-    """
-
-    table: tuple[Rule, ...]
-    heads: str | None = MODEL
-    vocabulary: str | None = MODEL
-
-
-_COLUMNS, _ROWS, _ALONG, _VECTOR, _WHOLE = P(None, MODEL), P(MODEL, None), P(MODEL), P(None), P(None, None)
-# A vocabulary that the axis does not divide: the width is split instead, at the price of an all-reduce of the logits.
-_EMBEDDING = Rule(r"embed\.tokens\.table", (_ROWS, _COLUMNS))
-_HEAD = Rule(r"head\.kernel", (_COLUMNS, _ROWS))
-
-
-def _block(prefix: str, attention: str = "attn", mlp: str = "up") -> tuple[Rule, ...]:
-    """Kernels of a layer; `attention` and `mlp` are alternatives of the modules' names."""
-    return (
-        Rule(rf"{prefix}\.({attention})\.[qkv]\.kernel", (_COLUMNS,)),
-        Rule(rf"{prefix}\.({attention})\.o\.kernel", (_ROWS,)),
-        Rule(rf"{prefix}\.mlp\.({mlp})\.kernel", (_COLUMNS,)),
-        Rule(rf"{prefix}\.mlp\.down\.kernel", (_ROWS,)),
-    )
-
-
-def _biases(prefix: str, mlp: str = "up") -> tuple[Rule, ...]:
-    """What is added after an all-reduce is whole everywhere; before it, split like the columns."""
-    return (
-        Rule(rf"{prefix}\.attn\.[qkv]\.bias", (_ALONG,)),
-        Rule(rf"{prefix}\.mlp\.({mlp})\.bias", (_ALONG,)),
-        Rule(rf"{prefix}\.(attn\.o|mlp\.down)\.bias", (_VECTOR,)),
-    )
-
-
-OPT = Rules(
-    (
-        _EMBEDDING,
-        Rule(r"embed\.positions\.table", (_WHOLE,)),
-        Rule(r"project_(in|out)\.kernel", (_WHOLE,)),
-        *_block("layers"),
-        *_biases("layers"),
-        Rule(r"layers\.(attn|mlp)_norm\.(scale|bias)", (_VECTOR,)),
-        Rule(r"final_norm\.(scale|bias)", (_VECTOR,)),
-    )
-)
-LLAMA = Rules(
-    (
-        _EMBEDDING,
-        _HEAD,
-        *_block("layers", mlp="gate|up"),
-        *_biases("layers", mlp="gate|up"),
-        Rule(r"layers\.(attn|mlp)_norm\.scale", (_VECTOR,)),
-        Rule(r"final_norm\.scale", (_VECTOR,)),
-    )
-)
-T5 = Rules(
-    (
-        _EMBEDDING,
-        _HEAD,
-        *_block(r"(encoder|decoder)\.layers", attention="attn|cross", mlp="gate|up"),
-        Rule(r"(encoder|decoder)\.layers\.(attn|cross|mlp)_norm\.scale", (_VECTOR,)),
-        Rule(r"(encoder|decoder)\.relative_bias\.table", (_COLUMNS,)),  # [buckets, H]
-        Rule(r"(encoder|decoder)\.final_norm\.scale", (_VECTOR,)),
-    )
-)
-TABLES = {"opt": OPT, "llama": LLAMA, "t5": T5}  # by the name of the model's file
-
-
 def replicated(rules: Rules) -> Rules:
     """The same parameters, each whole on every device: best for a small draft model, whose layers would wait for
     their all-reduces longer than they compute."""
@@ -164,7 +77,7 @@ def _candidates(path: str, rules: Rules, fmt: Format) -> tuple[P, ...]:
         if re.fullmatch(rule.pattern, name):
             break
     else:
-        raise ValueError(f"no sharding rule names the parameter {path!r}: add it to the model's table in sharding.py")
+        raise ValueError(f"no sharding rule names the parameter {path!r}: add it to the rules of its family")
     specs = rule.specs
     if fmt.out_in and name.endswith(".kernel"):
         specs = tuple(P(*reversed(spec)) for spec in specs)

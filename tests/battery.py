@@ -32,14 +32,14 @@ def others_slow(values: Iterable, keep: Container) -> list:
 
 FMT = default_format("float32", platform="cpu")
 FAMILIES = {
-    "opt": (opt, opt.OPTConfig(
+    "opt": (opt.FAMILY, opt.OPTConfig(
         vocab_size=VOCAB, width=16, embed_width=16, layers=2, heads=2, mlp_width=32, max_positions=MAX_POSITIONS,
     )),
-    "llama": (llama, llama.LlamaConfig(
+    "llama": (llama.FAMILY, llama.LlamaConfig(
         vocab_size=VOCAB, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=24,
         max_positions=MAX_POSITIONS,
     )),
-    "t5": (t5, t5.T5Config(
+    "t5": (t5.FAMILY, t5.T5Config(
         vocab_size=VOCAB, width=16, head_width=4, heads=3, mlp_width=24, encoder_layers=1, decoder_layers=2, buckets=8,
         max_distance=16, gated=True, activation="gelu_new", tied=False,
     )),
@@ -169,7 +169,9 @@ def scores(family: str, prompt: np.ndarray, length: int, new: np.ndarray) -> np.
     if family == "t5":
         inputs = np.pad(news, ((0, 0), (1, 0)), constant_values=model.config.start_token)
         count = jnp.full((len(news),), length, jnp.int32)
-        out = t5.score(model.params, model.config, FMT, jnp.asarray(given), count, jnp.asarray(inputs))
+        out = model.family.score(
+            model.params, model.config, FMT, jnp.asarray(given), jnp.asarray(inputs), encoder_length=count
+        )
     else:
         whole = np.concatenate([given, news], 1)
         out = model.family.score(model.params, model.config, FMT, jnp.asarray(whole))[:, length - 1 :]

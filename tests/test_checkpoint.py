@@ -17,16 +17,16 @@ FMT = Format(dtype="bfloat16", stacked=True, flat_heads=False)
 
 
 def params():
-    return opt.init(jax.random.key(0), CONFIG, FMT)
+    return opt.FAMILY.init(jax.random.key(0), CONFIG, FMT)
 
 
 def placed(mesh):
-    return sharding.place(params(), mesh, sharding.OPT, FMT, kv_heads=CONFIG.heads)
+    return sharding.place(params(), mesh, opt.FAMILY.rules, FMT, kv_heads=CONFIG.heads)
 
 
 def wanted(mesh):
     shapes = jax.eval_shape(params)
-    return checkpoint.like(shapes, sharding.shardings(shapes, mesh, sharding.OPT, FMT, kv_heads=CONFIG.heads))
+    return checkpoint.like(shapes, sharding.shardings(shapes, mesh, opt.FAMILY.rules, FMT, kv_heads=CONFIG.heads))
 
 
 def same(a, b) -> bool:

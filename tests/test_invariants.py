@@ -233,8 +233,8 @@ class Test4OneWarpInFloat32:
         """And no softmax in bfloat16: the logits are float32 before the warp."""
         _, config = battery.FAMILIES["opt"]
         fmt = Format(dtype="bfloat16")
-        lm = opt.language_model(config, fmt)
-        params = opt.init(jax.random.key(0), config, fmt)
+        lm = opt.FAMILY.language_model(config, fmt)
+        params = opt.FAMILY.init(jax.random.key(0), config, fmt)
         read = lm.prefill(params, jnp.ones((1, 4), jnp.int32), jnp.asarray([4]), 8)
         one = trees.chain(0)
         out, _ = lm.extend(params, read.pending[:, None], read.cache, one.mask, one.depth)

@@ -12,8 +12,9 @@ import pytest
 
 import specjax as sj
 from specjax import convert, sharding
-from specjax.loading import FAMILIES, abstract_params, end_tokens, load
-from specjax.models import t5
+from specjax.loading import end_tokens, load
+from specjax.models import opt, t5
+from specjax.models.families import FAMILIES
 from specjax.models.format import Format
 from tests import battery
 from tests.convert.writers import GOLDEN
@@ -99,8 +100,8 @@ def test_the_shapes_of_all_layers_come_of_one(name, stacked):
         Format(stacked=stacked),
         Format(dtype="bfloat16", out_in=True, stacked=stacked, part=0 if stacked else 8),
     ):
-        want = jax.eval_shape(lambda key, fmt=fmt: family.module.init(key, config, fmt), jax.random.key(0))
-        assert abstract_params(family, config, fmt) == want
+        want = jax.eval_shape(lambda key, fmt=fmt: family.init(key, config, fmt), jax.random.key(0))
+        assert family.abstract(config, fmt) == want
 
 
 def test_layers_that_the_file_lacks_are_told_at_once(tmp_path, monkeypatch):
@@ -108,8 +109,8 @@ def test_layers_that_the_file_lacks_are_told_at_once(tmp_path, monkeypatch):
     shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 5000}))
-    init, counted = FAMILIES["opt"].module.init, []
-    monkeypatch.setattr(FAMILIES["opt"].module, "init", lambda k, c, f: counted.append(c.layers) or init(k, c, f))
+    build, counted = opt.Block.__init__, []
+    monkeypatch.setattr(opt.Block, "__init__", lambda *args, **more: counted.append(1) or build(*args, **more))
     with pytest.raises(ValueError, match="missing"):
         load(tmp_path / "model")
     assert counted == [1]

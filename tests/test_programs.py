@@ -141,8 +141,8 @@ def test_tokens_do_not_depend_on_the_buckets(family, temperature, limits):
 def long_model():
     """A model of one layer with 2,048 positions."""
     config = dataclasses.replace(battery.FAMILIES["opt"][1], layers=1, max_positions=2048)
-    params = opt.init(jax.random.key(3), config, battery.FMT)
-    return Model("long", opt, config, battery.FMT, params)
+    params = opt.FAMILY.init(jax.random.key(3), config, battery.FMT)
+    return Model("long", opt.FAMILY, config, battery.FMT, params)
 
 
 def check_requests(count: int, *, prompt: int, new: int, most: int) -> None:

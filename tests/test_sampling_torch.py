@@ -115,7 +115,7 @@ def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalt
     theirs.generation_config.eos_token_id = None
     with torch.no_grad():
         theirs.lm_head.weight *= 4.0  # separates logits, so that a penalty does not create near ties
-    model = Model("t5", t5, config, parity.FMT, parity.from_torch(theirs, config))
+    model = Model("t5", t5.FAMILY, config, parity.FMT, parity.from_torch(theirs, config))
     prompts = np.random.default_rng(0).integers(1, config.vocab_size, (12, 20))
     expected = theirs.generate(
         torch.tensor(prompts), attention_mask=torch.ones(prompts.shape, dtype=torch.long), do_sample=False,

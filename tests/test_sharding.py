@@ -19,6 +19,8 @@ from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.model import Model
 from specjax.models import llama, opt, t5
+from specjax.models.families import FAMILIES
+from specjax.models.family import Family
 from specjax.models.format import Format, default_format
 from specjax.types import Draft, Shared, Siblings
 from specjax.verify.token import token_level
@@ -38,15 +40,18 @@ FORMATS = {
 class Case:
     """One tiny model, as this file needs it."""
 
-    module: Any
+    family: Family
     config: Any
-    rules: sharding.Rules
+
+    @property
+    def rules(self) -> sharding.Rules:
+        return self.family.rules
 
     def init(self, fmt: Format):
-        return self.module.init(jax.random.key(0), self.config, fmt)
+        return self.family.init(jax.random.key(0), self.config, fmt)
 
     def language_model(self, fmt: Format):
-        return self.module.language_model(self.config, fmt)
+        return self.family.language_model(self.config, fmt)
 
 
 OPT = opt.OPTConfig(VOCAB, width=64, embed_width=64, layers=LAYERS, heads=HEADS, mlp_width=128, max_positions=64)
@@ -55,14 +60,14 @@ LLAMA = llama.LlamaConfig(
 )
 T5 = t5.T5Config(VOCAB, width=32, head_width=8, heads=HEADS, mlp_width=64, encoder_layers=1, decoder_layers=LAYERS)
 CASES = {
-    "opt": Case(opt, OPT, sharding.OPT),
-    "opt-350m": Case(opt, dataclasses.replace(OPT, embed_width=32, pre_norm=False), sharding.OPT),
-    "opt-97": Case(opt, dataclasses.replace(OPT, vocab_size=97), sharding.OPT),  # a vocabulary that does not divide
-    "llama": Case(llama, LLAMA, sharding.LLAMA),  # grouped queries, a head of its own
-    "qwen2": Case(llama, dataclasses.replace(LLAMA, qkv_bias=True, tied=True), sharding.LLAMA),
-    "biases": Case(llama, dataclasses.replace(LLAMA, qkv_bias=True, o_bias=True, mlp_bias=True), sharding.LLAMA),
-    "t5": Case(t5, T5, sharding.T5),
-    "t5-v1_1": Case(t5, dataclasses.replace(T5, gated=True, activation="gelu_new", tied=False), sharding.T5),
+    "opt": Case(opt.FAMILY, OPT),
+    "opt-350m": Case(opt.FAMILY, dataclasses.replace(OPT, embed_width=32, pre_norm=False)),
+    "opt-97": Case(opt.FAMILY, dataclasses.replace(OPT, vocab_size=97)),  # a vocabulary that does not divide
+    "llama": Case(llama.FAMILY, LLAMA),  # grouped queries, a head of its own
+    "qwen2": Case(llama.FAMILY, dataclasses.replace(LLAMA, qkv_bias=True, tied=True)),
+    "biases": Case(llama.FAMILY, dataclasses.replace(LLAMA, qkv_bias=True, o_bias=True, mlp_bias=True)),
+    "t5": Case(t5.FAMILY, T5),
+    "t5-v1_1": Case(t5.FAMILY, dataclasses.replace(T5, gated=True, activation="gelu_new", tied=False)),
 }
 # Every family in its plainest form on every mesh; its variants and layouts on one each.
 RUNS = [
@@ -159,14 +164,14 @@ def test_bad_rules_cost_other_collectives():
     """Negative control: `o` by columns makes the partitioner gather activations."""
     table = tuple(
         sharding.Rule(r.pattern, (P(None, "model"),)) if r.pattern.endswith(r"\.o\.kernel") else r
-        for r in sharding.OPT.table
+        for r in opt.FAMILY.rules.table
     )
-    step, _ = on_mesh("opt", "stacked", (1, 8), dataclasses.replace(sharding.OPT, table=table))
+    step, _ = on_mesh("opt", "stacked", (1, 8), dataclasses.replace(opt.FAMILY.rules, table=table))
     assert sum(collectives(step).values()) > 4
 
 
 def test_a_replicated_model_talks_to_nobody():
-    step, (params, tokens, cache) = on_mesh("opt", "stacked", (2, 4), sharding.replicated(sharding.OPT))
+    step, (params, tokens, cache) = on_mesh("opt", "stacked", (2, 4), sharding.replicated(opt.FAMILY.rules))
     assert collectives(step) == {}
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params))
     np.testing.assert_allclose(step(params, tokens, cache)[0], reference("opt", "stacked")[0], atol=1e-6)
@@ -186,11 +191,11 @@ def test_no_device_holds_the_whole_model(name):
 def published() -> dict[str, tuple[Case, int, int]]:
     """name -> (two layers of the published shape, query heads, key-value heads)."""
     cut = dataclasses.replace
-    sizes = {f"opt-{n}": (Case(opt, cut(c, layers=2), sharding.OPT), c.heads, c.heads) for n, c in opt.sizes().items()}
+    sizes = {f"opt-{n}": (Case(opt.FAMILY, cut(c, layers=2)), c.heads, c.heads) for n, c in opt.sizes().items()}
     for name, c in llama.sizes().items():
-        sizes[name] = (Case(llama, cut(c, layers=2), sharding.LLAMA), c.heads, c.kv_heads)
+        sizes[name] = (Case(llama.FAMILY, cut(c, layers=2)), c.heads, c.kv_heads)
     for name, c in t5.sizes().items():
-        sizes[name] = (Case(t5, cut(c, encoder_layers=1, decoder_layers=1), sharding.T5), c.heads, c.heads)
+        sizes[name] = (Case(t5.FAMILY, cut(c, encoder_layers=1, decoder_layers=1)), c.heads, c.heads)
     return sizes
 
 
@@ -206,10 +211,10 @@ def test_every_published_size_has_a_rule_for_every_parameter(size, stacked):
     assert placed["embed"]["tokens"]["table"].spec == P("model", None)
 
 
-@pytest.mark.parametrize("family", ["opt", "llama", "t5"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_rule_names_some_parameter(family):
     """A rule that no variant's parameters match is a typing error in the table, and none is shadowed."""
-    rules, used = sharding.TABLES[family], set()
+    rules, used = FAMILIES[family].rules, set()
     for case in CASES.values():
         if case.rules is rules:
             paths = leaves(jax.eval_shape(lambda case=case: case.init(FORMATS["separate"])))
@@ -220,17 +225,19 @@ def test_every_rule_names_some_parameter(family):
 
 def test_spec_follows_the_format():
     q = "layers.3.attn.q.kernel"
-    assert sharding.spec_for(q, sharding.OPT, Format()) == P(None, "model")
-    assert sharding.spec_for(q, sharding.OPT, Format(out_in=True)) == P("model", None)
-    assert sharding.spec_for("layers.attn.q.kernel", sharding.OPT, Format(stacked=True)) == P(None, None, "model")
+    assert sharding.spec_for(q, opt.FAMILY.rules, Format()) == P(None, "model")
+    assert sharding.spec_for(q, opt.FAMILY.rules, Format(out_in=True)) == P("model", None)
+    assert sharding.spec_for("layers.attn.q.kernel", opt.FAMILY.rules, Format(stacked=True)) == P(None, None, "model")
     parts = Format(out_in=True, part=8)  # each lies as the whole would
-    assert sharding.spec_for("layers.3.mlp.down.kernel.1", sharding.OPT, parts) == P(None, "model")
+    assert sharding.spec_for("layers.3.mlp.down.kernel.1", opt.FAMILY.rules, parts) == P(None, "model")
     table = "embed.tokens.table"  # [V, D] in every format
-    assert sharding.spec_for(table, sharding.OPT, Format(out_in=True, stacked=True)) == P("model", None)
-    assert sharding.spec_for(q, sharding.replicated(sharding.OPT), Format()) == P(None, None)
+    assert sharding.spec_for(table, opt.FAMILY.rules, Format(out_in=True, stacked=True)) == P("model", None)
+    assert sharding.spec_for(q, sharding.replicated(opt.FAMILY.rules), Format()) == P(None, None)
 
 
-@pytest.mark.parametrize("rules", [sharding.OPT, sharding.LLAMA, sharding.T5, sharding.replicated(sharding.OPT)])
+@pytest.mark.parametrize(
+    "rules", [opt.FAMILY.rules, llama.FAMILY.rules, t5.FAMILY.rules, sharding.replicated(opt.FAMILY.rules)]
+)
 def test_a_parameter_without_a_rule_is_named(rules):
     with pytest.raises(ValueError, match=r"'layers\.0\.attn\.gate\.kernel'"):
         sharding.spec_for("layers.0.attn.gate.kernel", rules, Format())
@@ -244,13 +251,13 @@ def test_a_vocabulary_that_does_not_divide_falls_back_to_the_width():
 def test_what_does_not_divide_is_refused():
     mesh, fmt = sharding.make_mesh(1, 8), Format()
     with pytest.raises(ValueError, match=r"12 key-value heads do not divide over model=8: use model=4"):
-        sharding.shardings({}, mesh, sharding.OPT, fmt, kv_heads=12)
-    sharding.shardings({}, mesh, sharding.replicated(sharding.OPT), fmt, kv_heads=12)
+        sharding.shardings({}, mesh, opt.FAMILY.rules, fmt, kv_heads=12)
+    sharding.shardings({}, mesh, sharding.replicated(opt.FAMILY.rules), fmt, kv_heads=12)
     up = {"layers": {"0": {"mlp": {"up": {"kernel": jax.ShapeDtypeStruct((64, 100), jnp.float32)}}}}}
     with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up\.kernel of shape \(64, 100\) does not divide"):
-        sharding.shardings(up, mesh, sharding.OPT, fmt, kv_heads=8)
+        sharding.shardings(up, mesh, opt.FAMILY.rules, fmt, kv_heads=8)
     with pytest.raises(ValueError, match=r"rule speaks of 3 axes.*stacked=True"):
-        sharding.shardings(up, mesh, sharding.OPT, Format(stacked=True), kv_heads=8)
+        sharding.shardings(up, mesh, opt.FAMILY.rules, Format(stacked=True), kv_heads=8)
     with pytest.raises(ValueError, match=r"batch of 3 rows does not divide over data=2: pad it to 4"):
         sharding.check_rows(3, sharding.make_mesh(2, 4))
 
@@ -268,7 +275,7 @@ def test_a_mesh_takes_all_its_devices():
 def test_states_are_led_by_rows():
     mesh = sharding.make_mesh(2, 4)
     state = {"tokens": jnp.zeros((8, 5)), "key": jax.random.split(jax.random.key(0), 8), "round": jnp.zeros(())}
-    placed = sharding.cache_shardings(state, mesh, sharding.OPT)
+    placed = sharding.cache_shardings(state, mesh, opt.FAMILY.rules)
     assert placed["tokens"] == placed["key"] == NamedSharding(mesh, P("data"))
     assert placed["round"] == NamedSharding(mesh, P())
 
@@ -276,7 +283,7 @@ def test_states_are_led_by_rows():
 def speculate(name: str, mesh, temperature):
     """(static choices, parameters, state before the first round) of a target with a one-layer draft of its family."""
     case, fmt = CASES[name], FORMATS["separate"]
-    layers = {"decoder_layers": 1} if case.module is t5 else {"layers": 1}
+    layers = {"decoder_layers": 1} if case.family is t5.FAMILY else {"layers": 1}
     small = dataclasses.replace(case, config=dataclasses.replace(case.config, **layers))
     models, weights = [], []
     for one, rules in ((case, case.rules), (small, sharding.replicated(case.rules))):
@@ -343,24 +350,24 @@ def test_a_round_keeps_every_sharding_and_moves_no_weight():
 def test_a_batch_that_does_not_divide_is_refused():
     odd = alone("opt", 0.0)._replace(stop=jax.ShapeDtypeStruct((3,), jnp.int32))
     with pytest.raises(ValueError, match=r"batch of 3 rows does not divide over data=2"):
-        placement.state_shardings(odd, sharding.make_mesh(2, 4), sharding.OPT, draft=sharding.OPT)
+        placement.state_shardings(odd, sharding.make_mesh(2, 4), opt.FAMILY.rules, draft=opt.FAMILY.rules)
 
 
-def loaded(mesh, *, layers: int = LAYERS, rules: sharding.Rules = sharding.OPT) -> Model:
+def loaded(mesh, *, layers: int = LAYERS, rules: sharding.Rules = opt.FAMILY.rules) -> Model:
     """What `specjax.load` gives, without a checkpoint."""
     config, fmt = dataclasses.replace(OPT, layers=layers), FORMATS["separate"]
-    params = opt.init(jax.random.key(0), config, fmt)
+    params = opt.FAMILY.init(jax.random.key(0), config, fmt)
     if mesh is not None:
         params = sharding.place(params, mesh, rules, fmt, kv_heads=HEADS)
-    return Model("tiny", opt, config, fmt, params, mesh=mesh, rules=rules)
+    return Model("tiny", opt.FAMILY, config, fmt, params, mesh=mesh, rules=rules)
 
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 2
-WHOLE = sharding.replicated(sharding.OPT)
+WHOLE = sharding.replicated(opt.FAMILY.rules)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rules", [WHOLE, sharding.OPT], ids=["replicated", "split"])
+@pytest.mark.parametrize("rules", [WHOLE, opt.FAMILY.rules], ids=["replicated", "split"])
 def test_streaming_on_a_mesh_compiles_one_round(rules):
     """The state that prefill leaves is laid as rounds return it, or the second round would compile again."""
     mesh = sharding.make_mesh(2, 4)

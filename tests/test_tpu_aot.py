@@ -40,20 +40,21 @@ rows, slots = case["rows"], case["slots"]
 def load(size, rules):
     """(model on the mesh, shapes of its parameters with their shardings)."""
     config = opt.sizes()[size]
-    shapes = jax.eval_shape(lambda key: opt.init(key, config, fmt), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: opt.FAMILY.init(key, config, fmt), jax.random.key(0))
     placed = sharding.shardings(shapes, mesh, rules, fmt, kv_heads=config.heads)
-    return sharding.on_mesh(opt.language_model(config, fmt), mesh, rules), checkpoint.like(shapes, placed), config
+    lm = opt.FAMILY.language_model(config, fmt)
+    return sharding.on_mesh(lm, mesh, rules), checkpoint.like(shapes, placed), config
 
 
 def on_rows(shape, dtype=jnp.int32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.row_sharding(mesh))
 
 
-target, params, config = load("13b", sharding.OPT)
+target, params, config = load("13b", opt.FAMILY.rules)
 if case["draft"] is None:
     cache = jax.eval_shape(lambda p, t, n: target.prefill(p, t, n, slots).cache, params, *(
         jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,))))
-    cache = checkpoint.like(cache, sharding.cache_shardings(cache, mesh, sharding.OPT))
+    cache = checkpoint.like(cache, sharding.cache_shardings(cache, mesh, opt.FAMILY.rules))
     block = case["block"]
 
     def step(params, tokens, cache):
@@ -63,7 +64,7 @@ if case["draft"] is None:
 
     lowered = jax.jit(step, donate_argnums=2).lower(params, on_rows((rows, block)), cache)
 else:
-    rules = sharding.replicated(sharding.OPT)
+    rules = sharding.replicated(opt.FAMILY.rules)
     draft, draft_params, _ = load(case["draft"], rules)
     drafter = chain.chain(draft, case["block"] - 1)
     warps, stages = sampling.sampling_params(rows, config.vocab_size, temperature=0.8, top_p=0.9)
@@ -72,7 +73,7 @@ else:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     state = jax.eval_shape(init, given, keys, *(
         jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,), (rows,))))
-    state = checkpoint.like(state, placement.state_shardings(state, mesh, sharding.OPT, draft=rules))
+    state = checkpoint.like(state, placement.state_shardings(state, mesh, opt.FAMILY.rules, draft=rules))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = given._replace(
         sampling=checkpoint.like(given.sampling, jax.tree.map(lambda _: sharding.row_sharding(mesh), given.sampling)),

@@ -39,8 +39,8 @@ def bandwidth(megabytes: int = 512, repeats: int = 3) -> float:
 def random_model(size: str, dtype: str) -> Model:
     """An OPT shape with random weights."""
     config, fmt = opt.sizes()[size], default_format(dtype)
-    params = jax.jit(lambda key: opt.init(key, config, fmt))(jax.random.key(0))
-    return Model(f"opt-{size}", opt, config, fmt, params)
+    params = jax.jit(lambda key: opt.FAMILY.init(key, config, fmt))(jax.random.key(0))
+    return Model(f"opt-{size}", opt.FAMILY, config, fmt, params)
 
 
 def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model]:
@@ -59,7 +59,7 @@ def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model
     target = dataclasses.replace(target, params={**target.params, "layers": layers})
     config = dataclasses.replace(target.config, layers=draft_layers)
     kept = {str(i): layers[str(i)] for i in range(draft_layers)}
-    draft = Model(f"opt-{size} first {draft_layers}", opt, config, target.fmt, {**target.params, "layers": kept})
+    draft = Model(f"opt-{size} first {draft_layers}", opt.FAMILY, config, target.fmt, {**target.params, "layers": kept})
     return target, draft
 
 

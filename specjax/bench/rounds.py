@@ -102,7 +102,9 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
     config = opt.OPTConfig(
         vocab_size=vocab, width=16, embed_width=16, layers=1, heads=1, mlp_width=16, max_positions=512
     )
-    model = Model("tiny", opt, config, default_format(), opt.init(jax.random.key(0), config, default_format()))
+    model = Model(
+        "tiny", opt.FAMILY, config, default_format(), opt.FAMILY.init(jax.random.key(0), config, default_format())
+    )
     other = peer.make_peer(model, model) if peer.available() else None
     given = random_prompts(1, vocab)
     for gamma in gammas:

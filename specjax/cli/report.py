@@ -182,7 +182,7 @@ def tell(content: str) -> None:
 
 def _model_record(model: Model) -> dict[str, Any]:
     return {
-        "name": model.name, "family": model.family.__name__.rpartition(".")[2], "parameters": model.size,
+        "name": model.name, "family": model.family.name, "parameters": model.size,
         "dtype": model.fmt.dtype, "vocab_size": model.vocab_size,
     }  # fmt: skip
 

@@ -3,8 +3,6 @@
 from specjax.convert.assemble import load_params as load_params
 from specjax.convert.locate import Checkpoint as Checkpoint
 from specjax.convert.locate import locate as locate
-from specjax.convert.names import NameTable as NameTable
-from specjax.convert.names import table_for as table_for
 from specjax.convert.save import SHARD_BYTES as SHARD_BYTES
 from specjax.convert.save import save_pretrained as save_pretrained
 from specjax.convert.shards import open_source as open_source

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.convert.names import NameTable
 from specjax.convert.sources import Index, TensorSource
+from specjax.models.family import NameTable
 from specjax.models.format import Format
 from specjax.types import Params
 

@@ -12,6 +12,8 @@ from specjax.convert.gguf_config import gguf_config, gguf_tokenizer
 from specjax.convert.gguf_source import gguf_source, open_gguf
 from specjax.convert.shards import FORMATS, FileFormat, open_source
 from specjax.convert.sources import TensorSource
+from specjax.models.families import family_of
+from specjax.models.family import Family
 
 BUNDLED = "bundled/"
 BUNDLED_FOLDER = Path(__file__).resolve().parent.parent / "bundled"
@@ -19,7 +21,6 @@ CONFIG_FILES = ("*.json", "*.model", "*.txt", "*.jinja")  # configuration and to
 TOKENIZER_FILES = ("tokenizer*", "spiece.model", "vocab.*", "merges.txt")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HUB_SECONDS = 15.0  # timeout of the hub
-TABLES = {"t5": "shared.weight"} | dict.fromkeys(("llama", "mistral", "qwen2"), "model.embed_tokens.weight")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Checkpoint:
 
     Attributes:
       path: its folder or GGUF file.
-      config: contents of config.json, with ties determined from the weights (see `settle_ties`).
+      family: the family of its model type.
+      config: contents of config.json, with ties as in the weights.
       source: its tensors; close it after reading.
       tokenizer: () -> transformers tokenizer built from these files, or None.
     """
 
     path: Path
+    family: Family
     config: dict[str, Any]
     source: TensorSource
     tokenizer: Callable[[], Any]
@@ -74,9 +77,9 @@ def _from_file(path: Path) -> Checkpoint:
         raise ValueError(f"{path} is not a GGUF file: pass the folder of a Hugging Face checkpoint or a .gguf file")
     gguf = open_gguf(path)
     try:
-        return Checkpoint(
-            path, gguf_config(gguf), gguf_source(gguf), lambda: _complete(path, lambda: gguf_tokenizer(gguf))
-        )
+        config = gguf_config(gguf)
+        tokenizer = lambda: _complete(path, lambda: gguf_tokenizer(gguf))
+        return Checkpoint(path, family_of(config), config, gguf_source(gguf), tokenizer)
     except KeyError as missing:
         raise ValueError(f"{path} is incomplete: it lacks {missing}") from None
 
@@ -102,8 +105,14 @@ def _from_folder(folder: Path) -> Checkpoint:
         raise ValueError(f"{folder / 'config.json'} is corrupted: not JSON ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ValueError(f"{folder / 'config.json'} is not a model configuration: it has no model_type")
+    try:
+        family = family_of(config)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
     source = open_source(folder)
-    return Checkpoint(folder, settle_ties(config, source), source, lambda: _tokenizer(folder))
+    return Checkpoint(
+        folder, family, family.ties(config, source.names(), source.same), source, lambda: _tokenizer(folder)
+    )
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -126,29 +135,6 @@ def _from_bundle(name: str) -> Checkpoint:
     if name not in present:
         raise FileNotFoundError(f"unknown bundled model {name!r}: available are {', '.join(present) or 'none'}")
     return _from_folder(BUNDLED_FOLDER / name)
-
-
-def settle_ties(config: dict[str, Any], source: TensorSource) -> dict[str, Any]:
-    """The configuration with `tie_word_embeddings` (and T5's `scale_decoder_outputs`) as in the weights.
-
-    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, which also disables the scaling of the tied head.
-    transformers 5 writes true for every T5, stores the scaling separately, and unties a stored head that differs from
-    the embedding, for T5 and the Llama family. OPT is always tied.
-    """
-    head, table = "lm_head.weight", TABLES.get(str(config.get("model_type")), "")
-    names = source.names()
-    if not table:
-        return config
-    if config["model_type"] != "t5":
-        apart = config.get("tie_word_embeddings") is True and {head, table} <= set(names)
-        return {**config, "tie_word_embeddings": False} if apart and not source.same(head, table) else config
-    tied = config.get("tie_word_embeddings", True)
-    scaled = config.get("scale_decoder_outputs", tied)
-    if head not in names:
-        tied = True
-    elif tied and table in names:
-        tied = source.same(head, table)
-    return {**config, "tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
 
 
 def _download(name: str) -> Path:

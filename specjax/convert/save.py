@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from specjax.convert.assemble import Leaf, copy_into, lookup, stored_tensors
-from specjax.convert.names import table_for
 from specjax.convert.safetensors_source import DTYPES
+from specjax.models.families import family_of
 from specjax.models.format import Format, in_order
 from specjax.types import Params
 
@@ -62,7 +62,7 @@ def save_pretrained(
     Raises:
       ValueError: an unknown model type, a parameter without a name, or arrays on other hosts.
     """
-    table = table_for(config)
+    table = family_of(config).names(config)
     far = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable]
     if far:
         raise ValueError("params are sharded over several hosts: gather them first, or save with specjax.checkpoint")

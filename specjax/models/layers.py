@@ -230,11 +230,6 @@ def merge_layers(graphdef: Any, params: Params) -> nnx.Module:
     return nnx.merge(graphdef, params)
 
 
-def structure(make: Callable[[nnx.Rngs], nnx.Module]) -> Any:
-    """The graph definition of a module, without allocating it: what `nnx.merge` needs beside a dict of arrays."""
-    return nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
-
-
 def walk(
     layers: nnx.Module,
     step: Callable[..., tuple[Array, PyTree]],

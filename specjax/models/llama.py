@@ -6,23 +6,30 @@ One file for Llama 1 to 3.2, Vicuna, TinyLlama, SmolLM2 and Qwen2 / 2.5 (which a
 import dataclasses
 import functools
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from specjax.base import LanguageModel
 from specjax.models import cache as caches
-from specjax.models import decoder as decoders
 from specjax.models.attention import attend
-from specjax.models.decoder import CausalLM, Decoder
+from specjax.models.decoder import CausalLM
+from specjax.models.family import (
+    EMBEDDING_RULE,
+    HEAD_RULE,
+    VECTOR,
+    Family,
+    NameTable,
+    Rule,
+    Rules,
+    bias_rules,
+    kernel_rules,
+)
 from specjax.models.format import Format, default_format
 from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, check_activation, make_layers
 from specjax.models.published import Published
 from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
-from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,11 @@ class LlamaConfig:
         if self.head_width % 2:
             raise ValueError(f"rotary positions turn halves of a head: head_width must be even, got {self.head_width}")
         check_activation(self.activation)
+
+    @property
+    def positions(self) -> int | None:
+        """Positions that the rotary frequencies are defined for; None: any number."""
+        return self.rope_scaling.positions
 
 
 def sizes() -> dict[str, LlamaConfig]:
@@ -128,12 +140,10 @@ def from_published(published: Mapping[str, Any]) -> LlamaConfig:
       published: the parsed config.json, older (`rope_theta`, `rope_scaling`) or newer (`rope_parameters`) layout.
 
     Raises:
-      ValueError: another model type, a missing or wrong entry, an unknown rope scaling, or sliding-window attention,
-        which full attention would get wrong.
+      ValueError: a missing or wrong entry, an unknown rope scaling, or sliding-window attention, which full attention
+        would get wrong.
     """
-    kind = published.get("model_type")
-    if kind not in ("llama", "mistral", "qwen2"):
-        raise ValueError(f"model_type {kind!r} is not of the Llama family; known are llama, mistral, qwen2")
+    kind = published["model_type"]
     given = Published(published, f"the configuration of a {kind} model")
     given.require("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     refuse_sliding_window(published, given)
@@ -200,13 +210,13 @@ class Attention(nnx.Module):
     def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
         queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
         make = functools.partial(Linear, config.width, fmt=fmt, bias=config.qkv_bias, std=0.02, rngs=rngs)
-        self.config, self.fmt = config, fmt
+        self.head_width, self.fmt = config.head_width, fmt
         self.q, self.k, self.v = make(queries), make(keys), make(keys)
         std = 0.02 / (2 * config.layers) ** 0.5
         self.o = Linear(queries, config.width, fmt, bias=config.o_bias, std=std, rngs=rngs)
 
     def _split(self, a: Array) -> Array:
-        return a.reshape(*a.shape[:2], -1, self.config.head_width)
+        return a.reshape(*a.shape[:2], -1, self.head_width)
 
     def queries(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S H K"]:
         return rotate(self._split(self.q(x)), turn)
@@ -215,7 +225,7 @@ class Attention(nnx.Module):
         q, k, v = self.queries(x, turn), rotate(self._split(self.k(x)), turn), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start)
         out = attend(
-            q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
+            q, kv, visible, scale=self.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
         )
         return self.o(out), layers
 
@@ -297,33 +307,57 @@ class Llama(CausalLM):
         return self.embed.tokens.logits(features) if self.head is None else self.head(features), features
 
 
-def init(key: jax.Array, config: LlamaConfig, fmt: Format) -> Params:
-    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    return decoders.init(key, Llama, config, fmt)
+# --- the record ------------------------------------------------------------------------------------------------------
+
+_LINEAR = {
+    "self_attn.q_proj": "attn.q",
+    "self_attn.k_proj": "attn.k",
+    "self_attn.v_proj": "attn.v",
+    "self_attn.o_proj": "attn.o",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+}
+NAMES = NameTable(
+    entries=(
+        ("embed_tokens.weight", "embed.tokens.table"),
+        ("layers.{i}.input_layernorm.weight", "layers.{i}.attn_norm.scale"),
+        ("layers.{i}.post_attention_layernorm.weight", "layers.{i}.mlp_norm.scale"),
+        *((f"layers.{{i}}.{hf}.weight", f"layers.{{i}}.{path}.kernel") for hf, path in _LINEAR.items()),
+        *((f"layers.{{i}}.{hf}.bias", f"layers.{{i}}.{path}.bias") for hf, path in _LINEAR.items()),
+        ("norm.weight", "final_norm.scale"),
+        ("lm_head.weight", "head.kernel"),
+    ),
+    prefixes=("model.", ""),
+    bare=("lm_head.weight",),
+    aliases=(("lm_head.weight", "embed.tokens.table"),),  # tied: used where only the head was written
+    ignored=(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),  # buffers of old releases
+)
 
 
-def module(params: Params, config: LlamaConfig, fmt: Format) -> Llama:
-    """The module with the given parameters."""
-    return decoders.merge(Llama, Block, config, fmt)(params)
+def settle_ties(published: dict[str, Any], names: Collection[str], same: Callable[[str, str], bool]) -> dict[str, Any]:
+    """Unties a stored head that differs from the embedding, as transformers 5 does."""
+    both = ("lm_head.weight", "model.embed_tokens.weight")
+    if published.get("tie_word_embeddings") is True and set(both) <= set(names) and not same(*both):
+        return {**published, "tie_word_embeddings": False}
+    return published
 
 
-def decoder(config: LlamaConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
-    """The module's methods as functions of its parameters; see `models.decoder.split`."""
-    return decoders.split(Llama, Block, config, fmt, chosen=chosen, max_positions=config.rope_scaling.positions)
-
-
-def observer(config: LlamaConfig, fmt: Format) -> Callable:
-    """Queries of the last committed tokens; see `models.decoder.observer`."""
-    return decoders.observer(decoder(config, fmt))
-
-
-def score(params: Params, config: LlamaConfig, fmt: Format, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
-    """Next-token logits at every position of left-aligned tokens, with no cache: for training and scoring."""
-    return decoders.score(decoder(config, fmt), params, tokens)
-
-
-def language_model(
-    config: LlamaConfig, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
-) -> LanguageModel:
-    """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
-    return decoders.language_model(decoder(config, fmt, chosen), capture=capture)
+FAMILY = Family(
+    name="llama",
+    model=Llama,
+    model_types=("llama", "mistral", "qwen2"),
+    from_published=from_published,
+    names=lambda published: NAMES,
+    ties=settle_ties,
+    rules=Rules(
+        (
+            EMBEDDING_RULE,
+            HEAD_RULE,
+            *kernel_rules(mlp="gate|up"),
+            *bias_rules(mlp="gate|up"),
+            Rule(r"layers\.(attn|mlp)_norm\.scale", (VECTOR,)),
+            Rule(r"final_norm\.scale", (VECTOR,)),
+        )
+    ),
+)

@@ -5,22 +5,29 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from specjax.base import LanguageModel
 from specjax.models import cache as caches
-from specjax.models import decoder as decoders
 from specjax.models.attention import attend
-from specjax.models.decoder import CausalLM, Decoder
+from specjax.models.decoder import CausalLM
+from specjax.models.family import (
+    EMBEDDING_RULE,
+    VECTOR,
+    WHOLE,
+    Family,
+    NameTable,
+    Rule,
+    Rules,
+    bias_rules,
+    kernel_rules,
+)
 from specjax.models.format import Format, default_format
 from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, check_activation, make_layers
 from specjax.models.published import Published
-from specjax.types import Params
 
 POSITION_OFFSET = 2  # position p has row p + 2 of the table: a legacy of fairseq's padding index
 
@@ -49,6 +56,15 @@ class OPTConfig:
     def head_width(self) -> int:
         return self.width // self.heads
 
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def positions(self) -> int:
+        """Size of the table of positions."""
+        return self.max_positions
+
 
 def sizes() -> dict[str, OPTConfig]:
     """The published shapes, 125m to 66b."""
@@ -68,12 +84,12 @@ class Attention(nnx.Module):
 
     def __init__(self, config: OPTConfig, fmt: Format, *, rngs: nnx.Rngs):
         make = functools.partial(Linear, config.width, config.width, fmt, bias=True, rngs=rngs)
-        self.config, self.fmt = config, fmt
+        self.head_width, self.fmt = config.head_width, fmt
         self.q, self.k, self.v = make(std=0.02), make(std=0.02), make(std=0.02)
         self.o = make(std=0.02 / (2 * config.layers) ** 0.5)
 
     def _split(self, a: Array) -> Array:
-        return a.reshape(*a.shape[:2], self.config.heads, self.config.head_width)
+        return a.reshape(*a.shape[:2], -1, self.head_width)
 
     def queries(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
         return self._split(self.q(x))
@@ -82,7 +98,7 @@ class Attention(nnx.Module):
         q, k, v = self.queries(x), self._split(self.k(x)), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start)
         out = attend(
-            q, kv, visible, scale=self.config.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
+            q, kv, visible, scale=self.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
         )
         return self.o(out), layers
 
@@ -133,6 +149,7 @@ class Embed(nnx.Module):
 class OPT(CausalLM):
     """OPT as a Flax module.
 
+    >>> import jax
     >>> import jax.numpy as jnp
     >>> config = OPTConfig(vocab_size=50, width=16, embed_width=16, layers=2, heads=2, mlp_width=32)
     >>> model = OPT(config, rngs=nnx.Rngs(0))
@@ -185,38 +202,6 @@ class OPT(CausalLM):
         return self.embed.tokens.logits(out), features
 
 
-def init(key: jax.Array, config: OPTConfig, fmt: Format) -> Params:
-    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    return decoders.init(key, OPT, config, fmt)
-
-
-def module(params: Params, config: OPTConfig, fmt: Format) -> OPT:
-    """The module with the given parameters."""
-    return decoders.merge(OPT, Block, config, fmt)(params)
-
-
-def decoder(config: OPTConfig, fmt: Format, chosen: tuple[int, ...] | None = None) -> Decoder:
-    """The module's methods as functions of its parameters; see `models.decoder.split`."""
-    return decoders.split(OPT, Block, config, fmt, chosen=chosen, max_positions=config.max_positions)
-
-
-def observer(config: OPTConfig, fmt: Format) -> Callable:
-    """Queries of the last committed tokens; see `models.decoder.observer`."""
-    return decoders.observer(decoder(config, fmt))
-
-
-def score(params: Params, config: OPTConfig, fmt: Format, tokens: Int[Array, "B S"]) -> Float[Array, "B S V"]:
-    """Next-token logits at every position of left-aligned tokens, with no cache: for training and scoring."""
-    return decoders.score(decoder(config, fmt), params, tokens)
-
-
-def language_model(
-    config: OPTConfig, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
-) -> LanguageModel:
-    """The model as pure functions over a nested dict of arrays; see `models.decoder.language_model`."""
-    return decoders.language_model(decoder(config, fmt, chosen), capture=capture)
-
-
 def from_published(published: Mapping[str, Any]) -> OPTConfig:
     """The shape that a published config.json describes.
 
@@ -265,3 +250,54 @@ def to_published(config: OPTConfig) -> dict[str, Any]:
         "pad_token_id": 1,
         "eos_token_id": 2,
     }
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _affine(hf: str, path: str, first: str) -> tuple[tuple[str, str], ...]:
+    """A linear map (first "kernel") or a norm (first "scale"), with its bias."""
+    return ((f"{hf}.weight", f"{path}.{first}"), (f"{hf}.bias", f"{path}.bias"))
+
+
+# OPTForCausalLM, or OPTModel with and without "model."
+NAMES = NameTable(
+    entries=(
+        ("embed_tokens.weight", "embed.tokens.table"),
+        ("embed_positions.weight", "embed.positions.table"),
+        ("project_in.weight", "project_in.kernel"),
+        ("project_out.weight", "project_out.kernel"),
+        *_affine("layers.{i}.self_attn_layer_norm", "layers.{i}.attn_norm", "scale"),
+        *_affine("layers.{i}.self_attn.q_proj", "layers.{i}.attn.q", "kernel"),
+        *_affine("layers.{i}.self_attn.k_proj", "layers.{i}.attn.k", "kernel"),
+        *_affine("layers.{i}.self_attn.v_proj", "layers.{i}.attn.v", "kernel"),
+        *_affine("layers.{i}.self_attn.out_proj", "layers.{i}.attn.o", "kernel"),
+        *_affine("layers.{i}.final_layer_norm", "layers.{i}.mlp_norm", "scale"),
+        *_affine("layers.{i}.fc1", "layers.{i}.mlp.up", "kernel"),
+        *_affine("layers.{i}.fc2", "layers.{i}.mlp.down", "kernel"),
+        *_affine("final_layer_norm", "final_norm", "scale"),
+    ),
+    prefixes=("model.decoder.", "decoder.", ""),
+    aliases=(("lm_head.weight", "embed.tokens.table"),),  # tied
+    ignored=(r"(model\.)?decoder\.version",),
+)
+
+FAMILY = Family(
+    name="opt",
+    model=OPT,
+    model_types=("opt",),
+    from_published=from_published,
+    to_published=to_published,
+    names=lambda published: NAMES,
+    rules=Rules(
+        (
+            EMBEDDING_RULE,
+            Rule(r"embed\.positions\.table", (WHOLE,)),
+            Rule(r"project_(in|out)\.kernel", (WHOLE,)),
+            *kernel_rules(),
+            *bias_rules(),
+            Rule(r"layers\.(attn|mlp)_norm\.(scale|bias)", (VECTOR,)),
+            Rule(r"final_norm\.(scale|bias)", (VECTOR,)),
+        )
+    ),
+)

@@ -8,7 +8,7 @@ and a head tied to the embedding; v1.1 and Flan have a gated GELU and a head of 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,25 +17,26 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.base import LanguageModel, Prefilled
+from specjax.base import Prefilled
 from specjax.models import cache as caches
 from specjax.models.attention import attend
 from specjax.models.cache import KV, Cache
-from specjax.models.format import Format, default_format
-from specjax.models.layers import (
-    ACTIVATIONS,
-    Linear,
-    RMSNorm,
-    Table,
-    check_activation,
-    make_layers,
-    merge_layers,
-    structure,
-    walk,
+from specjax.models.family import (
+    COLUMNS,
+    EMBEDDING_RULE,
+    HEAD_RULE,
+    VECTOR,
+    Family,
+    NameTable,
+    Rule,
+    Rules,
+    kernel_rules,
 )
+from specjax.models.format import Format, default_format
+from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, check_activation, make_layers, walk
 from specjax.models.published import Published
 from specjax.models.relative import block_distance, plain_distance, position_bias
-from specjax.types import Output, Params
+from specjax.types import Output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,14 @@ class T5Config:
     @property
     def scales_head(self) -> bool:
         return self.tied if self.scaled is None else self.scaled
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def positions(self) -> None:
+        """Relative positions have no limit."""
 
 
 def sizes() -> dict[str, T5Config]:
@@ -128,14 +137,14 @@ class Attention(nnx.Module):
     def __init__(self, config: T5Config, fmt: Format, *, rngs: nnx.Rngs):
         width, inner = config.width, config.heads * config.head_width
         make = functools.partial(Linear, fmt=fmt, bias=False, rngs=rngs)
-        self.config, self.fmt = config, fmt
+        self.head_width, self.fmt = config.head_width, fmt
         # The missing scale of the scores is folded into the draw of the queries.
         self.q = make(width, inner, std=(width * config.head_width) ** -0.5)
         self.k, self.v = make(width, inner, std=width**-0.5), make(width, inner, std=width**-0.5)
         self.o = make(inner, width, std=inner**-0.5)
 
     def _split(self, x: Float[Array, "B S F"]) -> Float[Array, "B S H K"]:
-        return x.reshape(*x.shape[:2], self.config.heads, self.config.head_width)
+        return x.reshape(*x.shape[:2], -1, self.head_width)
 
     def keys_values(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H K"]]:
         return self._split(self.k(x)), self._split(self.v(x))
@@ -196,7 +205,7 @@ class Stack(nnx.Module):
     layers: Any
 
     def __init__(self, config: T5Config, *, decoder: bool, rngs: nnx.Rngs):
-        self.config, self.decoder = config, decoder
+        self.max_distance, self.decoder = config.max_distance, decoder
         self.relative_bias = Table(config.buckets, config.heads, Format(), std=config.width**-0.5, rngs=rngs)
         self.final_norm = RMSNorm(config.width, config.eps)
 
@@ -204,7 +213,7 @@ class Stack(nnx.Module):
         return position_bias(
             self.relative_bias.table[...],
             distance,
-            max_distance=self.config.max_distance,
+            max_distance=self.max_distance,
             bidirectional=not self.decoder,
         )
 
@@ -230,6 +239,8 @@ class T5(nnx.Module):
       rngs: draws the weights from its `params` stream.
     """
 
+    encoder_decoder = True
+
     def __init__(self, config: T5Config, fmt: Format | None = None, *, rngs: nnx.Rngs):
         fmt = fmt or default_format()
         self.config, self.fmt = config, fmt
@@ -241,7 +252,8 @@ class T5(nnx.Module):
             head = Linear(config.width, config.vocab_size, fmt, bias=False, std=config.width**-0.5, rngs=rngs)
         self.head = head
         for stack, count in ((self.encoder, config.encoder_layers), (self.decoder, config.decoder_layers)):
-            stack.layers = make_layers(functools.partial(_block, config, fmt, stack.decoder), rngs, count, fmt.stacked)
+            make = functools.partial(Block, config, fmt, decoder=stack.decoder)
+            stack.layers = make_layers(lambda rngs, make=make: make(rngs=rngs), rngs, count, fmt.stacked)
 
     def __call__(
         self, encoder_tokens: Int[Array, "B P"], decoder_tokens: Int[Array, "B S"], *,
@@ -310,117 +322,41 @@ class T5(nnx.Module):
             features = features * self.config.width**-0.5
         return self.embed.tokens.logits(features) if self.head is None else self.head(features)
 
-
-def _block(config: T5Config, fmt: Format, decoder: bool, rngs: nnx.Rngs) -> Block:
-    return Block(config, fmt, decoder=decoder, rngs=rngs)
-
-
-def init(key: jax.Array, config: T5Config, fmt: Format) -> Params:
-    """Freshly drawn parameters as a nested dict. `jax.eval_shape` of this gives the abstract tree of any size."""
-    return nnx.to_pure_dict(nnx.state(T5(config, fmt, rngs=nnx.Rngs(params=key)), nnx.Param))
-
-
-@dataclasses.dataclass(frozen=True)
-class EncoderDecoder:
-    """The methods of `T5` as functions of its parameters.
-
-    Attributes:
-      module: from parameters to the module.
-    """
-
-    module: Callable[[Params], T5]
-
-    def encode(self, params: Params, *args: Any) -> Float[Array, "B P D"]:
-        return self.module(params).encode(*args)
-
-    def remember(self, params: Params, *args: Any) -> Memory:
-        return self.module(params).remember(*args)
-
-    def decode(self, params: Params, *args: Any) -> tuple[Output, Any]:
-        return self.module(params).decode(*args)
-
-
-def encoder_decoder(config: T5Config, fmt: Format) -> EncoderDecoder:
-    """Splits the model's structure, that of one layer each, from its parameters."""
-    none = dataclasses.replace(config, encoder_layers=0, decoder_layers=0)
-    ends_def: Any = structure(lambda rngs: T5(none, fmt, rngs=rngs))
-    encoder_def: Any = structure(functools.partial(_block, config, fmt, False))
-    decoder_def: Any = structure(functools.partial(_block, config, fmt, True))
-
-    def merged(params: Params) -> T5:
-        stacks = {s: {n: v for n, v in params[s].items() if n != "layers"} for s in ("encoder", "decoder")}
-        model = nnx.merge(ends_def, {**params, **stacks})
-        for stack, graphdef in ((model.encoder, encoder_def), (model.decoder, decoder_def)):
-            name = "decoder" if stack.decoder else "encoder"
-            stack.config, stack.layers = config, merge_layers(graphdef, params[name]["layers"])
-        model.config = config
-        return model
-
-    return EncoderDecoder(merged)
-
-
-def module(params: Params, config: T5Config, fmt: Format) -> T5:
-    """The module with the given parameters."""
-    return encoder_decoder(config, fmt).module(params)
-
-
-def score(
-    params: Params,
-    config: T5Config,
-    fmt: Format,
-    encoder_tokens: Int[Array, "B P"],
-    encoder_length: Int[Array, "B"],
-    decoder_tokens: Int[Array, "B S"],
-) -> Float[Array, "B S V"]:
-    """Next-token logits at every position of left-aligned decoder tokens (the start token first), with no cache."""
-    return module(params, config, fmt)(encoder_tokens, decoder_tokens, encoder_length=encoder_length)
-
-
-def language_model(
-    config: T5Config, fmt: Format, *, capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
-) -> LanguageModel:
-    """The model as pure functions over a nested dict of arrays.
-
-    Prefill runs the encoder and stores its keys and values; the decoder starts from an empty cache with `start_token`
-    pending. Rows of a batch decode, accept and roll back each at its own length.
-
-    Args:
-      capture: decoder layers whose entering residual stream `prefill` and `extend` return in `hiddens`.
-      chosen: run these decoder layers alone; caches hold all of them, and those of the others stay as they are.
-    """
-    model = encoder_decoder(config, fmt)
-
-    def prefill(params: Params, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int) -> Prefilled:
-        rows = prompt.shape[0]
-        memory = model.remember(params, model.encode(params, prompt, length), length)
-        memory = memory._replace(layers=jax.tree.map(lambda a: a.astype(fmt.cache_dtype), memory.layers))
-        layers = caches.allocate(rows, config.heads, cache_len, config.head_width, config.decoder_layers, fmt)
-        cache = Cache(layers, jnp.zeros((rows,), jnp.int32), memory)
-        pending = jnp.full((rows,), config.start_token, jnp.int32)
+    def prefill(
+        self, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int, *,
+        capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None,
+    ) -> Prefilled:  # fmt: skip
+        """Runs the encoder and stores its keys and values; the decoder starts from an empty cache with the start token
+        pending. See `LanguageModel.prefill` and `Family.language_model`."""
+        memory = self.remember(self.encode(prompt, length), length)
+        memory = memory._replace(layers=jax.tree.map(lambda a: a.astype(self.fmt.cache_dtype), memory.layers))
+        cache = self.init_cache(prompt.shape[0], cache_len)._replace(cross=memory)
+        pending = jnp.full(length.shape, self.config.start_token, jnp.int32)
         # Hidden states of the start token; XLA removes this pass where nothing reads them.
-        visible = jnp.ones((rows, 1, 1), bool)
-        out, _ = model.decode(
-            params, pending[:, None], visible, plain_distance(1, 1), memory, None, None, capture, chosen
-        )
+        visible = jnp.ones((len(length), 1, 1), bool)
+        distance = plain_distance(1, 1)
+        out, _ = self.decode(pending[:, None], visible, distance, memory, None, None, capture, chosen)
         return Prefilled(cache, pending, out.features, out.hiddens)
 
     def extend(
-        params: Params,
-        tokens: Int[Array, "B S"],
-        cache: Cache,
-        mask: Bool[Array | np.ndarray, "... S N"],
-        depth: Int[Array | np.ndarray, "... S"],
-        offset: int = 0,
-    ) -> tuple[Output, Cache]:
+        self, tokens: Int[Array, "B S"], cache: Cache, mask: Bool[Array | np.ndarray, "... S N"],
+        depth: Int[Array | np.ndarray, "... S"], offset: int = 0, *,
+        capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None,
+    ) -> tuple[Output, Cache]:  # fmt: skip
+        """One pass of the decoder over a block of nodes; see `LanguageModel.extend` and `Family.language_model`."""
         mask, slots = jnp.asarray(mask), caches.slots(cache)
         depth = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
         visible = caches.visibility(cache.length, mask, slots, tokens.shape[0])
         distance = block_distance(cache.length, mask, depth, slots, cache.positions)
         start = cache.length + offset
-        out, layers = model.decode(params, tokens, visible, distance, cache.cross, cache.layers, start, capture, chosen)
+        out, layers = self.decode(tokens, visible, distance, cache.cross, cache.layers, start, capture, chosen)
         return out, cache._replace(layers=layers)
 
-    return LanguageModel(prefill, extend, caches.keep, config.vocab_size, encoder_decoder=True)
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `batch` decoder rows of at most `slots` tokens."""
+        config = self.config
+        layers = caches.allocate(batch, config.kv_heads, slots, config.head_width, config.decoder_layers, self.fmt)
+        return Cache(layers, jnp.zeros((batch,), jnp.int32))
 
 
 def from_published(published: Mapping[str, Any]) -> T5Config:
@@ -481,3 +417,82 @@ def to_published(config: T5Config) -> dict[str, Any]:
         "pad_token_id": config.pad_token,
         "eos_token_id": 1,
     }
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def _stack_names(stack: str, dense: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """The entries of the encoder or the decoder; sub-layers are numbered in order of execution."""
+    crossed = stack == "decoder"
+    mlp = 2 if crossed else 1
+    block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
+    attentions = [("0.SelfAttention", "attn"), *([("1.EncDecAttention", "cross")] if crossed else [])]
+    norms = [("0", "attn_norm"), *([("1", "cross_norm")] if crossed else []), (str(mlp), "mlp_norm")]
+    return (
+        (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{stack}.relative_bias.table"),
+        *((f"{block}.{n}.layer_norm.weight", f"{layer}.{path}.scale") for n, path in norms),
+        *((f"{block}.{hf}.{p}.weight", f"{layer}.{path}.{p}.kernel") for hf, path in attentions for p in "qkvo"),
+        *((f"{block}.{mlp}.DenseReluDense.{hf}.weight", f"{layer}.mlp.{path}.kernel") for hf, path in dense.items()),
+        (f"{stack}.final_layer_norm.weight", f"{stack}.final_norm.scale"),
+    )
+
+
+def names(published: Mapping[str, Any]) -> NameTable:
+    """Names of the stored tensors. wi_0 of the gated feed-forward is the input of the activation, `gate` here."""
+    gated = str(published.get("feed_forward_proj", "relu")).startswith("gated")
+    dense = {"wi_0": "gate", "wi_1": "up", "wo": "down"} if gated else {"wi": "up", "wo": "down"}
+    return NameTable(
+        entries=(
+            ("shared.weight", "embed.tokens.table"),
+            *_stack_names("encoder", dense),
+            *_stack_names("decoder", dense),
+            ("lm_head.weight", "head.kernel"),
+        ),
+        aliases=(
+            ("encoder.embed_tokens.weight", "embed.tokens.table"),
+            ("decoder.embed_tokens.weight", "embed.tokens.table"),
+            ("lm_head.weight", "embed.tokens.table"),
+        ),
+        # in the first t5 checkpoints, but not used by the model
+        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    )
+
+
+def settle_ties(published: dict[str, Any], names: Collection[str], same: Callable[[str, str], bool]) -> dict[str, Any]:
+    """`tie_word_embeddings` and `scale_decoder_outputs` as in the weights.
+
+    transformers 4 writes tie_word_embeddings false for v1.1 and Flan, which also disables the scaling of the tied head.
+    transformers 5 writes true for every T5, stores the scaling separately, and unties a stored head that differs from
+    the embedding.
+    """
+    tied = published.get("tie_word_embeddings", True)
+    scaled = published.get("scale_decoder_outputs", tied)
+    head, table = "lm_head.weight", "shared.weight"
+    if head not in names:
+        tied = True
+    elif tied and table in names:
+        tied = same(head, table)
+    return {**published, "tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
+
+
+FAMILY = Family(
+    name="t5",
+    model=T5,
+    model_types=("t5",),
+    from_published=from_published,
+    to_published=to_published,
+    names=names,
+    ties=settle_ties,
+    stacks=(("encoder.layers", "encoder_layers"), ("decoder.layers", "decoder_layers")),
+    rules=Rules(
+        (
+            EMBEDDING_RULE,
+            HEAD_RULE,
+            *kernel_rules(r"(encoder|decoder)\.layers", attention="attn|cross", mlp="gate|up"),
+            Rule(r"(encoder|decoder)\.layers\.(attn|cross|mlp)_norm\.scale", (VECTOR,)),
+            Rule(r"(encoder|decoder)\.relative_bias\.table", (COLUMNS,)),  # [buckets, H]
+            Rule(r"(encoder|decoder)\.final_norm\.scale", (VECTOR,)),
+        )
+    ),
+)

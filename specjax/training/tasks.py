@@ -32,15 +32,15 @@ def text_task(
         return batch[:, 1:], jnp.ones(batch[:, 1:].shape, bool)
 
     return TrainingTask(
-        init=lambda key: opt.init(key, config, FORMAT),
-        logits=lambda params, batch: opt.score(params, config, FORMAT, batch[:, :-1]),
+        init=lambda key: opt.FAMILY.init(key, config, FORMAT),
+        logits=lambda params, batch: opt.FAMILY.score(params, config, FORMAT, batch[:, :-1]),
         labels=labels,
         batch=lambda step: data.batch(packed, seed=seed, step=step, rows=rows, length=length),
         held_out=tuple(
             data.batch(held_out, seed=1, step=i, rows=rows, length=length) for i in range(evaluations)
         ),
         teacher=None if teacher is None else (
-            lambda params, batch: opt.score(params, teacher.config, teacher.fmt, batch[:, :-1])
+            lambda params, batch: opt.FAMILY.score(params, teacher.config, teacher.fmt, batch[:, :-1])
         ),
         teacher_params=None if teacher is None else teacher.params,
     )  # fmt: skip
@@ -64,10 +64,10 @@ def pair_task(
         return batch.labels, batch.labels != 0
 
     def logits(params: Any, batch, config=config, fmt=FORMAT):
-        return t5.score(params, config, fmt, batch.source, batch.length, batch.inputs)
+        return t5.FAMILY.score(params, config, fmt, batch.source, batch.inputs, encoder_length=batch.length)
 
     return TrainingTask(
-        init=lambda key: t5.init(key, config, FORMAT),
+        init=lambda key: t5.FAMILY.init(key, config, FORMAT),
         logits=logits,
         labels=labels,
         batch=lambda step: data.pair_batch(parts, seed=seed, step=step, tokens=tokens),

@@ -77,7 +77,7 @@ class Machine:
 @pytest.fixture(scope="module")
 def models():
     config = opt.OPTConfig(vocab_size=257, width=16, embed_width=16, layers=2, heads=2, mlp_width=32, max_positions=128)
-    return [Model(name, opt, config, toys.FMT, toys.params(0, config)) for name in ("big", "hub/small")]
+    return [Model(name, opt.FAMILY, config, toys.FMT, toys.params(0, config)) for name in ("big", "hub/small")]
 
 
 @pytest.fixture

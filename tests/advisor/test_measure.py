@@ -20,7 +20,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 @pytest.fixture(scope="module")
 def pair():
     config = opt.OPTConfig(vocab_size=257, width=16, embed_width=16, layers=1, heads=2, mlp_width=32, max_positions=128)
-    make = lambda name, noise: Model(name, opt, config, toys.FMT, toys.params(0, config, noise=noise))
+    make = lambda name, noise: Model(name, opt.FAMILY, config, toys.FMT, toys.params(0, config, noise=noise))
     return make("target", 0.0), make("draft", 0.05)
 
 
@@ -116,7 +116,7 @@ def test_nan_raises(work):
     config = work.target.config
     params = toys.params(0, config)
     params["final_norm"]["scale"] = params["final_norm"]["scale"] * np.float32("nan")
-    broken = dataclasses.replace(work, target=Model("broken", opt, config, toys.FMT, params))
+    broken = dataclasses.replace(work, target=Model("broken", opt.FAMILY, config, toys.FMT, params))
     with pytest.raises(RuntimeError, match="broken"):
         measure.decode(broken, PLAIN, 0)
 

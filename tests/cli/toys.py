@@ -31,7 +31,7 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 def params(seed: int, config: opt.OPTConfig, *, noise: float = 0.0):
     """Random weights whose logits differ enough between tokens to make drafting meaningful."""
-    tree = opt.init(jax.random.key(seed), config, Format())
+    tree = opt.FAMILY.init(jax.random.key(seed), config, Format())
     leaves, form = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     grown = [leaf * 20 if leaf.ndim == 2 else leaf for leaf in leaves]

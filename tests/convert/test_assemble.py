@@ -11,11 +11,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
-from specjax.convert import load_params, open_source, save_pretrained, table_for
+from specjax.convert import load_params, open_source, save_pretrained
 from specjax.convert.assemble import copy_into, leaves
 from specjax.convert.sources import StoredTensor, TensorSource
 from specjax.models.format import Format
-from tests.convert.writers import GOLDEN, NAMES, WRITERS, config_of, tensors_of
+from tests.convert.writers import GOLDEN, NAMES, WRITERS, config_of, names_of, tensors_of
 
 FORMATS = {
     "separate": Format(),
@@ -35,7 +35,7 @@ def set_leaf(tree: dict, path: str, value) -> None:
 
 def params_by_hand(name: str, fmt: Format) -> dict:
     """What loading must give, put together without the loader: separate layers first, then stacked with numpy."""
-    table, flat = table_for(config_of(name)), {}
+    table, flat = names_of(config_of(name)), {}
     for tensor, value in tensors_of(name).items():
         _, path = min(table.candidates(tensor))
         if path.endswith((".kernel", "tokens.table")):
@@ -77,7 +77,7 @@ def assert_same(got: dict, expected: dict) -> None:
 def test_loading_in_every_layout(name, fmt):
     expected = params_by_hand(name, fmt)
     with open_source(GOLDEN / name) as source:
-        got = load_params(source, table_for(config_of(name)), abstract(expected), fmt=fmt)
+        got = load_params(source, names_of(config_of(name)), abstract(expected), fmt=fmt)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(got))
     assert_same(got, expected)
 
@@ -88,7 +88,7 @@ def test_loading_from_every_file_format(name, writer, rewrite):
     fmt = FORMATS["stacked"]
     expected = params_by_hand(name, fmt)
     with open_source(rewrite(name, writer)) as source:
-        assert_same(load_params(source, table_for(config_of(name)), abstract(expected), fmt=fmt), expected)
+        assert_same(load_params(source, names_of(config_of(name)), abstract(expected), fmt=fmt), expected)
 
 
 @pytest.mark.parametrize("shard_bytes", [10**9, 20_000])
@@ -159,7 +159,7 @@ def test_everything_that_does_not_fit_is_in_one_message(tmp_path):
     tensors["model.decoder.embed_tokens.weight"] = np.zeros((128, 16), np.float32)  # a padded vocabulary
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError) as error:
-        load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
+        load_params(open_source(tmp_path), names_of(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
     message = str(error.value)
     assert "\n" not in message
     assert "missing: model.decoder.layers.0.self_attn.k_proj.weight" in message
@@ -176,7 +176,7 @@ def test_a_transposed_kernel_is_mis_shaped(tmp_path):
     tensors[key] = tensors[key].T.copy()
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"fc1\.weight has shape \(16, 24\), not \(24, 16\)"):
-        load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
+        load_params(open_source(tmp_path), names_of(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 
 @pytest.mark.parametrize("change", ["none", "values", "shape"])
@@ -189,7 +189,7 @@ def test_two_tensors_of_one_parameter_must_be_the_same(change, tmp_path):
         head[-1, -1] += 1
     save_file(tensors, tmp_path / "model.safetensors")
     read = lambda: load_params(
-        open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt
+        open_source(tmp_path), names_of(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt
     )
     if change == "none":
         read()
@@ -206,13 +206,13 @@ def test_integer_weights_raise(dtype, tmp_path):
     tensors[key] = tensors[key].astype(dtype)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"{key} has dtype {np.dtype(dtype)}"):
-        load_params(open_source(tmp_path), table_for(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
+        load_params(open_source(tmp_path), names_of(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 
 def test_progress_counts_the_bytes_of_the_model():
     name, fmt, seen = "opt-pre-norm", Format(), []
     shapes = abstract(params_by_hand(name, fmt))
-    table = table_for(config_of(name))
+    table = names_of(config_of(name))
     params = load_params(open_source(GOLDEN / name), table, shapes, fmt=fmt, progress=lambda *now: seen.append(now))
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert len(seen) == len(jax.tree.leaves(params))
@@ -252,14 +252,14 @@ def test_a_sharded_load_reads_the_slices_and_gives_the_same_values(name, fmt):
         return NamedSharding(mesh, P(*axes))
 
     expected, source = params_by_hand(name, fmt), Ledger(tensors_of(name))
-    got = load_params(source, table_for(config_of(name)), abstract(expected), fmt=fmt, place=place)
+    got = load_params(source, names_of(config_of(name)), abstract(expected), fmt=fmt, place=place)
     assert_same(got, expected)
     for leaf in leaves(got, fmt):
         value = got
         for key in leaf.path.split("."):
             value = value[key]
         assert value.sharding == place(leaf.path, leaf.shape)
-    table = table_for(config_of(name))
+    table = names_of(config_of(name))
     kernels = {tensor for tensor in source.names() if min(table.candidates(tensor))[1].endswith("kernel")}
     pieces = {leaf.pieces[0]: leaf.part[1] for leaf in leaves(got, fmt)}
     for tensor in source.names():

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax.convert import gguf_source, load_params, locate, table_for
+from specjax.convert import gguf_source, load_params, locate
 from specjax.convert.gguf_config import gguf_config, gguf_tokenizer, llama3_divisors, merges_from_scores
 from specjax.convert.gguf_source import GGUF, half_split_rows, open_gguf
 from specjax.models.format import Format
 from specjax.text import from_transformers
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
-from tests.convert.writers import GGUF_NAMES, config_of, interleave, tensors_of, write_gguf
+from tests.convert.writers import GGUF_NAMES, config_of, interleave, names_of, tensors_of, write_gguf
 
 SLICES = (slice(3, 7), slice(2, 5))
 
@@ -75,7 +75,7 @@ def test_parameters_from_gguf(name, tmp_path):
     write_gguf(tmp_path / "model.gguf", name)
     found = locate(tmp_path)  # a folder with one GGUF file in it
     expected = params_by_hand(name, fmt)
-    assert_same(load_params(found.source, table_for(found.config), abstract(expected), fmt=fmt), expected)
+    assert_same(load_params(found.source, names_of(found.config), abstract(expected), fmt=fmt), expected)
 
 
 def small(file, *, architecture: str = "llama", rope: np.ndarray | None = None, **more) -> None:

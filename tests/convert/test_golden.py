@@ -8,22 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.convert import load_params, locate, table_for
-from specjax.models import llama, opt, t5
+from specjax.convert import load_params, locate
 from specjax.models.format import Format
 from tests import battery
-from tests.convert.writers import GGUF_NAMES, GOLDEN, NAMES, WRITERS, write_gguf
+from tests.convert.writers import GGUF_NAMES, GOLDEN, NAMES, WRITERS, names_of, write_gguf
 
 TOLERANCE = 1e-4  # of the largest logit
 FORMATS = {"separate": Format(), "stacked": Format(stacked=True, out_in=True)}
 
 
-FAMILIES = {"opt": opt, "t5": t5, "llama": llama, "qwen2": llama}
-
-
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def score(family, params, config, fmt: Format, *inputs) -> jax.Array:
-    return family.score(params, config, fmt, *inputs)
+def score(family, params, config, fmt: Format, *inputs, **lengths) -> jax.Array:
+    return family.score(params, config, fmt, *inputs, **lengths)
 
 
 class Loaded(NamedTuple):
@@ -38,20 +34,22 @@ class Loaded(NamedTuple):
     def fault(self, params: dict | None = None) -> float:
         """The largest difference from the golden logits at real positions, relative to the largest of them."""
         golden = self.golden
-        real, inputs = golden["mask"].astype(bool), [golden["tokens"]]
+        real, inputs, lengths = golden["mask"].astype(bool), [golden["tokens"]], {}
         if "decoder" in golden:
-            real, inputs = slice(None), [golden["tokens"], golden["mask"].sum(1).astype(np.int32), golden["decoder"]]
-        got = score(self.family, self.params if params is None else params, self.config, self.fmt, *inputs)
+            real, inputs = slice(None), [golden["tokens"], golden["decoder"]]
+            lengths = {"encoder_length": golden["mask"].sum(1).astype(np.int32)}
+        params = self.params if params is None else params
+        got = score(self.family, params, self.config, self.fmt, *inputs, **lengths)
         return float(np.abs(got - golden["logits"])[real].max() / np.abs(golden["logits"][real]).max())
 
 
 def load(path: Path, name: str, fmt: Format) -> Loaded:
     """The checkpoint at `path`, which should be the golden model `name`."""
     with (found := locate(path)).source as source:
-        family = FAMILIES[found.config["model_type"]]
+        family = found.family
         config = family.from_published(found.config)
         abstract = jax.eval_shape(lambda key: family.init(key, config, fmt), jax.random.key(0))
-        params = load_params(source, table_for(found.config), abstract, fmt=fmt)
+        params = load_params(source, names_of(found.config), abstract, fmt=fmt)
     return Loaded(family, config, fmt, params, dict(np.load(GOLDEN / name / "logits.npz")))
 
 

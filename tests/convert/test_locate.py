@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from specjax.convert import locate
-from specjax.convert.locate import settle_ties
 from specjax.convert.shards import open_source
+from specjax.models import llama, opt, t5
 from tests.convert.writers import GOLDEN, NAMES, config_of, tensors_of
 
 
@@ -113,6 +113,10 @@ def test_offline_and_empty_hubs(monkeypatch):
     raises("org/name", "org/name", "model.safetensors", kind=FileNotFoundError)
 
 
+def settled(module, published: dict, source) -> dict:
+    return module.FAMILY.ties(published, source.names(), source.same)
+
+
 def ties(tmp_path, head: str, **stated) -> tuple[bool, bool]:
     """(tied, scaled) of a T5 whose file has no head, the embedding as its head ("same"), or a head of its own."""
     tensors = {"shared.weight": np.arange(9000.0, dtype=np.float32).reshape(4500, 2)}
@@ -120,7 +124,7 @@ def ties(tmp_path, head: str, **stated) -> tuple[bool, bool]:
         tensors["lm_head.weight"] = tensors["shared.weight"].copy()
         tensors["lm_head.weight"][-1, -1] += head == "own"
     save_file(tensors, tmp_path / "model.safetensors")
-    config = settle_ties({"model_type": "t5", **stated}, open_source(tmp_path))
+    config = settled(t5, stated, open_source(tmp_path))
     return config["tie_word_embeddings"], config["scale_decoder_outputs"]
 
 
@@ -138,12 +142,12 @@ def test_ties_of_t5(tmp_path):
 def test_a_head_of_its_own_unties_a_llama(own, tied, tmp_path):
     table = np.arange(12.0, dtype=np.float32).reshape(6, 2)
     save_file({"model.embed_tokens.weight": table, "lm_head.weight": table + own}, tmp_path / "model.safetensors")
-    config = settle_ties({"model_type": "llama", "tie_word_embeddings": True}, open_source(tmp_path))
+    config = settled(llama, {"tie_word_embeddings": True}, open_source(tmp_path))
     assert config["tie_word_embeddings"] is tied
 
 
 def test_ties_of_other_models_are_as_stated(tmp_path):
-    assert settle_ties({"model_type": "opt"}, locate(GOLDEN / "opt-pre-norm").source) == {"model_type": "opt"}
+    assert settled(opt, {"model_type": "opt"}, locate(GOLDEN / "opt-pre-norm").source) == {"model_type": "opt"}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.convert import load_params, open_source, save_pretrained, table_for
+from specjax.convert import load_params, open_source, save_pretrained
 from specjax.models import opt
 from specjax.models.format import Format
+from tests.convert.writers import names_of
 
 CONFIG = opt.OPTConfig(vocab_size=512, width=256, embed_width=256, layers=6, heads=4, mlp_width=1024, max_positions=64)
 LARGEST = 256 * 1024 * 4  # bytes of an up or down kernel
@@ -29,7 +30,7 @@ def peak(run) -> int:
 
 
 def abstract(fmt: Format):
-    return jax.eval_shape(lambda key: opt.init(key, CONFIG, fmt), jax.random.key(0))
+    return jax.eval_shape(lambda key: opt.FAMILY.init(key, CONFIG, fmt), jax.random.key(0))
 
 
 def size(tree) -> int:
@@ -46,7 +47,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("fmt", [Format(), Format(dtype="bfloat16", out_in=True)], ids=["float32", "bfloat16"])
 def test_loading_holds_one_copy(checkpoint, fmt):
-    shapes, table = abstract(fmt), table_for(PUBLISHED)
+    shapes, table = abstract(fmt), names_of(PUBLISHED)
     total = size(shapes)
 
     def load():

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from specjax.convert import load_params, open_source, save_pretrained, table_for
+from specjax.convert import load_params, open_source, save_pretrained
 from specjax.convert.torch_source import read_torch
 from specjax.loading import load
 from specjax.models.format import Format
 from tests.convert.test_assemble import abstract, assert_same, params_by_hand
-from tests.convert.writers import GOLDEN, NAMES, config_of, tensors_of
+from tests.convert.writers import GOLDEN, NAMES, config_of, names_of, tensors_of
 
 SLICES = (slice(3, 7), slice(2, 5))
 
@@ -46,7 +46,7 @@ def test_bin_files_hold_the_same_tensors(name, zipped, tmp_path):
         np.testing.assert_array_equal(source.read(tensor, SLICES[: value.ndim]), value[SLICES[: value.ndim]])
     fmt = Format(stacked=True)
     params = params_by_hand(name, fmt)
-    assert_same(load_params(source, table_for(config_of(name)), abstract(params), fmt=fmt), params)
+    assert_same(load_params(source, names_of(config_of(name)), abstract(params), fmt=fmt), params)
 
 
 @pytest.mark.torch

@@ -11,6 +11,9 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from specjax.models.families import family_of
+from specjax.models.family import NameTable
+
 GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "config.json").is_file())
 GGUF_NAMES = [name for name in NAMES if name.startswith(("llama", "qwen2"))]
@@ -18,6 +21,10 @@ GGUF_NAMES = [name for name in NAMES if name.startswith(("llama", "qwen2"))]
 
 def config_of(name: str) -> dict:
     return json.loads((GOLDEN / name / "config.json").read_text())
+
+
+def names_of(config: dict) -> NameTable:
+    return family_of(config).names(config)
 
 
 def tensors_of(name: str) -> dict[str, np.ndarray]:

@@ -9,7 +9,6 @@ import numpy as np
 from specjax import decoding as loop
 from specjax import drafters, verify
 from specjax.drafters import LoadedDrafter
-from specjax.models import t5
 from specjax.stopping import Stop
 from specjax.types import Draft
 from tests import battery, distributions
@@ -85,7 +84,8 @@ def follows_the_joint_distribution(family: str, guide: LoadedDrafter, name: str,
 def _scorer(family: str):
     model = battery.target(family)
     if family == "t5":
-        return jax.jit(lambda p, prompt, length, new: t5.score(p, model.config, battery.FMT, prompt, length, new))
+        score = lambda p, *tokens, n: model.family.score(p, model.config, battery.FMT, *tokens, encoder_length=n)
+        return jax.jit(lambda p, prompt, length, new: score(p, prompt, new, n=length))
     return jax.jit(lambda p, whole: model.family.score(p, model.config, battery.FMT, whole))
 
 

@@ -255,8 +255,8 @@ def test_three_levels_of_published_shapes_are_one_program():
 
     def shapes_of(size: str) -> Model:
         config, fmt = opt.sizes()[size], default_format("bfloat16", platform="tpu")
-        params = jax.eval_shape(lambda key: opt.init(key, config, fmt), jax.random.key(0))
-        return Model(f"opt-{size}", opt, config, fmt, params)
+        params = jax.eval_shape(lambda key: opt.FAMILY.init(key, config, fmt), jax.random.key(0))
+        return Model(f"opt-{size}", opt.FAMILY, config, fmt, params)
 
     rows, target = 4, shapes_of("13b")
     made = cascade_guide(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)

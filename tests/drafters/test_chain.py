@@ -67,7 +67,7 @@ def test_a_stopped_row_stays_as_it_is(history):
 def test_every_draft_is_what_the_model_says_of_the_whole_text(history):
     """Greedy drafts from ragged, rolled-back and lagging caches equal argmaxes of a run without any cache."""
     model = battery.target("opt")
-    score = jax.jit(lambda tokens: opt.score(model.params, model.config, battery.FMT, tokens))
+    score = jax.jit(lambda tokens: opt.FAMILY.score(model.params, model.config, battery.FMT, tokens))
     for before, _, draft, _ in history:
         whole = [text + draft.tokens[row, 1:].tolist() for row, text in enumerate(before)]
         padded = np.zeros((ROWS, 24), np.int32)  # causal: what comes after a position does not matter to it

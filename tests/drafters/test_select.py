@@ -75,7 +75,7 @@ def test_observed_queries_are_the_models_own(family, monkeypatch):
         read = model.lm.prefill(model.params, jnp.asarray(tokens), jnp.full((4,), 13), 20)
         prompt, seen = seen, []
         before = jax.tree.map(np.asarray, read.cache.layers)
-        got = module.observer(model.config, model.fmt)(model.params, jnp.asarray(tokens[:, 7:]), read.cache)
+        got = model.family.observer(model.config, model.fmt)(model.params, jnp.asarray(tokens[:, 7:]), read.cache)
     assert len(got) == len(prompt) == 2
     for ours, theirs in zip(got, prompt, strict=True):
         np.testing.assert_allclose(ours, theirs[:, 7:12], atol=1e-4)

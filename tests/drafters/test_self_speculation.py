@@ -11,7 +11,6 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters
 from specjax.drafters import Retrieval, Sinks, SnapKV
-from specjax.models import llama, opt
 from specjax.models.format import Format
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
@@ -252,8 +251,3 @@ def test_bad_arguments_are_one_line(make):
         make("opt")
     with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
         make(battery.target("opt"), gamma=0)
-
-
-def test_family_modules_have_an_observer():
-    assert opt.observer is not None
-    assert llama.observer is not None

@@ -26,7 +26,7 @@ POINTS = "deterministic"  # the verifier of point masses
 
 def model(seed: int) -> Model:
     config = dataclasses.replace(battery.FAMILIES["opt"][1], vocab_size=VOCAB, max_positions=256)
-    return Model("wide", opt, config, battery.FMT, opt.init(jax.random.key(seed), config, battery.FMT))
+    return Model("wide", opt.FAMILY, config, battery.FMT, opt.FAMILY.init(jax.random.key(seed), config, battery.FMT))
 
 
 WAYS = {

@@ -8,7 +8,6 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters
 from specjax.drafters import Sinks, sparse
-from specjax.models import t5
 from specjax.models.relative import block_distance
 from specjax.verify.token import token_level
 from tests import battery
@@ -41,15 +40,12 @@ def masked_distribution(family, model, cache, token, total, step):
     held = (slot < KEPT) | (slot >= total[:, None] - WINDOW) | (total[:, None] <= BUDGET)
     visible = (held & (slot < total[:, None])) | ((slot >= total[:, None]) & (slot <= total[:, None] + step))
     at = (total + step)[:, None]
+    module = model.module()
     if family == "t5":
-        parts = t5.encoder_decoder(model.config, model.fmt)
         distance = slot[:, None] - at[..., None]
-        out, layers = parts.decode(
-            model.params, token[:, None], visible[:, None], distance, cache.cross, cache.layers, total + step
-        )
+        out, layers = module.decode(token[:, None], visible[:, None], distance, cache.cross, cache.layers, total + step)
     else:
-        decoder = model.family.decoder(model.config, model.fmt)
-        out, layers = decoder.run(model.params, token[:, None], at, visible[:, None], cache.layers, total + step, ())
+        out, layers = module.run(token[:, None], at, visible[:, None], cache.layers, total + step)
     return jax.nn.log_softmax(out.logits[:, 0]), cache._replace(layers=layers)
 
 

@@ -18,26 +18,26 @@ from specjax.types import Params
 FLOAT32 = default_format("float32", platform="cpu")
 CONFIGS: dict[str, tuple[Any, Any]] = {
     "opt": (
-        opt,
+        opt.FAMILY,
         opt.OPTConfig(
             vocab_size=71, width=32, embed_width=32, layers=2, heads=4, mlp_width=48, max_positions=64,
         ),
     ),
     "opt-350m": (
-        opt,
+        opt.FAMILY,
         opt.OPTConfig(
             vocab_size=71, width=32, embed_width=16, layers=2, heads=4, mlp_width=48, max_positions=64, pre_norm=False
         ),
     ),
     "llama": (
-        llama,
+        llama.FAMILY,
         llama.LlamaConfig(
             vocab_size=71, width=32, layers=2, heads=4, kv_heads=2, head_width=8, mlp_width=48, max_positions=64,
             rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 16),
         ),
     ),
     "llama-tied": (
-        llama,
+        llama.FAMILY,
         llama.LlamaConfig(
             vocab_size=71, width=24, layers=2, heads=2, kv_heads=2, head_width=16, mlp_width=40, max_positions=64,
             tied=True, qkv_bias=True, o_bias=True, mlp_bias=True,
@@ -182,7 +182,7 @@ def assert_parity(
 
 def count(model: Any, config: Any) -> int:
     """Parameters of a model of any size; nothing is allocated."""
-    params = jax.eval_shape(lambda key: model.init(key, config, Format(dtype="bfloat16")), jax.random.key(0))
+    params = jax.eval_shape(lambda key: model.FAMILY.init(key, config, Format(dtype="bfloat16")), jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 

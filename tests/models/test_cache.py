@@ -219,9 +219,9 @@ def test_half_precision_runs_the_same_code_within_a_bound(name, dtype, bound):
 # What the compiled loop does. Shapes are those of opt-125m, opt-350m and SmolLM2-135M, two layers of them: compiled,
 # never run.
 WIDE = {
-    "opt": (opt, dataclasses.replace(opt.sizes()["125m"], layers=2, vocab_size=2048)),
-    "llama": (llama, dataclasses.replace(llama.sizes()["smollm2-135m"], layers=2, vocab_size=2048)),
-    "opt-350m": (opt, dataclasses.replace(opt.sizes()["350m"], layers=2, vocab_size=2048)),
+    "opt": (opt.FAMILY, dataclasses.replace(opt.sizes()["125m"], layers=2, vocab_size=2048)),
+    "llama": (llama.FAMILY, dataclasses.replace(llama.sizes()["smollm2-135m"], layers=2, vocab_size=2048)),
+    "opt-350m": (opt.FAMILY, dataclasses.replace(opt.sizes()["350m"], layers=2, vocab_size=2048)),
 }
 
 

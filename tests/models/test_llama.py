@@ -72,8 +72,8 @@ def test_whole_models_have_the_published_counts(name):
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-0.5b"])
 def test_a_full_size_block_runs_abstractly(name):
     config, fmt = llama.sizes()[name], Format(dtype="bfloat16", stacked=True, cache_dtype="bfloat16")
-    model = llama.language_model(config, fmt)
-    params = jax.eval_shape(lambda key: llama.init(key, config, fmt), jax.random.key(0))
+    model = llama.FAMILY.language_model(config, fmt)
+    params = jax.eval_shape(lambda key: llama.FAMILY.init(key, config, fmt), jax.random.key(0))
     ids, lengths = jax.ShapeDtypeStruct((2, 16), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
     ready = jax.eval_shape(lambda p, t, n: model.prefill(p, t, n, 64), params, ids, lengths)
     assert ready.cache.layers.k.shape == (config.layers, 2, config.kv_heads, 64, config.head_width)
@@ -88,7 +88,9 @@ def test_a_full_size_block_runs_abstractly(name):
 
 
 def test_paths_are_the_documented_ones():
-    params = jax.eval_shape(lambda key: llama.init(key, small.CONFIGS["llama-tied"][1], Format()), jax.random.key(0))
+    params = jax.eval_shape(
+        lambda key: llama.FAMILY.init(key, small.CONFIGS["llama-tied"][1], Format()), jax.random.key(0)
+    )
     paths = {
         jax.tree_util.keystr(path, simple=True, separator=".")
         for path, _ in jax.tree_util.tree_leaves_with_path(params)
@@ -98,7 +100,9 @@ def test_paths_are_the_documented_ones():
     layer |= {f"mlp.{n}.{leaf}" for n in ("gate", "up", "down") for leaf in ("kernel", "bias")}
     assert paths == {"embed.tokens.table", "final_norm.scale"} | {f"layers.{i}.{leaf}" for i in "01" for leaf in layer}
     for fmt, shape in ((Format(), (32, 71)), (Format(out_in=True), (71, 32))):
-        untied = jax.eval_shape(lambda key, f=fmt: llama.init(key, small.CONFIGS["llama"][1], f), jax.random.key(0))
+        untied = jax.eval_shape(
+            lambda key, f=fmt: llama.FAMILY.init(key, small.CONFIGS["llama"][1], f), jax.random.key(0)
+        )
         assert untied["head"]["kernel"].shape == shape
 
 
@@ -212,7 +216,6 @@ def test_full_attention_is_accepted(given):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"model_type": "gemma"}, "gemma"),
         ({"hidden_size": None}, "hidden_size"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
@@ -274,11 +277,13 @@ def in_our_layout(weights: dict, config: llama.LlamaConfig) -> dict:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parity_with_transformers(variant):
     theirs, config, params = hugging_face(VARIANTS[variant])
-    model = llama.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))
-    abstract = jax.eval_shape(lambda key: llama.init(key, config, Format()), jax.random.key(0))
+    model = llama.FAMILY.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))
+    abstract = jax.eval_shape(lambda key: llama.FAMILY.init(key, config, Format()), jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, abstract)
     laid = small.laid_out(params, small.FLOAT32)
-    small.assert_parity(theirs, model, laid, vocab=97, logits=lambda t: llama.score(laid, config, small.FLOAT32, t))
+    small.assert_parity(
+        theirs, model, laid, vocab=97, logits=lambda t: llama.FAMILY.score(laid, config, small.FLOAT32, t)
+    )
 
 
 @pytest.mark.torch

@@ -18,14 +18,14 @@ from tests.models.small import assert_close
 
 VOCAB = 50
 FAMILIES = {
-    "opt": (opt, models.OPT, models.OPTConfig(VOCAB, width=16, embed_width=16, layers=2, heads=2, mlp_width=32)),
+    "opt": (opt.FAMILY, models.OPT, models.OPTConfig(VOCAB, width=16, embed_width=16, layers=2, heads=2, mlp_width=32)),
     "llama": (
-        llama,
+        llama.FAMILY,
         models.Llama,
         models.LlamaConfig(VOCAB, width=16, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=32),
     ),
     "t5": (
-        t5,
+        t5.FAMILY,
         models.T5,
         models.T5Config(
             VOCAB, width=16, head_width=4, heads=2, mlp_width=32, encoder_layers=2, decoder_layers=2, gated=True

@@ -27,7 +27,7 @@ def test_whole_models_have_the_published_counts(name):
 @pytest.mark.parametrize("name", ["opt", "opt-350m"])
 def test_paths_are_the_documented_ones(name):
     config = small.CONFIGS[name][1]
-    params = jax.eval_shape(lambda key: opt.init(key, config, Format()), jax.random.key(0))
+    params = jax.eval_shape(lambda key: opt.FAMILY.init(key, config, Format()), jax.random.key(0))
     paths = {
         jax.tree_util.keystr(path, simple=True, separator=".")
         for path, _ in jax.tree_util.tree_leaves_with_path(params)
@@ -106,16 +106,16 @@ def hugging_face(config: opt.OPTConfig):
 def test_parity_with_transformers(name):
     config = small.CONFIGS[name][1]
     theirs, params = hugging_face(config)
-    abstract = jax.eval_shape(lambda key: opt.init(key, config, Format()), jax.random.key(0))
+    abstract = jax.eval_shape(lambda key: opt.FAMILY.init(key, config, Format()), jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, abstract)
     laid = small.laid_out(params, small.FLOAT32)
-    model = opt.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))
+    model = opt.FAMILY.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))
     small.assert_parity(
         theirs,
         model,
         laid,
         vocab=config.vocab_size,
-        logits=lambda t: opt.score(laid, config, small.FLOAT32, t),
+        logits=lambda t: opt.FAMILY.score(laid, config, small.FLOAT32, t),
         last=lambda f: np.asarray(f if config.pre_norm else f @ params["project_out"]["kernel"]),
     )
 

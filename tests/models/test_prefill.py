@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from specjax import sharding
-from specjax.models import decoder as decoders
 from specjax.models.cache import KV
+from specjax.models.decoder import causal
+from specjax.models.families import FAMILIES
 from specjax.models.format import Format, default_format
 from tests import hlo
 from tests.models.small import CONFIGS, assert_close, laid_out
@@ -21,7 +22,6 @@ FORMATS = {
     "stacked": Format(stacked=True, chunks=(32, 64)),
     "bfloat16": default_format("bfloat16", platform="cpu"),
 }
-RULES = {"opt": sharding.OPT, "llama": sharding.LLAMA}
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def built(name: str, layout: str, capture: tuple[int, ...] = ()):
     keys = jax.random.split(jax.random.key(2), len(leaves))
     drawn = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
     params = laid_out(jax.tree.unflatten(tree, drawn), fmt)
-    return module.language_model(config, fmt, capture=capture), module.decoder(config, fmt), params
+    return module.language_model(config, fmt, capture=capture), module.module(params, config, fmt), params
 
 
 def prompts(rows: int, width: int = WIDTH) -> jax.Array:
@@ -44,10 +44,10 @@ def prompts(rows: int, width: int = WIDTH) -> jax.Array:
 @pytest.mark.parametrize("name", ["opt", "llama"])
 def test_blocks_of_a_prompt_equal_the_whole_prompt(name, layout):
     capture = (0, 1, 2)
-    lm, decoder, params = built(name, layout, capture)
+    lm, model, params = built(name, layout, capture)
     tokens = prompts(3)
-    visible, positions = decoders._causal(tokens)
-    whole, _ = jax.jit(decoder.run, static_argnums=(4, 5, 6))(params, tokens, positions, visible, None, None, capture)
+    visible, positions = causal(tokens)
+    whole, _ = jax.jit(model.run, static_argnums=(3, 4, 5))(tokens, positions, visible, None, None, capture)
     prefill, extend = jax.jit(lm.prefill, static_argnums=3), jax.jit(lm.extend)
     one = jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32)
     for lengths in ((1, 1, 1), (31, 32, 33), (63, 64, 65), (127, 129, 1), (255, 256, 257), (2, 300, 299)):
@@ -73,7 +73,7 @@ def test_the_number_of_blocks_follows_the_longest_prompt(longest, written):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("layout", list(FORMATS))
 def test_the_loop_copies_no_cache_and_computes_no_unused_output(layout, rows):
-    lm, decoder, params = built("opt", layout)
+    lm, model, params = built("opt", layout)
 
     def prefill(params, prompt, length):
         read = lm.prefill(params, prompt, length, SLOTS)
@@ -82,7 +82,7 @@ def test_the_loop_copies_no_cache_and_computes_no_unused_output(layout, rows):
     shapes = (jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.int32))
     text = jax.jit(prefill).lower(params, *shapes).compile().as_text()
     bodies = [body for body in hlo.while_bodies(text) if any(i.opcode == "dot" for i in body)]
-    assert len(bodies) == len(decoder.fmt.chunks)
+    assert len(bodies) == len(model.fmt.chunks)
     for body in bodies:
         assert not [i for i in body if i.opcode in ("copy", "transpose") and SLOTS in i.shape]  # a cache
         assert not [i for i in body if i.shape == (rows, WIDTH, 32)]  # features
@@ -98,12 +98,12 @@ def test_a_prompt_of_one_block_needs_no_loop():
 
 @pytest.mark.parametrize("name", ["opt", "llama"])
 def test_a_mesh_reads_the_same_prompt(name):
-    lm, decoder, params = built(name, "stacked", (1,))
+    lm, model, params = built(name, "stacked", (1,))
     mesh = sharding.make_mesh(2, 2, devices=jax.devices()[:4])
-    placed = sharding.place(params, mesh, RULES[name], decoder.fmt, kv_heads=decoder.kv_heads)
+    placed = sharding.place(params, mesh, FAMILIES[name].rules, model.fmt, kv_heads=model.config.kv_heads)
     length = jnp.asarray([33, 300], jnp.int32)
     alone = jax.jit(lm.prefill, static_argnums=3)(params, prompts(2), length, SLOTS)
-    spread = jax.jit(sharding.on_mesh(lm, mesh, RULES[name]).prefill, static_argnums=3)
+    spread = jax.jit(sharding.on_mesh(lm, mesh, FAMILIES[name].rules).prefill, static_argnums=3)
     rows = jax.device_put((prompts(2), length), sharding.row_sharding(mesh))
     lowered = spread.lower(placed, *rows, SLOTS)
     counts = hlo.collectives(hlo.program(lowered.compile().as_text()))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from specjax.loading import FAMILIES
 from specjax.models import opt, t5
+from specjax.models.families import FAMILIES
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -22,7 +22,7 @@ WHOLE = {
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (_, names) in WHOLE.items() for name in names])
 def test_counts_must_be_whole(kind, name, value):
     with pytest.raises(ValueError, match=rf"^{name} in the configuration of an? .* model must be"):
-        FAMILIES[kind].module.from_published(WHOLE[kind][0] | {name: value})
+        FAMILIES[kind].from_published(WHOLE[kind][0] | {name: value})
 
 
 def rope(kind, **entries):
@@ -61,7 +61,7 @@ def rope(kind, **entries):
     ],
 )
 def test_wrong_entries_are_named_and_null_ones_are_as_if_absent(kind, changes, said):
-    read = FAMILIES[kind].module.from_published
+    read = FAMILIES[kind].from_published
     entries = WHOLE[kind][0]
     if said is None:
         assert read(entries | changes) == read({name: entries[name] for name in entries if name not in changes})

@@ -32,7 +32,7 @@ ULPS = 2e-5  # of the logits' scale: float32 sums in another order
 @functools.cache
 def weights(config: t5.T5Config, fmt: Format = FLOAT32):
     """Drawn parameters with position biases large enough that a wrong distance shows."""
-    params = t5.init(jax.random.key(7), config, fmt)
+    params = t5.FAMILY.init(jax.random.key(7), config, fmt)
     for stack in ("encoder", "decoder"):
         params[stack]["relative_bias"]["table"] *= 8.0
     return params
@@ -40,8 +40,12 @@ def weights(config: t5.T5Config, fmt: Format = FLOAT32):
 
 @functools.cache
 def compiled(config: t5.T5Config, fmt: Format = FLOAT32):
-    lm = t5.language_model(config, fmt)
-    score = jax.jit(lambda params, *tokens: t5.score(params, config, fmt, *tokens))
+    lm = t5.FAMILY.language_model(config, fmt)
+    score = jax.jit(
+        lambda params, prompt, length, tokens: t5.FAMILY.score(
+            params, config, fmt, prompt, tokens, encoder_length=length
+        )
+    )
     return lm, jax.jit(lm.prefill, static_argnums=3), jax.jit(lm.extend, static_argnums=5), jax.jit(lm.keep), score
 
 
@@ -98,7 +102,7 @@ def test_buckets_are_those_of_exact_arithmetic():
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_parameter_paths(stacked):
-    params = jax.eval_shape(lambda: t5.init(jax.random.key(0), GATED, Format(stacked=stacked)))
+    params = jax.eval_shape(lambda: t5.FAMILY.init(jax.random.key(0), GATED, Format(stacked=stacked)))
     paths = {".".join(str(k.key) for k in path): leaf.shape for path, leaf in tree_flatten_with_path(params)[0]}
     inner, width = 15, 16
     attention = {"q": (width, inner), "k": (width, inner), "v": (width, inner), "o": (inner, width)}
@@ -126,7 +130,7 @@ PARAMETERS = {
 def parameters(config) -> int:
     """Parameters of a shape, without drawing one: layers are alike, so one of each kind is traced and multiplied."""
     short = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
-    tree = jax.eval_shape(lambda: t5.init(jax.random.key(0), short, Format("bfloat16")))
+    tree = jax.eval_shape(lambda: t5.FAMILY.init(jax.random.key(0), short, Format("bfloat16")))
     total = sum(leaf.size for leaf in jax.tree.leaves(tree))
     for stack, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         total += (count - 1) * sum(leaf.size for leaf in jax.tree.leaves(tree[stack]["layers"]["0"]))
@@ -143,7 +147,9 @@ def test_published_sizes_have_their_parameter_counts():
 
 
 def test_a_full_size_tree_is_traced_whole():
-    tree = jax.eval_shape(lambda: t5.init(jax.random.key(0), t5.sizes()["t5-small"], Format("bfloat16", stacked=True)))
+    tree = jax.eval_shape(
+        lambda: t5.FAMILY.init(jax.random.key(0), t5.sizes()["t5-small"], Format("bfloat16", stacked=True))
+    )
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == PARAMETERS["t5-small"]
     assert tree["decoder"]["layers"]["cross"]["q"]["kernel"].shape == (6, 512, 512)
 
@@ -291,7 +297,7 @@ def test_stacked_layers_equal_unrolled_ones(config):
 
 @pytest.mark.parametrize(("config", "fmt"), [(TIED, FLOAT32), (GATED, SCANNED)], ids=["unrolled", "stacked"])
 def test_captured_streams_enter_their_layers(config, fmt):
-    lm = t5.language_model(config, fmt, capture=(0, 2))
+    lm = t5.FAMILY.language_model(config, fmt, capture=(0, 2))
     params, tree = weights(config, fmt), trees.chain(1)
     cache = compiled(config, fmt)[1](params, *prompts(config), SLOTS).cache
     block = jnp.asarray([[5, 6]] * 3, jnp.int32)
@@ -314,7 +320,7 @@ def test_bfloat16_stays_near_float32(config):
         return leaf.astype(jnp.bfloat16) if "tokens" in name else leaf
 
     lowered = jax.tree.map_with_path(lower, params)
-    wanted = jax.eval_shape(lambda: t5.init(jax.random.key(0), config, half))
+    wanted = jax.eval_shape(lambda: t5.FAMILY.init(jax.random.key(0), config, half))
     assert jax.tree.map(lambda a: (a.shape, a.dtype), lowered) == jax.tree.map(lambda a: (a.shape, a.dtype), wanted)
     decoder = jnp.asarray([[3, 1, 4, 1, 5]] * 3, jnp.int32)
     one = np.asarray(compiled(config)[-1](params, *prompts(config), decoder))

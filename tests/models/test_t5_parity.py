@@ -92,7 +92,7 @@ def from_torch(model, config):
         assert value.shape == leaf.shape, path
         return jnp.asarray(value)
 
-    params = jax.tree.map_with_path(read, jax.eval_shape(lambda: t5.init(jax.random.key(0), config, FMT)))
+    params = jax.tree.map_with_path(read, jax.eval_shape(lambda: t5.FAMILY.init(jax.random.key(0), config, FMT)))
     shared = {
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
@@ -171,7 +171,7 @@ def test_attention_and_mlp_layers(config, stack):
 
     model = theirs(config)
     params = from_torch(model, config)
-    ours = getattr(t5.encoder_decoder(config, FMT).module(params), stack)
+    ours = getattr(t5.FAMILY.module(params, config, FMT), stack)
     block = ours.layers["0"]
     x = np.random.default_rng(2).normal(size=(2, 13, config.width)).astype(np.float32)
 
@@ -193,12 +193,13 @@ def test_logits_and_hidden_states_both_directions(config):
     params = from_torch(model, config)
     out = whole(model, tokens, mask, decoder, output_hidden_states=True)
 
-    encoded = t5.encoder_decoder(config, FMT).encode(params, jnp.asarray(tokens), jnp.asarray(length))
+    encoded = t5.FAMILY.module(params, config, FMT).encode(jnp.asarray(tokens), jnp.asarray(length))
     below = mask.bool()[..., None]
     close(jnp.where(below.numpy(), encoded, 0), out.encoder_last_hidden_state * below)
-    close(t5.score(params, config, FMT, jnp.asarray(tokens), jnp.asarray(length), jnp.asarray(decoder)), out.logits)
+    given = jnp.asarray(tokens), jnp.asarray(decoder)
+    close(t5.FAMILY.score(params, config, FMT, *given, encoder_length=jnp.asarray(length)), out.logits)
 
-    lm = t5.language_model(config, FMT, capture=tuple(range(config.decoder_layers)))
+    lm = t5.FAMILY.language_model(config, FMT, capture=tuple(range(config.decoder_layers)))
     cache = lm.prefill(params, jnp.asarray(tokens), jnp.asarray(length), 16).cache
     tree = trees.chain(decoder.shape[1] - 1)
     ours, _ = jax.jit(lm.extend)(params, jnp.asarray(decoder), cache, tree.mask, tree.depth)
@@ -218,7 +219,7 @@ def test_cached_steps(config):
     tokens, length, decoder, mask = inputs(config)
     model = theirs(config)
     params = from_torch(model, config)
-    lm = t5.language_model(config, FMT)
+    lm = t5.FAMILY.language_model(config, FMT)
     cache = lm.prefill(params, jnp.asarray(tokens), jnp.asarray(length), 16).cache
     extend, one = jax.jit(lm.extend), trees.chain(0)
     encoded = model.encoder(input_ids=torch.from_numpy(tokens).long(), attention_mask=mask)
@@ -241,7 +242,7 @@ def test_tree_block(config):
     tokens, length, decoder, mask = inputs(config)
     model = theirs(config)
     params = from_torch(model, config)
-    lm = t5.language_model(config, FMT)
+    lm = t5.FAMILY.language_model(config, FMT)
     extend = jax.jit(lm.extend)
     cache = lm.prefill(params, jnp.asarray(tokens), jnp.asarray(length), 24).cache
     first = trees.chain(decoder.shape[1] - 1)
@@ -270,7 +271,7 @@ def test_parameter_counts_of_published_shapes():
         if not config.tied and model.lm_head.weight is model.shared.weight:
             total += config.vocab_size * config.width
         short = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
-        tree = jax.eval_shape(lambda short=short: t5.init(jax.random.key(0), short, FMT))
+        tree = jax.eval_shape(lambda short=short: t5.FAMILY.init(jax.random.key(0), short, FMT))
         ours = sum(leaf.size for leaf in jax.tree.leaves(tree))
         for stack, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
             ours += (count - 1) * sum(leaf.size for leaf in jax.tree.leaves(tree[stack]["layers"]["0"]))

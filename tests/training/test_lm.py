@@ -117,14 +117,14 @@ def test_the_loss_decreases_and_the_export_equals_the_model(tmp_path):
     lm.export(state.params, tmp_path / "model", opt.to_published(CONFIG), dtype="float32", tokenizer=tmp_path)
     loaded = sj.load(tmp_path / "model")
     tokens = np.arange(10, dtype=np.int32)[None]
-    expected = opt.score(state.params, CONFIG, lm.FORMAT, jnp.asarray(tokens))
+    expected = opt.FAMILY.score(state.params, CONFIG, lm.FORMAT, jnp.asarray(tokens))
     np.testing.assert_allclose(loaded.score(tokens), expected, rtol=1e-5, atol=1e-5)
     assert loaded.config == CONFIG and loaded.eos == (2,)
 
 
 def test_a_student_is_evaluated_against_its_teacher():
-    params = opt.init(jax.random.key(0), CONFIG, lm.FORMAT)
-    teacher = sj.Model("teacher", opt, CONFIG, lm.FORMAT, params)
+    params = opt.FAMILY.init(jax.random.key(0), CONFIG, lm.FORMAT)
+    teacher = sj.Model("teacher", opt.FAMILY, CONFIG, lm.FORMAT, params)
     found = lm.make_evaluate(task(teacher))(params)
     assert found["held_out_agreement"] == 1.0
     np.testing.assert_allclose(found["held_out_overlap"], 1.0, rtol=1e-5)
