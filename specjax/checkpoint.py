@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
+from specjax.models.products import Products
 from specjax.sharding import path_of
 from specjax.types import PyTree
 
@@ -66,7 +68,7 @@ def save(
         "version": VERSION,
         "family": family,
         "config": dataclasses.asdict(config),
-        "format": dataclasses.asdict(fmt),
+        "format": _format_record(fmt),
         "notes": dict(notes or {}),
     }
     try:
@@ -96,17 +98,23 @@ def about(folder: str | Path) -> About:
     if stored.get("version") != VERSION:
         raise ValueError(f"{folder} has version {stored.get('version')}, but this program reads version {VERSION}")
     try:
-        return About(stored["family"], stored["config"], read_format(stored["format"]), stored["notes"])
+        return About(stored["family"], stored["config"], _read_format(stored["format"]), stored["notes"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder} is damaged: its description lacks an entry or has an invalid one") from error
 
 
-def read_format(stored: Mapping[str, Any]) -> Format:
-    """A format from JSON, which has no tuples. Older checkpoints store `left` as one number, with `left_inputs`."""
-    fields: dict[str, Any] = {name: tuple(value) if name == "chunks" else value for name, value in stored.items()}
-    left, inputs = fields.pop("left", ()), fields.pop("left_inputs", None)
-    pairs = left if inputs is None else [(inputs, left)] if left else []
-    return Format(**fields, left=tuple((least, rows) for least, rows in pairs))
+def _format_record(fmt: Format) -> dict[str, Any]:
+    fields = dataclasses.asdict(fmt)
+    return fields.pop("products") | fields | {"out_in": fmt.products.out_in}
+
+
+def _read_format(stored: Mapping[str, Any]) -> Format:
+    """The inverse of `_format_record`; JSON has no tuples."""
+    products = Products(stored["min_rows"])
+    if stored["out_in"]:
+        left = tuple((inputs, rows) for inputs, rows in stored["left"])
+        products = CPUProducts(stored["min_rows"], stored["part"], left, stored["flat_heads"])
+    return Format(stored["dtype"], stored["stacked"], stored["cache_dtype"], tuple(stored["chunks"]), products)
 
 
 def like(tree: PyTree, shardings: PyTree | None = None) -> PyTree:
@@ -172,11 +180,12 @@ def _damaged(folder: Path, error: Exception) -> ValueError:
 
 def _check_format(folder: Path, held: Format, wanted: Format) -> None:
     """Compares the fields that change the arrays; others (padding of rows, caches) may differ."""
+    here, there = _format_record(held), _format_record(wanted)
     for field in ("dtype", "out_in", "stacked", "part"):
-        if getattr(held, field) != getattr(wanted, field):
+        if here.get(field) != there.get(field):
             raise ValueError(
-                f"checkpoint {folder} has {field}={getattr(held, field)}, but fmt has {field}="
-                f"{getattr(wanted, field)}: restore with the checkpoint's own format (`checkpoint.about(folder).fmt`)"
+                f"checkpoint {folder} has {field}={here.get(field)}, but fmt has {field}="
+                f"{there.get(field)}: restore with the checkpoint's own format (`checkpoint.about(folder).fmt`)"
             )
 
 

@@ -79,7 +79,7 @@ def _candidates(path: str, rules: Rules, fmt: Format) -> tuple[P, ...]:
     else:
         raise ValueError(f"no sharding rule names the parameter {path!r}: add it to the rules of its family")
     specs = rule.specs
-    if fmt.out_in and name.endswith(".kernel"):
+    if fmt.products.out_in and name.endswith(".kernel"):
         specs = tuple(P(*reversed(spec)) for spec in specs)
     if fmt.stacked and re.search(r"\blayers\.", name):
         specs = tuple(P(None, *spec) for spec in specs)

@@ -14,6 +14,7 @@ import specjax as sj
 from specjax import convert, sharding
 from specjax.loading import end_tokens, load
 from specjax.models import opt, t5
+from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
 from specjax.models.format import Format
 from tests import battery
@@ -98,7 +99,7 @@ def test_the_shapes_of_all_layers_come_of_one(name, stacked):
     config = config or t5.T5Config(vocab_size=71, width=16, encoder_layers=3, decoder_layers=2)
     for fmt in (
         Format(stacked=stacked),
-        Format(dtype="bfloat16", out_in=True, stacked=stacked, part=0 if stacked else 8),
+        Format("bfloat16", stacked, products=CPUProducts(part=0 if stacked else 8)),
     ):
         want = jax.eval_shape(lambda key, fmt=fmt: family.init(key, config, fmt), jax.random.key(0))
         assert family.abstract(config, fmt) == want

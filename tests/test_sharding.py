@@ -19,9 +19,11 @@ from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.model import Model
 from specjax.models import llama, opt, t5
+from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
 from specjax.models.family import Family
 from specjax.models.format import Format, default_format
+from specjax.models.products import Products
 from specjax.types import Draft, Shared, Siblings
 from specjax.verify.token import token_level
 from tests import battery, hlo
@@ -203,7 +205,7 @@ def published() -> dict[str, tuple[Case, int, int]]:
 @pytest.mark.parametrize("size", published())
 def test_every_published_size_has_a_rule_for_every_parameter(size, stacked):
     case, _, kv_heads = published()[size]
-    fmt = Format(dtype="bfloat16", out_in=not stacked, stacked=stacked)
+    fmt = Format("bfloat16", stacked, products=Products() if stacked else CPUProducts())
     params = jax.eval_shape(lambda: case.init(fmt))
     ways = math.gcd(kv_heads, 8)
     placed = sharding.shardings(params, sharding.make_mesh(8 // ways, ways), case.rules, fmt, kv_heads=kv_heads)
@@ -226,12 +228,12 @@ def test_every_rule_names_some_parameter(family):
 def test_spec_follows_the_format():
     q = "layers.3.attn.q.kernel"
     assert sharding.spec_for(q, opt.FAMILY.rules, Format()) == P(None, "model")
-    assert sharding.spec_for(q, opt.FAMILY.rules, Format(out_in=True)) == P("model", None)
+    assert sharding.spec_for(q, opt.FAMILY.rules, Format(products=CPUProducts())) == P("model", None)
     assert sharding.spec_for("layers.attn.q.kernel", opt.FAMILY.rules, Format(stacked=True)) == P(None, None, "model")
-    parts = Format(out_in=True, part=8)  # each lies as the whole would
+    parts = Format(products=CPUProducts(part=8))  # each lies as the whole would
     assert sharding.spec_for("layers.3.mlp.down.kernel.1", opt.FAMILY.rules, parts) == P(None, "model")
     table = "embed.tokens.table"  # [V, D] in every format
-    assert sharding.spec_for(table, opt.FAMILY.rules, Format(out_in=True, stacked=True)) == P("model", None)
+    assert sharding.spec_for(table, opt.FAMILY.rules, Format(stacked=True, products=CPUProducts())) == P("model", None)
     assert sharding.spec_for(q, sharding.replicated(opt.FAMILY.rules), Format()) == P(None, None)
 
 

@@ -66,7 +66,7 @@ def leaves(params: Params, fmt: Format) -> list[Leaf]:
         pieces = (path,)
         if stacked:
             pieces = tuple(path.replace("layers.", f"layers.{i}.", 1) for i in range(value.shape[0]))
-        flipped = path.endswith(".kernel") and not fmt.out_in
+        flipped = path.endswith(".kernel") and not fmt.products.out_in
         base, _, number = path.rpartition(".")
         part = (0, 1)
         if base.endswith(".kernel"):

@@ -16,7 +16,8 @@ import numpy as np
 from specjax.convert.assemble import Leaf, copy_into, lookup, stored_tensors
 from specjax.convert.safetensors_source import DTYPES
 from specjax.models.families import family_of
-from specjax.models.format import Format, in_order
+from specjax.models.format import Format
+from specjax.models.products import in_order
 from specjax.types import Params
 
 SHARD_BYTES = 5_000_000_000  # the shard size of Hugging Face

@@ -1,16 +1,14 @@
 """Attention of a block of new positions over a row's slots: grouped heads, additive bias, float32 softmax."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from specjax.models.cache import KV, Prefix, read_window
+from specjax.models.format import Format
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
-FEW = 64  # of fewer queries the keys are the left operand, which XLA's CPU backend reads as it lies, without packing it
 PREFIX_BLOCK = 256  # keys; slots before a block of a prompt are read in pieces, as many as hold tokens
 QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
 
@@ -21,9 +19,8 @@ def attend(
     visible: Bool[Array, "B S T"],
     *,
     scale: float,
-    flat: bool,
+    fmt: Format,
     bias: Float[Array, "#B H S T"] | None = None,
-    precision: jax.lax.Precision | None = None,
 ) -> Float[Array, "B S F"]:
     """Softmax attention; H query heads share K key-value heads in groups of H / K. Returns heads joined, F = H * D.
 
@@ -32,34 +29,33 @@ def attend(
       kv: keys and values [B,K,T,D]; of a block of a prompt, its own (T = S) and a prefix that all queries see.
       visible: slots that each query sees; of a block of a prompt, positions of the block.
       scale: multiplies the scores (T5 has 1.0: no scaling).
-      flat: collapse batch and heads in the dots (`Format.flat_heads`).
+      fmt: of the model.
       bias: added to the scores (T5's relative positions); its batch axis may be 1.
-      precision: of the products (`Format.precision`).
     """
     rows, block, heads, width = q.shape
     if block > QUERY_CHUNK and not isinstance(kv, Prefix):
-        return _in_chunks(q, kv, visible, scale=scale, flat=flat, bias=bias, precision=precision)
+        return _in_chunks(q, kv, visible, scale=scale, fmt=fmt, bias=bias)
     k, v = kv.block if isinstance(kv, Prefix) else kv
     kv_heads, slots = k.shape[1], k.shape[2]
     group = heads // kv_heads
     # Queries of one key-value head side by side: [B, K, G * S, D].
     q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
     q = q.reshape(rows, kv_heads, group * block, width).astype(k.dtype)
-    scores = _scores(q, k, flat=flat, precision=precision).reshape(rows, heads, block, slots)
+    scores = fmt.products.scores(q, k, fmt.precision).reshape(rows, heads, block, slots)
     if bias is not None:
         scores = scores + jnp.broadcast_to(bias, scores.shape)
     scores = jnp.where(visible[:, None], scores, MASKED)
     if isinstance(kv, Prefix):
-        out = _with_prefix(q, scores.reshape(rows, kv_heads, group * block, slots), kv, flat=flat, precision=precision)
+        out = _with_prefix(q, scores.reshape(rows, kv_heads, group * block, slots), kv, fmt)
     else:
         weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, group * block, slots)
-        out = _batched(weights.astype(v.dtype), v, contract=2, flat=flat, precision=precision)
+        out = fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
     out = out.reshape(rows, kv_heads, group, block, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(rows, block, heads * width)
 
 
 def _with_prefix(
-    q: Float[Array, "B K M D"], scores: Float[Array, "B K M S"], prefix: Prefix, *, flat: bool, precision: Any
+    q: Float[Array, "B K M D"], scores: Float[Array, "B K M S"], prefix: Prefix, fmt: Format
 ) -> Float[Array, "B K M D"]:
     """Softmax over a block's own masked scores and the slots before it.
 
@@ -72,7 +68,7 @@ def _with_prefix(
     highest = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - highest)
     mass = weights.sum(-1, keepdims=True)
-    total = _batched(weights.astype(prefix.block.v.dtype), prefix.block.v, contract=2, flat=flat, precision=precision)
+    total = fmt.products.mix(weights.astype(prefix.block.v.dtype), prefix.block.v, fmt.precision)
 
     def step(carry):
         at, highest, mass, total = carry
@@ -80,11 +76,11 @@ def _with_prefix(
         k, v = read_window(prefix.layers, prefix.index, first, size)
         slot = first + jnp.arange(size, dtype=jnp.int32)
         past = (slot >= at) & (slot < prefix.start)
-        scores = jnp.where(past[None, None, None], _scores(q, k, flat=flat, precision=precision), MASKED)
+        scores = jnp.where(past[None, None, None], fmt.products.scores(q, k, fmt.precision), MASKED)
         higher = jnp.maximum(highest, scores.max(-1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)
         mass = mass * shrink + weights.sum(-1, keepdims=True)
-        total = total * shrink + _batched(weights.astype(v.dtype), v, contract=2, flat=flat, precision=precision)
+        total = total * shrink + fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
         return at + size, higher, mass, total
 
     carry = jnp.zeros((), jnp.int32), highest, mass, total
@@ -92,36 +88,7 @@ def _with_prefix(
     return total / mass
 
 
-def _scores(
-    q: Float[Array, "B K M D"], k: Float[Array, "B K T D"], *, flat: bool, precision: Any
-) -> Float[Array, "B K M T"]:
-    if flat and q.shape[2] < FEW:
-        return _keys_first(q, k, precision)
-    return _batched(q, k, contract=3, flat=flat, precision=precision)
-
-
-def _batched(
-    x: Float[Array, "B K M C"], y: Float[Array, "B K T D"], *, contract: int, flat: bool, precision: Any
-) -> Array:
-    """Product over x's last axis and y's axis `contract`, batched over rows and heads, accumulated in float32."""
-    if flat:
-        x3, y3 = (a.reshape(-1, *a.shape[2:]) for a in (x, y))
-        return _dot(x3, y3, (((2,), (contract - 1,)), ((0,), (0,))), precision).reshape(*x.shape[:3], -1)
-    return _dot(x, y, (((3,), (contract,)), ((0, 1), (0, 1))), precision)
-
-
-def _keys_first(q: Float[Array, "B K M D"], k: Float[Array, "B K T D"], precision: Any) -> Float[Array, "B K M T"]:
-    """Their product with the keys as the left operand. Without the barrier XLA would turn it around again."""
-    k3, q3 = (a.reshape(-1, *a.shape[2:]) for a in (k, q))
-    out = _dot(k3, q3, (((2,), (2,)), ((0,), (0,))), precision)
-    return jax.lax.optimization_barrier(out).swapaxes(1, 2).reshape(*q.shape[:3], -1)
-
-
-def _dot(x: Array, y: Array, dims, precision: Any) -> Array:
-    return jax.lax.dot_general(x, y, dims, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _in_chunks(q, kv, visible, *, scale, flat, bias, precision):
+def _in_chunks(q, kv, visible, *, scale, fmt, bias):
     rows, block, heads, width = q.shape
     pieces = -(-block // QUERY_CHUNK)
     pad = pieces * QUERY_CHUNK - block
@@ -133,5 +100,5 @@ def _in_chunks(q, kv, visible, *, scale, flat, bias, precision):
         return jnp.moveaxis(a.reshape(shape), axis, 0)
 
     parts = (split(q, 1), split(visible, 1), None if bias is None else split(bias, 2))
-    out = jax.lax.map(lambda p: attend(p[0], kv, p[1], scale=scale, flat=flat, bias=p[2], precision=precision), parts)
+    out = jax.lax.map(lambda p: attend(p[0], kv, p[1], scale=scale, fmt=fmt, bias=p[2]), parts)
     return jnp.moveaxis(out, 0, 1).reshape(rows, pieces * QUERY_CHUNK, heads * width)[:, :block]

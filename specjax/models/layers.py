@@ -3,100 +3,17 @@
 Activations and the residual stream are float32; a kernel is multiplied in its own dtype with float32 accumulation.
 """
 
-import enum
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int, Int8
 
-from specjax.models.format import INT8, Format, in_order
+from specjax.models.format import INT8, Format
+from specjax.models.products import in_order
 from specjax.types import Params, PyTree
-
-ROW_MAJOR = Layout((0, 1))
-
-
-def dot(
-    x: Float[Array, "*B D"],
-    kernel: Float[Array, "_ _"] | Sequence[Float[Array, "_ _"]],
-    fmt: Format,
-    *,
-    out_in: bool,
-) -> Float[Array, "*B F"]:
-    """x times a kernel in the kernel's dtype, accumulated and returned in float32.
-
-    Leading axes are collapsed: of a three-dimensional dot with an (out, in) kernel, XLA's CPU backend makes a
-    transposed copy of the weight.
-
-    Args:
-      kernel: whole, or in parts along its inputs.
-      fmt: how many rows a dot needs, and when an (out, in) kernel is its left operand.
-      out_in: whether this kernel is stored so; tables are in every format.
-    """
-    parts = (kernel,) if isinstance(kernel, jax.Array) else tuple(kernel)
-    lead = x.shape[:-1]
-    flat = x.astype(parts[0].dtype).reshape(-1, x.shape[-1])
-    rows = len(flat)
-    left = out_in and fmt.on_left(rows, parts[0].shape[1])
-    side = Side.LEFT if left else (Side.OUT_IN if out_in else Side.IN_OUT)
-    if padding := fmt.padded(rows, left=left and parts[0].dtype == jnp.float32) - rows:
-        flat = jnp.pad(flat, ((0, padding), (0, 0)))
-    if out_in and not left and fmt.some_on_left(rows):
-        # x may come of another product's transposed result, which XLA would fold into this product through norms and
-        # activations: of a half-precision kernel it then widens all of it, or has no such product at all.
-        flat = with_layout_constraint(flat, ROW_MAJOR)
-    each = jnp.split(flat, len(parts), axis=1) if len(parts) > 1 else [flat]
-    out = functools.reduce(
-        jnp.add, (_product(x, part, side, fmt.precision) for x, part in zip(each, parts, strict=True))
-    )
-    if side is Side.LEFT:
-        # Without the barrier XLA folds the transpose into the product, and the kernel is the right operand again.
-        out = jax.lax.optimization_barrier(out).T
-    return out[:rows].reshape(*lead, out.shape[-1])
-
-
-class Side(enum.Enum):
-    """Where a kernel stands in its product, and along which of its axes the product sums."""
-
-    IN_OUT = 0
-    OUT_IN = 1
-    LEFT = 2
-
-
-def _multiply(x, y, axis_x: int, axis_y: int, precision=None, out=jnp.float32) -> Float[Array, "_ _"]:
-    """Product over one axis of each, accumulated in float32."""
-    dims = (((axis_x,), (axis_y,)), ((), ()))
-    return jax.lax.dot_general(x, y, dims, precision=precision, preferred_element_type=out)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _product(x: Float[Array, "N D"], kernel: Float[Array, "_ _"], side: Side, precision) -> Float[Array, "_ _"]:
-    """x times a kernel, [N,F], or transposed with the kernel on the left; derivatives are multiplied in the operands'
-    dtype too.
-
-    Left to autodiff, the float32 cotangent would pull both products of the backward pass up to float32, at half the
-    speed.
-    """
-    return _one_product(x, kernel, side, precision, jnp.float32)
-
-
-def _one_product(x, kernel, side: Side, precision, out) -> Float[Array, "_ _"]:
-    if side is Side.LEFT:
-        return _multiply(kernel, x, 1, 1, precision, out)
-    return _multiply(x, kernel, 1, side.value, precision, out)
-
-
-@_product.defjvp
-def _product_jvp(side, precision, primals, tangents):
-    (x, kernel), (dx, dkernel) = primals, tangents
-    # The output has the operands' dtype, and so has the cotangent that the transposed products take.
-    linear = functools.partial(_one_product, side=side, precision=precision, out=kernel.dtype)
-    tangent = linear(dx, kernel) + linear(x, dkernel)
-    return _product(x, kernel, side, precision), tangent.astype(jnp.float32)
 
 
 def scaled_dot(
@@ -107,11 +24,11 @@ def scaled_dot(
     *,
     out_in: bool,
 ) -> Float[Array, "*B F"]:
-    """`dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are widened
-    on the way into the product, for the compiler to fuse where it can."""
+    """`Products.dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are
+    widened on the way into the product, for the compiler to fuse where it can."""
     if scale is None:
-        return dot(x, kernel, fmt, out_in=out_in)
-    y = dot(x, cast(Array, kernel).astype(jnp.float32), fmt, out_in=out_in)
+        return fmt.products.dot(x, kernel, out_in=out_in, precision=fmt.precision)
+    y = fmt.products.dot(x, cast(Array, kernel).astype(jnp.float32), out_in=out_in, precision=fmt.precision)
     return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
@@ -124,8 +41,8 @@ class Linear(nnx.Module):
     def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
         self.fmt = fmt
         drawn = std * jax.random.normal(rngs.params(), (d_in, d_out))  # the same in every format
-        kernel = (drawn.T if fmt.out_in else drawn).astype(fmt.dtype)
-        parts = [nnx.Param(part) for part in jnp.split(kernel, fmt.parts(d_in), axis=1)]
+        kernel = (drawn.T if fmt.products.out_in else drawn).astype(fmt.dtype)
+        parts = [nnx.Param(part) for part in jnp.split(kernel, fmt.products.parts(d_in), axis=1)]
         self.kernel = parts[0] if len(parts) == 1 else nnx.Dict({str(i): part for i, part in enumerate(parts)})
         self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
@@ -134,7 +51,7 @@ class Linear(nnx.Module):
         scale = None if self.scale is None else self.scale[...]
         parts = in_order(self.kernel) if isinstance(self.kernel, nnx.Dict) else [self.kernel]
         kernel = [part[...] for part in parts] if len(parts) > 1 else parts[0][...]
-        y = scaled_dot(x, kernel, scale, self.fmt, out_in=self.fmt.out_in)
+        y = scaled_dot(x, kernel, scale, self.fmt, out_in=self.fmt.products.out_in)
         return y if self.bias is None else y + self.bias[...][None, None]
 
 

@@ -224,10 +224,7 @@ class Attention(nnx.Module):
     def __call__(self, x, turn: Rotation, visible, layers, index, start):
         q, k, v = self.queries(x, turn), rotate(self._split(self.k(x)), turn), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start)
-        out = attend(
-            q, kv, visible, scale=self.head_width**-0.5, flat=self.fmt.flat_heads, precision=self.fmt.precision
-        )
-        return self.o(out), layers
+        return self.o(attend(q, kv, visible, scale=self.head_width**-0.5, fmt=self.fmt)), layers
 
 
 class MLP(nnx.Module):

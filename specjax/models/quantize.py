@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
 from specjax import programs
-from specjax.models.format import INT8, Format, in_order
+from specjax.models.format import INT8, Format
+from specjax.models.products import in_order
 from specjax.types import Params
 
 LIMIT = 127.0  # symmetric: -128 is not used
@@ -18,7 +19,7 @@ LIMIT = 127.0  # symmetric: -128 is not used
 
 def format_of(fmt: Format) -> Format:
     """The format of the quantized weights: layouts and caches are those of the format that they came from."""
-    return dataclasses.replace(fmt, dtype=INT8, part=0)
+    return dataclasses.replace(fmt, dtype=INT8, products=fmt.products.whole())
 
 
 def quantize(params: Params, fmt: Format) -> Params:
@@ -37,7 +38,7 @@ def quantize(params: Params, fmt: Format) -> Params:
             return jnp.concatenate(in_order(node), axis=-1)
         out = {name: walk(value, (*path, name)) for name, value in node.items()}
         if "kernel" in node:
-            out["kernel"], out["scale"] = channels(out["kernel"], axis=-1 if fmt.out_in else -2)
+            out["kernel"], out["scale"] = channels(out["kernel"], axis=-1 if fmt.products.out_in else -2)
         if "table" in node and path[-2:] == ("embed", "tokens"):
             out["table"], out["scale"] = channels(node["table"], axis=-1)
         return out

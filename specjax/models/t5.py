@@ -150,15 +150,7 @@ class Attention(nnx.Module):
         return self._split(self.k(x)), self._split(self.v(x))
 
     def __call__(self, x, kv: KV | caches.Prefix, visible, bias=None) -> Float[Array, "B S D"]:
-        out = attend(
-            self._split(self.q(x)),
-            kv,
-            visible,
-            scale=1.0,
-            flat=self.fmt.flat_heads,
-            bias=bias,
-            precision=self.fmt.precision,
-        )
+        out = attend(self._split(self.q(x)), kv, visible, scale=1.0, fmt=self.fmt, bias=bias)
         return self.o(out)
 
 

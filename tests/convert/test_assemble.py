@@ -14,15 +14,16 @@ from safetensors.numpy import load_file, save_file
 from specjax.convert import load_params, open_source, save_pretrained
 from specjax.convert.assemble import copy_into, leaves
 from specjax.convert.sources import StoredTensor, TensorSource
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from tests.convert.writers import GOLDEN, NAMES, WRITERS, config_of, names_of, tensors_of
 
 FORMATS = {
     "separate": Format(),
     "stacked": Format(stacked=True),
-    "half, (out, in)": Format(dtype="bfloat16", out_in=True),
+    "half, (out, in)": Format(dtype="bfloat16", products=CPUProducts()),
     "half, stacked": Format(dtype="bfloat16", stacked=True),
-    "half, in parts": Format(dtype="bfloat16", out_in=True, part=8),
+    "half, in parts": Format(dtype="bfloat16", products=CPUProducts(part=8)),
 }
 
 
@@ -39,12 +40,13 @@ def params_by_hand(name: str, fmt: Format) -> dict:
     for tensor, value in tensors_of(name).items():
         _, path = min(table.candidates(tensor))
         if path.endswith((".kernel", "tokens.table")):
-            value = value.astype(fmt.np_dtype)
-        flat[path] = value.T if path.endswith(".kernel") and not fmt.out_in else value
+            value = value.astype(jnp.dtype(fmt.dtype))
+        flat[path] = value.T if path.endswith(".kernel") and not fmt.products.out_in else value
     tree: dict = {}
     for path, value in dict(flat).items():
-        if path.endswith(".kernel") and fmt.part and value.shape[1] > fmt.part:
-            count = next(n for n in range(2, 99) if value.shape[1] % n == 0 and value.shape[1] // n <= fmt.part)
+        limit = fmt.products.part if isinstance(fmt.products, CPUProducts) else 0
+        if path.endswith(".kernel") and limit and value.shape[1] > limit:
+            count = next(n for n in range(2, 99) if value.shape[1] % n == 0 and value.shape[1] // n <= limit)
             flat |= {f"{path}.{i}": part for i, part in enumerate(np.split(flat.pop(path), count, axis=1))}
     for path, value in flat.items():
         before, _, after = path.partition("layers.")
@@ -248,7 +250,7 @@ def test_a_sharded_load_reads_the_slices_and_gives_the_same_values(name, fmt):
         if ".kernel" not in path:
             return NamedSharding(mesh, P())
         split = "attn.o" in path or "down" in path  # rows here, columns there: as tensor parallelism lays them
-        axes = [None] * (len(shape) - 2) + (["model", None] if split != fmt.out_in else [None, "model"])
+        axes = [None] * (len(shape) - 2) + (["model", None] if split != fmt.products.out_in else [None, "model"])
         return NamedSharding(mesh, P(*axes))
 
     expected, source = params_by_hand(name, fmt), Ledger(tensors_of(name))

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from specjax.convert import load_params, locate
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from tests import battery
 from tests.convert.writers import GGUF_NAMES, GOLDEN, NAMES, WRITERS, names_of, write_gguf
 
 TOLERANCE = 1e-4  # of the largest logit
-FORMATS = {"separate": Format(), "stacked": Format(stacked=True, out_in=True)}
+FORMATS = {"separate": Format(), "stacked": Format(stacked=True, products=CPUProducts())}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
@@ -62,7 +63,7 @@ def test_golden_logits(name, fmt):
 @pytest.mark.parametrize("name", battery.others_slow(NAMES, NAMES[::3]))
 def test_bfloat16_weights_are_near_but_show(name):
     """A negative control: rounded weights leave the tolerance, so a wrong dtype would be seen."""
-    assert TOLERANCE < load(GOLDEN / name, name, Format(dtype="bfloat16", out_in=True)).fault() < 0.1
+    assert TOLERANCE < load(GOLDEN / name, name, Format(dtype="bfloat16", products=CPUProducts())).fault() < 0.1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,6 +9,7 @@ import pytest
 
 from specjax.convert import load_params, open_source, save_pretrained
 from specjax.models import opt
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from tests.convert.writers import names_of
 
@@ -45,7 +46,9 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("fmt", [Format(), Format(dtype="bfloat16", out_in=True)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "fmt", [Format(), Format(dtype="bfloat16", products=CPUProducts())], ids=["float32", "bfloat16"]
+)
 def test_loading_holds_one_copy(checkpoint, fmt):
     shapes, table = abstract(fmt), names_of(PUBLISHED)
     total = size(shapes)

@@ -10,6 +10,7 @@ import pytest
 from specjax import drafters
 from specjax.drafters import reading
 from specjax.models import quantize
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format, default_format
 from tests import battery
 from tests.models import small
@@ -27,7 +28,7 @@ def test_no_weight_moves_by_more_than_half_a_step(axis):
     assert set(peaks.ravel().tolist()) == {127, 0}  # each channel has its own scale; a channel of zeros stays zero
 
 
-@pytest.mark.parametrize("fmt", [Format(), Format(stacked=True), Format(out_in=True, min_rows=2)])
+@pytest.mark.parametrize("fmt", [Format(), Format(stacked=True), Format(products=CPUProducts(min_rows=2))])
 @pytest.mark.parametrize("name", battery.others_slow(["opt-350m", "llama"], ["opt-350m"]))
 def test_logits_are_those_of_the_rounded_weights(name, fmt):
     """The same model with its weights rounded in float: same logits, and near those of the unrounded one."""
@@ -40,7 +41,7 @@ def test_logits_are_those_of_the_rounded_weights(name, fmt):
     def spelled(path, node):
         if isinstance(node, dict) and "scale" in node and ("kernel" in node or "table" in node):
             (key,) = {"kernel", "table"} & set(node)
-            axis = -1 if key == "table" or fmt.out_in else -2
+            axis = -1 if key == "table" or fmt.products.out_in else -2
             spelled_out = node[key].astype(jnp.float32) * jnp.expand_dims(node["scale"], axis)
             return {key: spelled_out, **{n: v for n, v in node.items() if n not in (key, "scale")}}
         return {n: spelled((*path, n), v) for n, v in node.items()} if isinstance(node, dict) else node

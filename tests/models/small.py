@@ -94,8 +94,8 @@ def laid_out(params: Params, fmt: Format) -> Params:
     def lay(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         if name.endswith("kernel"):
-            kernel = (leaf.T if fmt.out_in else leaf).astype(fmt.dtype)
-            count = fmt.parts(leaf.shape[0])
+            kernel = (leaf.T if fmt.products.out_in else leaf).astype(fmt.dtype)
+            count = fmt.products.parts(leaf.shape[0])
             return kernel if count == 1 else {str(i): part for i, part in enumerate(jnp.split(kernel, count, axis=1))}
         return leaf.astype(fmt.dtype) if name == "embed.tokens.table" else leaf
 

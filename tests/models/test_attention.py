@@ -9,10 +9,14 @@ import pytest
 
 from specjax.models import attention
 from specjax.models.cache import KV
+from specjax.models.cpu import CPUProducts
+from specjax.models.format import Format
+from specjax.models.products import Products
 from tests import hlo
 from tests.models import small
 
 HEADS, WIDTH, SLOTS = 4, 8, 13
+FMT = Format(products=CPUProducts())
 
 
 def drawn(rows: int, block: int, kv_heads: int, seed: int = 0):
@@ -42,13 +46,18 @@ def plainly(q, kv, visible, bias, scale) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("products", [CPUProducts(), Products()])
 @pytest.mark.parametrize("biased", [True, False])
-def test_equals_the_plain_formula(kv_heads, flat, biased):
+def test_equals_the_plain_formula(kv_heads, products, biased):
     q, kv, visible, bias = drawn(3, 5, kv_heads)
     bias = bias if biased else None
     got = attention.attend(
-        jnp.asarray(q), kv, jnp.asarray(visible), scale=0.3, flat=flat, bias=None if bias is None else jnp.asarray(bias)
+        jnp.asarray(q),
+        kv,
+        jnp.asarray(visible),
+        scale=0.3,
+        fmt=Format(products=products),
+        bias=None if bias is None else jnp.asarray(bias),
     )
     small.assert_close(got, plainly(q, kv, visible, bias, 0.3))
 
@@ -56,7 +65,7 @@ def test_equals_the_plain_formula(kv_heads, flat, biased):
 def test_a_query_that_sees_nothing_is_finite():
     q, kv, visible, _ = drawn(2, 3, 2)
     visible[1, 2] = False
-    got = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), scale=1.0, flat=True)
+    got = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), scale=1.0, fmt=FMT)
     assert np.isfinite(np.asarray(got)).all()
 
 
@@ -65,7 +74,7 @@ def test_of_few_queries_the_keys_are_the_left_operand_and_stay_there(block, firs
     """In the compiled program: XLA packs the right operand of a product on every call."""
     q, kv, visible, _ = drawn(3, block, 2)  # a head of keys serves two of queries
     queries = 2 * block
-    run = jax.jit(functools.partial(attention.attend, scale=0.3, flat=True))
+    run = jax.jit(functools.partial(attention.attend, scale=0.3, fmt=FMT))
     text = run.lower(jnp.asarray(q), kv, jnp.asarray(visible)).compile().as_text()
     shapes = [one.shape for one in hlo.program(text) if one.opcode == "dot" and SLOTS in one.shape]
     assert shapes == [(6, SLOTS, queries) if first else (6, queries, SLOTS)]
@@ -75,7 +84,7 @@ def test_of_few_queries_the_keys_are_the_left_operand_and_stay_there(block, firs
 @pytest.mark.parametrize("biased", [True, False])
 def test_chunks_change_nothing(monkeypatch, block, biased):
     q, kv, visible, bias = drawn(2, block, 2)
-    arguments = {"scale": 0.3, "flat": True, "bias": jnp.asarray(bias) if biased else None}
+    arguments = {"scale": 0.3, "fmt": FMT, "bias": jnp.asarray(bias) if biased else None}
     whole = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), **arguments)
     monkeypatch.setattr(attention, "QUERY_CHUNK", 4)
     called = []

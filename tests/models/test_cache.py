@@ -11,7 +11,9 @@ from specjax import trees
 from specjax.models import cache as caches
 from specjax.models import llama, opt
 from specjax.models.cache import KV, Cache
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format, default_format
+from specjax.models.products import Products
 from tests import hlo
 from tests.battery import others_slow
 from tests.models import small
@@ -22,7 +24,7 @@ STACKED = Format(stacked=True)
 LAYOUTS = {
     "separate": default_format("float32", platform="cpu"),
     "stacked": STACKED,
-    "4-D dots": Format(flat_heads=False),
+    "4-D dots": Format(products=CPUProducts(flat_heads=False)),
     "in-out": Format(),
 }
 
@@ -194,7 +196,7 @@ def test_a_full_row_keeps_its_slots_through_extend_and_keep(layout):
 
 
 def test_min_rows_pads_without_changing_a_number():
-    plain, wide = small.build("llama"), small.build("llama", Format(min_rows=2))
+    plain, wide = small.build("llama"), small.build("llama", Format(products=Products(min_rows=2)))
     logits = []
     for built in (plain, wide):
         _, out = start(built, [5], seed=14)
@@ -280,7 +282,8 @@ def test_the_check_sees_copies_and_converts_where_there_are_some(monkeypatch):
             1, 2
         )
 
-    one_row = dataclasses.replace(default_format("bfloat16", platform="cpu"), min_rows=1)
+    one_row = default_format("bfloat16", platform="cpu")
+    one_row = dataclasses.replace(one_row, products=dataclasses.replace(one_row.products, min_rows=1))
     text, cache, kernel = compiled_loop("llama", one_row, 1)
     assert hlo.converts(hlo.program(text), kernel)
     assert not hlo.copies(hlo.while_body(text), cache)

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from specjax.models import quantize
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format, default_format
-from specjax.models.layers import dot, scaled_dot
+from specjax.models.products import Products
 from tests import hlo
 from tests.models import small
+
+
+def dot(products: Products, x, kernel, *, out_in: bool = True):
+    return products.dot(x, kernel, out_in=out_in, precision=None)
 
 
 @pytest.mark.parametrize("out_in, left", [(False, ()), (True, ()), (True, ((16, 8),))])
@@ -22,8 +27,8 @@ def test_gradients_of_a_product(out_in, left, dtype, tolerance):
     x, weight = jax.random.normal(keys[0], (2, 3, 16)), jax.random.normal(keys[1], (16, 24))
     given = jax.random.normal(keys[2], (2, 3, 24))
     kernel = (weight.T if out_in else weight).astype(dtype)
-    fmt = Format(out_in=out_in, min_rows=8, left=left)
-    ours = jax.grad(lambda x, k: (dot(x, k, fmt, out_in=out_in) * given).sum(), (0, 1))(x, kernel)
+    products = CPUProducts(min_rows=8, left=left) if out_in else Products(min_rows=8)
+    ours = jax.grad(lambda x, k: (dot(products, x, k, out_in=out_in) * given).sum(), (0, 1))(x, kernel)
     usual = jax.grad(lambda x, k: (jnp.einsum("bsd,df->bsf", x, k) * given).sum(), (0, 1))(x, weight)
     assert ours[0].dtype == jnp.float32 and ours[1].dtype == kernel.dtype
     for one, other in zip(ours, (usual[0], usual[1].T if out_in else usual[1]), strict=True):
@@ -34,7 +39,7 @@ def test_gradients_of_a_product(out_in, left, dtype, tolerance):
 def test_a_half_precision_gradient_multiplies_in_half_precision():
     """With autodiff's own rule, both products of the backward pass take a float32 operand."""
     kernel = jnp.ones((16, 24), jnp.bfloat16)
-    grad = jax.grad(lambda x, k: dot(x, k, Format(), out_in=False).sum(), (0, 1))
+    grad = jax.grad(lambda x, k: dot(Products(), x, k, out_in=False).sum(), (0, 1))
     dots = [e for e in jax.make_jaxpr(grad)(jnp.ones((4, 16)), kernel).eqns if e.primitive.name == "dot_general"]
     assert len(dots) >= 2 and all(v.aval.dtype == jnp.bfloat16 for e in dots for v in e.invars)
 
@@ -45,15 +50,15 @@ def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, co
     """In the compiled program: without a barrier XLA turns the product around again, and packs the kernel each time.
     Rows that take longer than a whole block of them are padded to it."""
     shapes = [(rows, 320), *[(240, 320 // parts)] * parts]
-    fmt = default_format("float32", platform="cpu")
-    run = jax.jit(lambda x, *kernel: dot(x, kernel, fmt, out_in=True) @ jnp.ones((240, 3)))
+    products = default_format("float32", platform="cpu").products
+    run = jax.jit(lambda x, *kernel: dot(products, x, kernel) @ jnp.ones((240, 3)))
     text = run.lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile().as_text()
     dots = [one for one in hlo.program(text) if one.opcode == "dot" and 240 in one.shape]
     assert len(dots) == parts
     assert {one.shape for one in dots} == {(240, columns) if columns else (rows, 240)}
     assert hlo.copies(hlo.program(text), 240 * 320 // parts) == []
     x, *kernel = (jax.random.normal(jax.random.key(number), shape) for number, shape in enumerate(shapes))
-    small.assert_close(dot(x, kernel, fmt, out_in=True), x @ jnp.concatenate(kernel, 1).T, 1e-6)
+    small.assert_close(dot(products, x, kernel), x @ jnp.concatenate(kernel, 1).T, 1e-6)
 
 
 def _normed(x):
@@ -70,11 +75,11 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
     x, wide, narrow = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
     kernels = wide.astype(dtype), narrow.astype(dtype)
 
-    fmt = Format(dtype=dtype, out_in=True, min_rows=2, left=((48, 2),))
+    products = CPUProducts(min_rows=2, left=((48, 2),))
 
     @jax.jit
     def run(x, wide, narrow):
-        of = functools.partial(scaled_dot, scale=None, fmt=fmt, out_in=True)
+        of = functools.partial(dot, products)
         return of(between(of(x, wide)), narrow)
 
     program = hlo.program(run.lower(x, *kernels).compile().as_text())
@@ -86,17 +91,24 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
 
 @pytest.mark.parametrize("inputs, least", [(47, None), (48, 9), (63, 9), (64, 7), (640, 7)])
 def test_from_how_many_rows_a_kernel_is_on_the_left_goes_by_its_inputs(inputs, least):
-    fmt = Format(out_in=True, left=((48, 9), (64, 7)))
-    assert [rows for rows in range(1, 20) if fmt.on_left(rows, inputs)] == list(range(least or 20, 20))
-    assert [rows for rows in range(1, 20) if fmt.some_on_left(rows)] == list(range(7, 20))
+    products = CPUProducts(left=((48, 9), (64, 7)))
+    assert [rows for rows in range(1, 20) if products.on_left(rows, inputs)] == list(range(least or 20, 20))
+    assert [rows for rows in range(1, 20) if products.some_on_left(rows)] == list(range(7, 20))
 
 
-def test_a_kernel_on_the_left_is_stored_for_it():
-    with pytest.raises(ValueError, match=r"is for \(out, in\) kernels"):
-        Format(left=((0, 2),))
-    for dtype in ("float32", "bfloat16"):
-        assert default_format(dtype, platform="cpu").left and not default_format(dtype, platform="tpu").left
-        assert not default_format(dtype, platform="cpu", sharded=True).left
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_accelerators_and_meshes_keep_kernels_on_the_right(dtype):
+    for platform in ("gpu", "tpu"):
+        assert type(default_format(dtype, platform=platform).products) is Products
+    choice = lambda sharded: default_format(dtype, platform="cpu", sharded=sharded).products
+    assert choice(False).left and not choice(True).left and not choice(True).flat_heads
+
+
+def test_a_product_of_an_accelerator_is_one_dot_general():
+    x, kernel = jnp.ones((2, 3, 16)), jnp.ones((16, 24))
+    traced = jax.make_jaxpr(lambda x, k: dot(Products(), x, k, out_in=False))(x, kernel)
+    names = [e.primitive.name for e in traced.eqns]
+    assert names.count("custom_jvp_call") == 1 and set(names) <= {"custom_jvp_call", "reshape", "slice"}
 
 
 def test_one_seed_draws_one_model_in_every_format():
@@ -105,30 +117,25 @@ def test_one_seed_draws_one_model_in_every_format():
     jax.tree.map(np.testing.assert_array_equal, small.laid_out(drawn, small.FLOAT32), other)
 
 
-PARTS = Format(dtype="bfloat16", out_in=True, min_rows=2, left=((0, 3),), part=24)
+PARTS = Format(dtype="bfloat16", products=CPUProducts(min_rows=2, left=((0, 3),), part=24))
 
 
 @pytest.mark.parametrize("inputs, count", [(16, 1), (24, 1), (25, 1), (32, 2), (75, 5), (96, 4), (97, 1), (100, 5)])
 def test_a_kernel_is_cut_evenly_into_as_few_parts_as_will_do(inputs, count):
-    assert PARTS.parts(inputs) == count and Format().parts(inputs) == 1
-
-
-@pytest.mark.parametrize("wrong", [{"part": -1}, {"part": 8}, {"part": 8, "out_in": True, "stacked": True}])
-def test_parts_are_of_separate_out_in_kernels(wrong):
-    with pytest.raises(ValueError, match=f"part={wrong['part']} is for"):
-        Format(**wrong)
+    assert PARTS.products.parts(inputs) == count and Products().parts(inputs) == 1
 
 
 def test_only_half_precision_on_a_cpu_is_cut():
-    assert default_format("bfloat16", platform="cpu").part > 0
+    parts = lambda **options: default_format(**options).products.parts(4096)
+    assert parts(dtype="bfloat16", platform="cpu") > 1
     for other in ({"dtype": "float32"}, {"sharded": True}, {"stacked": True}, {"platform": "tpu"}, {"platform": "gpu"}):
-        assert default_format(**{"dtype": "bfloat16", "platform": "cpu"} | other).part == 0
+        assert parts(**{"dtype": "bfloat16", "platform": "cpu"} | other) == 1
 
 
 @pytest.mark.parametrize("name", ["opt-350m", "llama"])
 def test_parts_make_the_same_model(name):
     """The very numbers, summed in another order; of the parts' int8 weights not even that."""
-    whole = small.build(name, dataclasses.replace(PARTS, part=0))
+    whole = small.build(name, dataclasses.replace(PARTS, products=PARTS.products.whole()))
     cut = small.build(name, PARTS)
     assert jax.tree.structure(cut.params) != jax.tree.structure(whole.params)
     tokens = jnp.asarray(small.tokens(3, 2, 9))

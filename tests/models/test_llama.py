@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.models import llama, rope
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from tests.models import small
 
@@ -99,7 +100,7 @@ def test_paths_are_the_documented_ones():
     layer |= {f"attn.{n}.{leaf}" for n in "qkvo" for leaf in ("kernel", "bias")}
     layer |= {f"mlp.{n}.{leaf}" for n in ("gate", "up", "down") for leaf in ("kernel", "bias")}
     assert paths == {"embed.tokens.table", "final_norm.scale"} | {f"layers.{i}.{leaf}" for i in "01" for leaf in layer}
-    for fmt, shape in ((Format(), (32, 71)), (Format(out_in=True), (71, 32))):
+    for fmt, shape in ((Format(), (32, 71)), (Format(products=CPUProducts()), (71, 32))):
         untied = jax.eval_shape(
             lambda key, f=fmt: llama.FAMILY.init(key, small.CONFIGS["llama"][1], f), jax.random.key(0)
         )

@@ -12,6 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from specjax import decoding, sampling, stopping, trees
 from specjax.drafters.chain import chain
 from specjax.models import t5
+from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from specjax.models.relative import block_distance, bucket
 from specjax.verify.token import token_level
@@ -24,7 +25,7 @@ TIED = t5.T5Config(
 GATED = dataclasses.replace(TIED, gated=True, activation="gelu_new", tied=False, start_token=3)
 CONFIGS = {"relu-tied": TIED, "gated-untied": GATED}
 FLOAT32 = Format()
-SCANNED = Format(stacked=True, flat_heads=False)
+SCANNED = Format(stacked=True)
 SLOTS = 40
 ULPS = 2e-5  # of the logits' scale: float32 sums in another order
 
@@ -310,7 +311,7 @@ def test_captured_streams_enter_their_layers(config, fmt):
 
 def test_bfloat16_stays_near_float32(config):
     """8 bits of mantissa, rounded at each kernel's input: 5 % of the logits' scale, and not bit for bit."""
-    half = Format("bfloat16", out_in=True, min_rows=2)
+    half = Format("bfloat16", products=CPUProducts(min_rows=2))
     params = weights(config)
 
     def lower(path, leaf):

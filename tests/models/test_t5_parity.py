@@ -88,7 +88,7 @@ def from_torch(model, config):
         path = ".".join(str(k.key) for k in path)
         used.add(name_of(path, config))
         value = state[name_of(path, config)]
-        value = value.T if path.endswith("kernel") and not FMT.out_in else value
+        value = value.T if path.endswith("kernel") and not FMT.products.out_in else value
         assert value.shape == leaf.shape, path
         return jnp.asarray(value)
 
@@ -109,7 +109,7 @@ def to_torch(params, model, config):
     state = model.state_dict()
     for path, leaf in tree_flatten_with_path(params)[0]:
         path = ".".join(str(k.key) for k in path)
-        value = np.array(leaf.T if path.endswith("kernel") and not FMT.out_in else leaf)
+        value = np.array(leaf.T if path.endswith("kernel") and not FMT.products.out_in else leaf)
         state[name_of(path, config)] = torch.from_numpy(value)
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         state[name] = state["shared.weight"]
