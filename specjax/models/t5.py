@@ -162,7 +162,9 @@ class MLP(nnx.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.gate = make(config.width, config.mlp_width, std=config.width**-0.5) if config.gated else None
         self.up = make(config.width, config.mlp_width, std=config.width**-0.5)
-        self.down = make(config.mlp_width, config.width, std=config.mlp_width**-0.5)
+        # The inputs of `down` can exceed the range of float16: transformers keeps this kernel in float32 too.
+        wide = dataclasses.replace(fmt, dtype="float32") if fmt.dtype == "float16" else fmt
+        self.down = Linear(config.mlp_width, config.width, wide, bias=False, std=config.mlp_width**-0.5, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         if self.gate is None:
@@ -225,6 +227,14 @@ class T5(nnx.Module):
     >>> model(jnp.asarray([[7, 11, 1]]), jnp.asarray([[0, 5]])).shape
     (1, 2, 50)
 
+    With a cache, a call continues each decoder row; the first one runs the encoder, whose keys and values the cache
+    keeps:
+
+    >>> logits, cache = model(jnp.asarray([[7, 11, 1]]), jnp.asarray([[0, 5]]), cache=model.init_cache(1, slots=8))
+    >>> logits, cache = model(None, jnp.asarray([[9]]), cache=cache)
+    >>> logits.shape, int(cache.length[0])
+    ((1, 1, 50), 3)
+
     Args:
       config: shape of the model.
       fmt: layout of the weights; default: float32 in the layout of the platform.
@@ -248,22 +258,35 @@ class T5(nnx.Module):
             stack.layers = make_layers(lambda rngs, make=make: make(rngs=rngs), rngs, count, fmt.stacked)
 
     def __call__(
-        self, encoder_tokens: Int[Array, "B P"], decoder_tokens: Int[Array, "B S"], *,
-        encoder_length: Int[Array, "B"] | None = None,
-    ) -> Float[Array, "B S V"]:  # fmt: skip
+        self, encoder_tokens: Int[Array, "B P"] | None, decoder_tokens: Int[Array, "B S"], *,
+        encoder_length: Int[Array, "B"] | None = None, cache: Cache | None = None,
+    ) -> Any:  # fmt: skip
         """Next-token logits at every position of left-aligned decoder tokens.
 
         Args:
-          encoder_tokens: [B,P] int32. encoder_length: [B] tokens of each row before its padding; default: all.
+          encoder_tokens: [B,P] int32; None: the cache holds those of an earlier call.
           decoder_tokens: [B,S] int32, the start token first.
+          encoder_length: [B] encoder tokens of each row before its padding; default: all.
+          cache: from `init_cache` or an earlier call: the decoder tokens continue each row there.
+
+        Returns:
+          Logits [B,S,V] float32; with a cache, (logits, cache).
         """
         rows, width = decoder_tokens.shape
-        if encoder_length is None:
-            encoder_length = jnp.full((rows,), encoder_tokens.shape[1], jnp.int32)
-        memory = self.remember(self.encode(encoder_tokens, encoder_length), encoder_length)
+        memory = None if cache is None else cache.cross
+        if encoder_tokens is not None:
+            if encoder_length is None:
+                encoder_length = jnp.full((rows,), encoder_tokens.shape[1], jnp.int32)
+            memory = self.remember(self.encode(encoder_tokens, encoder_length), encoder_length)
+        if memory is None:
+            raise ValueError("encoder_tokens is None, and the cache holds no encoder output: pass the encoder's tokens")
         distance = plain_distance(width, width)
         visible = jnp.broadcast_to(distance <= 0, (rows, width, width))
-        return self.decode(decoder_tokens, visible, distance, memory, None, None)[0].logits
+        if cache is None:
+            return self.decode(decoder_tokens, visible, distance, memory, None, None)[0].logits
+        depth = jnp.arange(width, dtype=jnp.int32)
+        out, cache = self.extend(decoder_tokens, cache._replace(cross=self.stored(memory)), visible, depth)
+        return out.logits, cache._replace(length=cache.length + width)
 
     def encode(self, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
         """The encoder's output; tokens at `length` and after change nothing before it."""
@@ -293,6 +316,10 @@ class T5(nnx.Module):
             kept = jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer)), params)
         return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
 
+    def stored(self, memory: Memory) -> Memory:
+        """Keys and values in the dtype of the caches."""
+        return memory._replace(layers=jax.tree.map(lambda a: a.astype(self.fmt.cache_dtype), memory.layers))
+
     def decode(
         self, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=(),
         chosen: tuple[int, ...] | None = None,
@@ -320,8 +347,7 @@ class T5(nnx.Module):
     ) -> Prefilled:  # fmt: skip
         """Runs the encoder and stores its keys and values; the decoder starts from an empty cache with the start token
         pending. See `LanguageModel.prefill` and `Family.language_model`."""
-        memory = self.remember(self.encode(prompt, length), length)
-        memory = memory._replace(layers=jax.tree.map(lambda a: a.astype(self.fmt.cache_dtype), memory.layers))
+        memory = self.stored(self.remember(self.encode(prompt, length), length))
         cache = self.init_cache(prompt.shape[0], cache_len)._replace(cross=memory)
         pending = jnp.full(length.shape, self.config.start_token, jnp.int32)
         # Hidden states of the start token; XLA removes this pass where nothing reads them.

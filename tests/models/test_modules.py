@@ -10,10 +10,12 @@ import optax
 import pytest
 from flax import nnx
 
-from specjax import models
+import specjax as sj
+from specjax import drafters, models
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
+from tests import battery
 from tests.models.small import assert_close
 
 VOCAB = 50
@@ -91,6 +93,64 @@ def test_blocks_through_a_cache_equal_one_pass(name):
     rest, cache = model(tokens()[:, 5:], cache=cache)
     assert_close(np.asarray(jnp.concatenate([first, rest], 1)), np.asarray(model(tokens())), 1e-5)
     np.testing.assert_array_equal(cache.length, [8, 8])
+
+
+@each_format
+def test_decoder_blocks_of_t5_through_a_cache_equal_one_pass(layout):
+    model = models.T5(FAMILIES["t5"][2], FORMATS[layout], rngs=nnx.Rngs(0))
+    encoder, decoder = inputs("t5")
+    length = jnp.asarray([8, 3], jnp.int32)
+    whole = model(encoder, decoder, encoder_length=length)
+    first, cache = model(encoder, decoder[:, :4], encoder_length=length, cache=model.init_cache(2, 16))
+    rest, cache = model(None, decoder[:, 4:], cache=cache)
+    bound = 2e-2 if layout == "bfloat16" else 1e-5
+    assert_close(np.asarray(jnp.concatenate([first, rest], 1)), np.asarray(whole), bound)
+    np.testing.assert_array_equal(cache.length, [6, 6])
+    assert np.abs(np.asarray(whole - model(encoder, decoder))[1]).max() > 10 * bound  # the length is read
+    with pytest.raises(ValueError, match="encoder_tokens"):
+        model(None, decoder, cache=model.init_cache(2, 16))
+
+
+LAYOUTS = {"cpu": default_format("float16", platform="cpu"), "gpu": default_format("float16", platform="gpu")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@each_family
+def test_speculative_text_equals_plain_text_in_float16(name, layout):
+    family, fmt = FAMILIES[name][0], LAYOUTS[layout]
+    config = battery.FAMILIES[name][1]
+
+    def noisy(params, seed, scale):
+        leaves, tree = jax.tree.flatten(params)
+        keys = jax.random.split(jax.random.key(seed), len(leaves))
+        more = [scale * jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(tree, [leaf + one for leaf, one in zip(leaves, more, strict=True)])
+
+    params = noisy(family.init(jax.random.key(0), config, fmt), 1, 0.6)
+    target = Model(name, family, config, fmt, params)
+    draft = Model(name, family, config, fmt, noisy(params, 2, 0.05))
+    prompts = [row[:length].tolist() for row, length in zip(battery.prompts(), battery.LENGTHS, strict=True)]
+    plain = sj.generate(target, prompts, max_new_tokens=24, temperature=0.0)
+    out = sj.generate(target, prompts, drafter=drafters.model(draft, gamma=3), max_new_tokens=24, temperature=0.0)
+    assert out.tokens == plain.tokens
+    assert out.stats.accepted > 0 and len({tuple(row) for row in out.tokens}) > 1
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float16", "float32"}
+
+
+def test_activations_of_t5_past_the_range_of_float16_are_finite():
+    """`down` alone reads activations that no norm bounds: its kernel is float32 there, as in transformers."""
+    family, _, config = FAMILIES["t5"]
+    params = family.init(jax.random.key(0), config, Format())
+    for stack in ("encoder", "decoder"):
+        for layer in params[stack]["layers"].values():
+            layer["mlp"] |= {part: {"kernel": layer["mlp"][part]["kernel"] * 1e3} for part in ("gate", "up")}
+    score = lambda params, fmt: np.asarray(family.score(params, config, fmt, *inputs("t5")))
+    fmt = Format("float16")
+    half = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, family.abstract(config, fmt))
+    assert_close(score(half, fmt), score(params, Format()), 2e-2)
+    for layer in half["encoder"]["layers"].values():
+        layer["mlp"]["down"] = jax.tree.map(lambda leaf: leaf.astype(jnp.float16), layer["mlp"]["down"])
+    assert not np.isfinite(score(half, fmt)).all()  # a negative control
 
 
 @each_family
