@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
-from specjax.models.products import Products
+from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
 
@@ -110,10 +110,12 @@ def _format_record(fmt: Format) -> dict[str, Any]:
 
 def _read_format(stored: Mapping[str, Any]) -> Format:
     """The inverse of `_format_record`; JSON has no tuples."""
-    products = Products(stored["min_rows"])
+    products: Products = PLAIN
     if stored["out_in"]:
         left = tuple((inputs, rows) for inputs, rows in stored["left"])
         products = CPUProducts(stored["min_rows"], stored["part"], left, stored["flat_heads"])
+    elif stored.get("min_rows", 1) > 1:
+        products = TPUProducts(stored["min_rows"])
     return Format(stored["dtype"], stored["stacked"], stored["cache_dtype"], tuple(stored["chunks"]), products)
 
 

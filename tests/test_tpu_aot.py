@@ -51,7 +51,14 @@ def on_rows(shape, dtype=jnp.int32):
 
 
 target, params, config = load("13b", opt.FAMILY.rules)
-if case["draft"] is None:
+if case["prompt"] is not None:
+
+    def read(params, prompt, length):
+        read = target.prefill(params, prompt, length, slots)
+        return read.cache, read.pending
+
+    lowered = jax.jit(read).lower(params, on_rows((rows, case["prompt"])), on_rows((rows,)))
+elif case["draft"] is None:
     cache = jax.eval_shape(lambda p, t, n: target.prefill(p, t, n, slots).cache, params, *(
         jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,))))
     cache = checkpoint.like(cache, sharding.cache_shardings(cache, mesh, opt.FAMILY.rules))
@@ -100,10 +107,10 @@ print(json.dumps({
 
 
 @functools.cache
-def compiled(*, topology="v5e:2x4", data=1, model=8, rows=1, slots=1024, block=2, draft=None) -> dict:
+def compiled(*, topology="v5e:2x4", data=1, model=8, rows=1, slots=1024, block=2, draft=None, prompt=None) -> dict:
     case = {
         "topology": topology, "data": data, "model": model, "rows": rows, "slots": slots, "block": block,
-        "draft": draft, "limit": COMPILE_SECONDS,
+        "draft": draft, "prompt": prompt, "limit": COMPILE_SECONDS,
     }  # fmt: skip
     environment = os.environ | {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -154,3 +161,14 @@ def test_the_whole_speculative_loop_of_opt_13b_with_a_replicated_draft():
     target's step needs."""
     got = compiled(block=5, draft="125m")
     assert kinds(got) == {"all-reduce": 2 + 1, "all-gather": 1}
+
+
+def test_a_prompt_of_opt_13b_is_read_in_blocks():
+    """One loop for each block size, in which a layer's two all-reduces and the embedding's are written once. Their
+    operands are one block of activations, so neither weights nor caches move, and logits are not computed. No kernel
+    and no cache is copied."""
+    got = compiled(prompt=512)
+    assert kinds(got) == {"all-reduce": 2 * (2 + 1)}
+    assert {size for _, size in got["collectives"]} == {32 * 5120, 256 * 5120}
+    assert 3.0 * GIB < got["arguments"] < 3.1 * GIB  # weights alone: the cache is made here
+    assert got["temporaries"] <= MIB

@@ -15,15 +15,14 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
+from jax.experimental.layout import with_layout_constraint
 from jaxtyping import Array, Float
 
-from specjax.models.products import Products, multiply, pad_rows, product
+from specjax.models.products import ROW_MAJOR, Products, multiply, pad_rows, product
 
 LEFT_BLOCKS = ((5, 8), (9, 16), (25, 32), (49, 64))  # rows; float32, measured on kernels of 80 to 4,096 inputs
 PART = 1024  # inputs; of 512 to 2,048, measured on shapes of 125m to 1.3b
 FEW = 64  # queries; the keys are the left operand of the products with fewer
-ROW_MAJOR = Layout((0, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +30,7 @@ class CPUProducts(Products):
     """Kernels (out, in).
 
     Attributes:
+      min_rows: a product of fewer rows is padded to this many.
       part: most inputs that one array of a kernel sums over; one of more is stored as several arrays, where they
         divide it. 0: no bound. For separate layers.
       left: (inputs, rows), rising in inputs: a kernel that sums over at least so many inputs is the left operand of a
@@ -39,6 +39,7 @@ class CPUProducts(Products):
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
     """
 
+    min_rows: int = 1
     part: int = 0
     left: tuple[tuple[int, int], ...] = ()
     flat_heads: bool = True

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from specjax.models.cpu import cpu_products
-from specjax.models.products import PLAIN, Products
+from specjax.models.products import PLAIN, Products, TPUProducts
 
 MAX_DTYPES = ("float32", "bfloat16", "float16")
 INT8 = "int8"  # of weights that `quantize.py` made; checkpoints are not loaded so
@@ -63,5 +63,5 @@ def default_format(
         stacked=True if stacked is None else stacked,
         cache_dtype=dtype,
         chunks=(32, 256),  # on a CPU large blocks are no faster, and another size is compiled for each layer
-        products=Products(min_rows=2 if platform == "tpu" else 1),
+        products=TPUProducts() if platform == "tpu" else PLAIN,
     )

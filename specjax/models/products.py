@@ -1,4 +1,4 @@
-"""Matrix products of the models, as a strategy that a `Format` names: this one suits accelerators.
+"""Matrix products of the models, as a strategy that a `Format` names: those of accelerators.
 
 `models/cpu.py` has the strategy for XLA's CPU backend.
 """
@@ -10,9 +10,11 @@ from typing import ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 T = TypeVar("T")
+ROW_MAJOR = Layout((0, 1))
 
 
 def in_order(parts: Mapping[str, T]) -> list[T]:
@@ -48,12 +50,9 @@ class Products:
     """Kernels stored whole as (in, out), and one `dot_general` for each product. Hashable, so a static argument.
 
     Attributes:
-      min_rows: a product of fewer rows is padded to this many. TPUs compute that of a single row without the matrix
-        unit.
       out_in: kernels are stored (out, in).
     """
 
-    min_rows: int = 1
     out_in: ClassVar[bool] = False
 
     def parts(self, inputs: int) -> int:
@@ -82,7 +81,7 @@ class Products:
 
     def matrix_product(self, x: Float[Array, "N D"], parts: list, *, out_in: bool, precision) -> Float[Array, "M F"]:
         """x times a kernel; rows after the first N are padding."""
-        return product(pad_rows(x, self.min_rows), parts[0], (1, int(out_in)), precision)
+        return product(x, parts[0], (1, int(out_in)), precision)
 
     def scores(self, q: Float[Array, "B K M D"], k: Float[Array, "B K T D"], precision) -> Float[Array, "B K M T"]:
         """Products of queries and keys, float32."""
@@ -94,6 +93,24 @@ class Products:
 
 
 PLAIN = Products()
+
+
+@dataclasses.dataclass(frozen=True)
+class TPUProducts(Products):
+    """Kernels (in, out), as the TPU compiler reads them best.
+
+    Attributes:
+      min_rows: a product of fewer rows is padded to this many; one of a single row does not use the matrix unit.
+      many: results of at least so many rows are kept row-major. Left to itself, the compiler may transpose stacked
+        kernels, all layers before every prompt, to spare a transpose of the result.
+    """
+
+    min_rows: int = 2
+    many: int = 32
+
+    def matrix_product(self, x: Float[Array, "N D"], parts: list, *, out_in: bool, precision) -> Float[Array, "M F"]:
+        out = super().matrix_product(pad_rows(x, self.min_rows), parts, out_in=out_in, precision=precision)
+        return with_layout_constraint(out, ROW_MAJOR) if len(x) >= self.many else out
 
 
 def pad_rows(x: Float[Array, "N D"], rows: int) -> Float[Array, "M D"]:

@@ -13,7 +13,7 @@ from specjax.models import llama, opt
 from specjax.models.cache import KV, Cache
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format, default_format
-from specjax.models.products import Products
+from specjax.models.products import TPUProducts
 from tests import hlo
 from tests.battery import others_slow
 from tests.models import small
@@ -196,7 +196,7 @@ def test_a_full_row_keeps_its_slots_through_extend_and_keep(layout):
 
 
 def test_min_rows_pads_without_changing_a_number():
-    plain, wide = small.build("llama"), small.build("llama", Format(products=Products(min_rows=2)))
+    plain, wide = small.build("llama"), small.build("llama", Format(products=TPUProducts()))
     logits = []
     for built in (plain, wide):
         _, out = start(built, [5], seed=14)

@@ -11,7 +11,7 @@ import pytest
 from specjax.models import quantize
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format, default_format
-from specjax.models.products import Products
+from specjax.models.products import Products, TPUProducts
 from tests import hlo
 from tests.models import small
 
@@ -27,7 +27,7 @@ def test_gradients_of_a_product(out_in, left, dtype, tolerance):
     x, weight = jax.random.normal(keys[0], (2, 3, 16)), jax.random.normal(keys[1], (16, 24))
     given = jax.random.normal(keys[2], (2, 3, 24))
     kernel = (weight.T if out_in else weight).astype(dtype)
-    products = CPUProducts(min_rows=8, left=left) if out_in else Products(min_rows=8)
+    products = CPUProducts(min_rows=8, left=left) if out_in else TPUProducts(min_rows=8, many=4)
     ours = jax.grad(lambda x, k: (dot(products, x, k, out_in=out_in) * given).sum(), (0, 1))(x, kernel)
     usual = jax.grad(lambda x, k: (jnp.einsum("bsd,df->bsf", x, k) * given).sum(), (0, 1))(x, weight)
     assert ours[0].dtype == jnp.float32 and ours[1].dtype == kernel.dtype
@@ -98,8 +98,8 @@ def test_from_how_many_rows_a_kernel_is_on_the_left_goes_by_its_inputs(inputs, l
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_accelerators_and_meshes_keep_kernels_on_the_right(dtype):
-    for platform in ("gpu", "tpu"):
-        assert type(default_format(dtype, platform=platform).products) is Products
+    assert default_format(dtype, platform="gpu").products == Products()
+    assert default_format(dtype, platform="tpu").products == TPUProducts()
     choice = lambda sharded: default_format(dtype, platform="cpu", sharded=sharded).products
     assert choice(False).left and not choice(True).left and not choice(True).flat_heads
 

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import sharding
+import specjax as sj
+from specjax import drafters, sharding
+from specjax.models import opt
 from specjax.models.cache import KV
 from specjax.models.decoder import causal
 from specjax.models.families import FAMILIES
 from specjax.models.format import Format, default_format
-from tests import hlo
+from tests import battery, hlo
 from tests.models.small import CONFIGS, assert_close, laid_out
 
 WIDTH, SLOTS, VOCAB = 300, 320, 71
@@ -120,3 +122,35 @@ def test_padding_past_the_position_table_is_harmless():
     tokens, length = prompts(1, 400), jnp.asarray([SLOTS], jnp.int32)
     read = jax.jit(lm.prefill, static_argnums=3)(params, tokens, length, 416)
     assert np.isfinite(np.asarray(read.features)).all()
+
+
+BORDERS = (31, 32, 33, 64, 65)  # around one and two blocks of 32
+
+
+@pytest.mark.parametrize("family", battery.FAMILIES)
+def test_text_after_prompts_at_the_borders_of_blocks(family):
+    """Speculative text equals plain text, and both equal the argmax of scores without a cache."""
+    model, draft = battery.target(family), battery.draft(family)
+    if family == "opt":
+        model, draft = (_with_positions(one, 128) for one in (model, draft))
+    given = np.random.default_rng(7).integers(1, battery.VOCAB, (len(BORDERS), max(BORDERS))).astype(np.int32)
+    prompts = [row[:length].tolist() for row, length in zip(given, BORDERS, strict=True)]
+    model = dataclasses.replace(model, eos=())
+    plain = sj.generate(model, prompts, max_new_tokens=12, temperature=0.0)
+    out = sj.generate(model, prompts, drafter=drafters.model(draft, gamma=3), max_new_tokens=12, temperature=0.0)
+    assert out.tokens == plain.tokens and out.stats.accepted > 0
+    for prompt, tokens in zip(prompts, plain.tokens, strict=True):
+        assert len(tokens) == 12
+        if family == "t5":
+            logits = model.score([prompt], [[model.config.start_token, *tokens[:-1]]])
+        else:
+            logits = model.score([prompt + tokens[:-1]])[:, len(prompt) - 1 :]
+        assert np.asarray(logits)[0].argmax(-1).tolist() == tokens
+
+
+def _with_positions(model, positions: int):
+    """The model with a longer table of positions."""
+    config = dataclasses.replace(model.config, max_positions=positions)
+    table = jax.random.normal(jax.random.key(4), (positions + opt.POSITION_OFFSET, config.width))
+    embed = model.params["embed"] | {"positions": {"table": table}}
+    return dataclasses.replace(model, config=config, params=model.params | {"embed": embed})
