@@ -38,7 +38,9 @@ class Noisy:
 
     def try_out(self, used=None, stop=lambda: False):
         config = opt.OPTConfig(vocab_size=9, width=4, embed_width=4, layers=1, heads=1, mlp_width=4, max_positions=8)
-        survey = Survey(Model("none", opt.FAMILY, config, toys.FMT, {}), (), (([1],), ([2],)), {}, turns=TURNS, stop=stop)
+        survey = Survey(
+            Model("none", opt.FAMILY, config, toys.FMT, {}), (), (([1],), ([2],)), {}, turns=TURNS, stop=stop
+        )
         every = [Candidate(chain(gamma), 1.5, 1.0, 1.0, 1.0, 0.1) for gamma in self.speeds]
         return trials.separate(survey, trials.try_beside_plain(survey, every), used)
 
