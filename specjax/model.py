@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
@@ -68,6 +69,34 @@ class Model:
     def module(self) -> Any:
         """The model as a Flax module (`specjax.models.OPT`, `Llama` or `T5`) that holds the same arrays."""
         return self.family.module(self.params, self.config, self.fmt)
+
+    def with_module(self, module: Any) -> "Model":
+        """This model with the parameters of a module: the inverse of `module()`, after training.
+
+        Args:
+          module: of the same family and configuration.
+
+        Raises:
+          ValueError: parameters of another structure or other shapes.
+
+        >>> import specjax as sj
+        >>> draft = sj.load("bundled/opt-tiny")
+        >>> module = draft.module()  # train it here
+        >>> sj.drafters.model(draft.with_module(module), gamma=4).name
+        'bundled/opt-tiny x4'
+        """
+        params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+        shapes, given = (
+            {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+            for tree in (self.params, params)
+        )
+        if shapes != given:
+            name = min(name for name in shapes | given if shapes.get(name) != given.get(name))
+            raise ValueError(
+                f"parameter {name} of the module has shape {given.get(name)}, and {self.name} has {shapes.get(name)}: "
+                "the module must have the configuration and the layout (`fmt`) of the model"
+            )
+        return dataclasses.replace(self, params=params)
 
     @property
     def encoder_decoder(self) -> bool:

@@ -57,9 +57,19 @@ def test_the_module_and_the_pure_functions_share_one_tree(name, layout):
     model = Model(name, family, config, module.fmt, params)
     again = model.module()
     assert nnx.graphdef(again) == nnx.graphdef(module)
+    chex.assert_trees_all_equal(model.with_module(again).params, params)
     logits = module(*inputs(name))
     chex.assert_trees_all_equal(again(*inputs(name)), logits)
     assert_close(np.asarray(model.score(*inputs(name))), np.asarray(logits), 1e-2 if layout == "bfloat16" else 1e-5)
+
+
+@each_family
+def test_parameters_of_another_shape_are_refused(name):
+    family, cls, config = FAMILIES[name]
+    model = Model(name, family, config, Format(), family.init(jax.random.key(0), config, Format()))
+    wider = cls(dataclasses.replace(config, vocab_size=config.vocab_size + 1), Format(), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="embed"):
+        model.with_module(wider)
 
 
 @each_format
