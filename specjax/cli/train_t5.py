@@ -11,8 +11,9 @@ from specjax.cli.train import Course
 
 FIXED = (  # options that must not change when a run is resumed
     "held_out", "vocab_size", "width", "encoder_layers", "decoder_layers", "heads", "head_width", "tokens", "widths",
-    "own_outputs",
+    "own_outputs", "prefix", "drop",
 )  # fmt: skip
+UNKNOWN = 2  # <unk> of tokenizers trained by this command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,11 @@ class TrainT5:
     own_outputs: int = 0
     """Distill on the teacher's own greedy outputs for this many sources instead of the data's targets, which matches
     what the draft will have to predict. 0: use the data's targets."""
+    prefix: str = ""
+    """Text put before half of the sources, chosen by hash, such as "translate English to German: ": the model then
+    reads sources with and without it."""
+    drop: float = 0.0
+    """Fraction of the input tokens, of both sides, replaced by the unknown token in training: against overfitting."""
     held_out: float = 0.02
     """Fraction of the sources that are held out, by hash."""
     course: Course = dataclasses.field(default_factory=Course)
@@ -78,6 +84,7 @@ def check(options: TrainT5) -> None:
         raise ValueError(f"widths must increase from 2 or more, got {' '.join(map(str, options.widths))}")
     train.check_vocab_size(options.vocab_size, options.tokenizer, tokenizer.T5_SPECIALS)
     checks.integer("own_outputs", options.own_outputs, least=0)
+    checks.number("drop", options.drop, least=0, most=0.9)
     if options.own_outputs and options.course.teacher is None:
         raise ValueError("own_outputs requires a teacher")
 
@@ -91,7 +98,8 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     record = train.RunRecord.of(options, (options.data,), FIXED)
     record.check()
     say("reading the pairs")
-    kept, held_out = data.split_pairs(data.pairs(options.data), options.held_out)
+    parts = data.split_pairs(data.pairs(options.data), options.held_out)
+    kept, held_out = (data.prefixed(part, options.prefix) for part in parts)
     if record.needs_tokenizer(home):
         say("training the tokenizer")
         texts = (side for pair in kept for side in pair)
@@ -104,7 +112,7 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
     if any(len(array.source) == 0 for array in arrays):
         raise ValueError(f"{options.data}: no training pair or no held-out pair fits widths {options.widths}")
     options.run.mkdir(parents=True, exist_ok=True)
-    files.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in held_out))
+    files.write_text(options.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in parts[1]))
     record.write()
     config = t5.T5Config(
         vocab_size=bpe.get_vocab_size(),
@@ -122,8 +130,9 @@ def run(options: TrainT5, say: Callable[[str], None]) -> Path | None:
             for array, name in zip(arrays, ("train", "held_out"), strict=True)
         ]
     task = tasks.pair_task(
-        config, *arrays, tokens=options.tokens, widths=options.widths, seed=options.course.seed, teacher=teacher
-    )
+        config, *arrays, tokens=options.tokens, widths=options.widths, drop=options.drop, unknown=UNKNOWN,
+        seed=options.course.seed, teacher=teacher,
+    )  # fmt: skip
     say("compiling")
     return train.finish(
         options.course, task, options.run, family="t5", config=config, published=t5.to_published(config),

@@ -213,6 +213,23 @@ def split_pairs(
     return parts[0], [pair for pair in parts[1] if pair[1] not in known]
 
 
+def prefixed(examples: Iterable[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
+    """The pairs, half of them, chosen by hash, with the prefix before the source."""
+    return [(prefix * (share(f"prefix {source}") < 0.5) + source, target) for source, target in examples]
+
+
+def dropped(batch: PairBatch, share: float, unknown: int, *, seed: int, step: int) -> PairBatch:
+    """The batch with a share of its input tokens, of both sides, replaced by `unknown`; labels stay as they are."""
+    if not share:
+        return batch
+    rng = np.random.Generator(np.random.Philox(key=[seed, step], counter=1 << 128))  # apart from `pair_batch`
+
+    def drop(tokens: np.ndarray) -> np.ndarray:
+        return np.where((rng.random(tokens.shape) < share) & (tokens != 0), np.int32(unknown), tokens)
+
+    return batch._replace(source=drop(batch.source), inputs=drop(batch.inputs))
+
+
 def shifted(data: Pairs, index: np.ndarray) -> PairBatch:
     """The selected pairs as a batch; T5's decoder starts with the padding token, 0."""
     source, labels = (a[index].astype(np.int32) for a in data)

@@ -53,10 +53,12 @@ def pair_task(
     *,
     tokens: int,
     widths: Sequence[int] = (),
+    drop: float = 0.0,
+    unknown: int = 0,
     seed: int = 0,
     teacher: Model | None = None,
 ) -> TrainingTask:
-    """A T5 model on pairs: batches of about `tokens` target tokens, padded to one of `widths`."""
+    """A T5 model on pairs: batches of about `tokens` target tokens, padded to one of `widths`; see `data.dropped`."""
     parts = data.buckets(train, widths or (train.source.shape[1],))
     pieces = max(1, held_out.target.size // tokens)
 
@@ -70,7 +72,9 @@ def pair_task(
         init=lambda key: t5.FAMILY.init(key, config, FORMAT),
         logits=logits,
         labels=labels,
-        batch=lambda step: data.pair_batch(parts, seed=seed, step=step, tokens=tokens),
+        batch=lambda step: data.dropped(
+            data.pair_batch(parts, seed=seed, step=step, tokens=tokens), drop, unknown, seed=seed, step=step
+        ),
         held_out=tuple(
             data.shifted(held_out, part) for part in np.array_split(np.arange(len(held_out.source)), pieces)
         ),

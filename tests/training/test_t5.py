@@ -36,6 +36,28 @@ def test_held_out_targets_are_not_trained_on():
     assert not {s for s, _ in train} & {s for s, _ in held_out}
 
 
+def test_half_of_the_sources_get_the_prefix():
+    pairs = [(f"source {i}", "target") for i in range(2000)]
+    found = data.prefixed(pairs, "translate: ")
+    marked = [source.startswith("translate: ") for source, _ in found]
+    assert abs(np.mean(marked) - 0.5) < 0.06  # five standard deviations
+    assert [(source.removeprefix("translate: "), target) for source, target in found] == pairs
+
+
+def test_dropped_tokens_are_inputs_alone():
+    rows = np.tile(np.array([5, 6, 7, 1] + [0] * 4, np.uint16), (1000, 1))
+    batch = data.shifted(Pairs(rows, rows), np.arange(1000))
+    found = data.dropped(batch, 0.25, 2, seed=0, step=3)
+    for new, old in ((found.source, batch.source), (found.inputs, batch.inputs)):
+        changed = new != old
+        assert set(new[changed]) == {2} and not changed[old == 0].any()
+        assert abs(changed[old != 0].mean() - 0.25) < 0.04  # five standard deviations
+    np.testing.assert_array_equal(found.labels, batch.labels)
+    again = data.dropped(batch, 0.25, 2, seed=0, step=3)
+    np.testing.assert_array_equal(again.source, found.source)
+    assert (data.dropped(batch, 0.25, 2, seed=0, step=4).source != found.source).any()
+
+
 @pytest.fixture
 def corpus(tmp_path):
     rng = np.random.default_rng(0)
