@@ -17,6 +17,7 @@ from specjax.verify.lossy import lossy_typical as lossy_typical
 from specjax.verify.multiround import multiround as multiround_with_replacement
 from specjax.verify.multiround import multiround_without as multiround_without_replacement
 from specjax.verify.non_iterative import non_iterative as non_iterative_rejection
+from specjax.verify.simulation import simulated as simulated
 from specjax.verify.token import token_level as token_level
 from specjax.verify.traversal import traversal as traversal_with_replacement
 from specjax.verify.traversal import traversal_without as traversal_without_replacement
@@ -100,6 +101,7 @@ TABLE: dict[str, Verifier] = {
         Verifier("lossy-lenient", lossy_lenient(), False, DraftKind.CHAIN),
         Verifier("lossy-lenient-greedy", lossy_lenient_greedy(), False, DraftKind.ANY),
         Verifier("lossy-threshold", lossy_threshold(), False, DraftKind.ANY),
+        Verifier("simulated", simulated(), False, DraftKind.ANY),
     )
 }
 
