@@ -431,8 +431,8 @@ def _show(node: Any, drafts: Sequence[str]) -> str:
 # Checks of constructors that need a model: they make them themselves, and `Strategy.parse` before a model is loaded.
 CHECKS = {
     "drafters.dynamic_tree": "drafters.model_tree.check_size",
-    "drafters.bounded": "drafters.sparse.check_budget",
-    "drafters.small_kv": "drafters.sparse.check_budget",
+    "drafters.bounded": "drafters.small_kv.check_budget",
+    "drafters.small_kv": "drafters.small_kv.check_budget",
 }
 
 

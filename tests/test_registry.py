@@ -20,7 +20,7 @@ TEXTS = [
     "suffix:corpus=(a,b.txt)", "suffix-tree:size=9", "lookahead:guesses=5,ngram=4,window=5",
     "table:file=t.safetensors", "table:order=3,text=t", "cascade:gamma=6,inner=(model:gamma=3),verifier=block",
     "cascade:inner=(cascade:gamma=4,inner=(ngram:gamma=2))", "model:budget=64,cache=(sinks:count=2)",
-    "cascade:budget=64,cache=retrieval,inner=(model:budget=16),middle=target",
+    "cascade:budget=96,cache=retrieval,inner=(model:budget=16),middle=target",
     "small-kv:budget=64,cache=(snapkv:every=8,window=16)", "small-kv:cache=retrieval", "layer-skip:layers=0-2+5",
     "quantized:gamma=2", "bridge:gamma=3,width=2", "reencode:stretch=3", "plain",
 ]  # fmt: skip

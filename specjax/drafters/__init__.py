@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from specjax import checks
 from specjax import verify as _verify
-from specjax.base import Drafter, LanguageModel
+from specjax.base import Drafter
 from specjax.defaults import LONGEST_MATCH
 from specjax.drafters import adaptive, chain, model_tree
 from specjax.drafters import cascade as _cascade
@@ -30,12 +30,13 @@ from specjax.drafters.corpus import load_corpus as load_corpus
 from specjax.drafters.corpus import read_corpus as read_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.drafters.loaded import LoadedDrafter as LoadedDrafter
+from specjax.drafters.loaded import check_model as _check_model
 from specjax.drafters.select import Retrieval as Retrieval
+from specjax.drafters.select import Sinks as Sinks
 from specjax.drafters.select import SnapKV as SnapKV
 from specjax.drafters.self_speculation import layer_skip as layer_skip
 from specjax.drafters.self_speculation import quantized as quantized
-from specjax.drafters.self_speculation import small_kv as small_kv
-from specjax.drafters.sparse import Sinks as Sinks
+from specjax.drafters.small_kv import small_kv as small_kv
 from specjax.policies.policy import Rule, check_buckets, ladder
 from specjax.trees import Tree
 from specjax.types import Siblings as Siblings
@@ -63,7 +64,7 @@ def model(
     Raises:
       ValueError: gamma and policy together, not a policy, or buckets that do not fit it.
     """
-    _check_model(draft)
+    _check_model("draft", draft)
     if policy is None:
         if buckets is not None:
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
@@ -85,12 +86,6 @@ def model(
     return LoadedDrafter(f"{draft.name} {policy.name}", drafter, params, draft)
 
 
-def _check_model(draft: Any) -> None:
-    """Raises ValueError for anything but a loaded model."""
-    if not isinstance(getattr(draft, "lm", None), LanguageModel):
-        raise ValueError(f"the draft must be a model from specjax.load, got {type(draft).__name__}: load it first")
-
-
 def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> LoadedDrafter:
     """A smaller model writes a tree of one shape, one forward pass per level (SpecInfer, Sequoia).
 
@@ -101,7 +96,7 @@ def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLA
         draws: verifier "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent draws: "multiround",
         "traversal", "kseq". POINTS, the most probable tokens: "deterministic", "multiround", "traversal".
     """
-    _check_model(draft)
+    _check_model("draft", draft)
     if not isinstance(shape, Tree):
         raise ValueError(f"the shape must be a tree of specjax.trees, such as trees.regular((3, 2)), got {shape!r}")
     if not isinstance(siblings, Siblings):
@@ -120,7 +115,7 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
       depth: levels below the root, each one draft forward pass.
       width: nodes of a level that the draft reads, and tokens that each of them proposes.
     """
-    _check_model(draft)
+    _check_model("draft", draft)
     drafter = model_tree.dynamic_tree(draft.lm, size, depth, width)
     return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft)
 
@@ -242,7 +237,7 @@ def cascade(
       ValueError: parts that do not fit together, a lossy verifier, or a drafter without `rewind`.
     """
     checks.integer("gamma", gamma, least=1)
-    _check_model(draft)
+    _check_model("draft", draft)
     if not isinstance(drafter, LoadedDrafter):
         raise ValueError(
             f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "

@@ -1,6 +1,6 @@
 """A model whose cache never grows: first or chosen tokens, a ring of later ones, and a tail that can be taken back.
 
-Where `sparse.py` follows the target's full cache, this model has no other cache: a small draft model for endless rows
+Where `small_kv.py` follows the target's full cache, this model has no other cache: a small draft model for endless rows
 (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453), or the target itself over retrieved chunks as the middle of a
 hierarchy (TriForce: Sun et al. 2024, arXiv 2404.11912). The prompt is read whole, once; then the slots are chosen.
 
@@ -16,18 +16,18 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax import checks
 from specjax.base import LanguageModel, Prefilled
-from specjax.drafters.sparse import SINKS, Choice, Selection, check_window, held_position, slot_of
+from specjax.drafters.loaded import check_model
+from specjax.drafters.select import SINKS, Choice, Selection
+from specjax.drafters.small_kv import check_budget, held_position, slot_of
 from specjax.model import Model
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
 from specjax.programs import memoize
-from specjax.types import PyTree
 
 
 class BoundedCache(NamedTuple):
@@ -73,34 +73,39 @@ class BoundedDraft:
 def bounded(
     draft: Any, *, budget: int = 256, selection: Selection = SINKS, slack: int = 32, block: int = 32
 ) -> BoundedDraft:
-    """The same weights over a KV cache that never grows, to draft with: `model(bounded(small))`, or in a cascade.
+    """A draft model whose KV cache never grows: `model(bounded(small))`, or in a cascade.
 
     `cascade(bounded(target, budget=4096, selection=Retrieval()), model(bounded(small)))` under the target is TriForce.
+    The result only approximates the model, so it drafts and is never a target; decoding remains lossless.
+
+    StreamingLLM, Xiao et al. 2023, arXiv 2309.17453; TriForce, Sun et al. 2024, arXiv 2404.11912, section 4.
 
     Args:
       draft: a model from `specjax.load`.
-      budget: slots of the kept and the settled tokens.
-      selection: which slots are kept beside the latest tokens; chosen once, after the prompt.
-      slack: tokens that can be rolled back; at least what is drafted in a round.
-      block: longest block that is fed at once; at least what is drafted in a round, and one.
+      budget: slots of the kept and the settled tokens, at least 1 more than the selection keeps.
+      selection: which slots are kept beside the latest tokens, chosen once, after the prompt: `Sinks`, `SnapKV`, or
+        `Retrieval`.
+      slack: tokens that can be rolled back; at least the number drafted in a round.
+      block: longest block that is fed at once; at least the number drafted in a round, and one.
+
+    Returns:
+      The same weights over bounded caches, to be passed to drafters in place of the model.
 
     Raises:
-      ValueError: not a loaded model, numbers below 1, or a selection that leaves no window.
+      ValueError: a number below 1, or a budget without slots to keep or without a window.
+
+    >>> import specjax as sj
+    >>> draft = sj.drafters.bounded(sj.load("bundled/opt-draft"), budget=64)
+    >>> sj.drafters.model(draft, gamma=4).name
+    'bundled/opt-draft on 64 slots x4'
     """
-    needs_model("bounded", draft)
-    for name, value in (("budget", budget), ("slack", slack), ("block", block)):
-        checks.integer(name, value, least=1)
-    kept = selection.kept(budget)
+    check_model("draft", draft, bounded=False)
+    checks.integer("slack", slack, least=1)
+    checks.integer("block", block, least=1)
+    kept = check_budget(budget, selection)
     choice = selection.choice(draft, kept)
-    check_window(budget, kept, least=0 if choice is None else 1)
     bound = functools.partial(over_bounded_cache, choice=choice, budget=budget, kept=kept, slack=slack, block=block)
     return BoundedDraft(draft, bound(draft.lm), f"{draft.name} on {budget} slots", bound)
-
-
-def needs_model(caller: str, target: Any) -> None:
-    """Raises ValueError unless the target is a model from `specjax.load`."""
-    if not isinstance(target, Model):
-        raise ValueError(f"{caller} takes a model from specjax.load, got {type(target).__name__}: load it first")
 
 
 @memoize
@@ -127,11 +132,7 @@ def over_bounded_cache(
             recent = jnp.take_along_axis(prompt, jnp.maximum(total[:, None] - ago, 0), axis=1)
             chosen = choice.pick(params, recent, read.cache, settled - (budget - kept))
             longer = settled > budget
-            taken = jax.tree.map(
-                lambda all_slots, new: jnp.where(slot_mask(longer, new, all_slots), spread(new, all_slots), all_slots),
-                taken,
-                caches.take_slots(read.cache.layers, chosen),
-            )
+            taken = caches.put_front(taken, caches.take_slots(read.cache.layers, chosen), longer)
         small = Cache(taken, held, read.cache.cross)
         return read._replace(cache=BoundedCache(small, total))
 
@@ -173,15 +174,3 @@ def over_bounded_cache(
         return BoundedCache(small._replace(layers=layers, length=small.length - over[:, 0]), total)
 
     return LanguageModel(prefill, extend, keep, lm.vocab_size, lm.encoder_decoder, lm.positions, slack)
-
-
-def spread(new: PyTree, like: Array) -> Array:
-    """Rows of the first slots, padded to all slots."""
-    return jnp.pad(new, [(0, 0)] * (new.ndim - 2) + [(0, like.shape[-2] - new.shape[-2]), (0, 0)])
-
-
-def slot_mask(rows: Array, new: Array, like: Array) -> Array:
-    """[..., B,1,T,1]: the slots that `new` fills, of the rows that are named."""
-    first = jnp.arange(like.shape[-2]) < new.shape[-2]
-    flags = rows[:, None, None, None] & first[None, None, :, None]
-    return flags.reshape((1,) * (like.ndim - 4) + flags.shape)

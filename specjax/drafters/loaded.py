@@ -2,20 +2,24 @@
 
 from typing import Any, NamedTuple
 
-from specjax.base import Drafter
+from specjax.base import Drafter, LanguageModel
 from specjax.types import Params
 
 
 class LoadedDrafter(NamedTuple):
-    """A drafter with its weights and its name.
+    """A drafter with its weights and its name: the `drafter` argument of `specjax.generate`.
 
     Attributes:
       name: for reports.
       drafter: pure functions.
       params: arrays that they read.
-      source: the model that it runs, None where it has none.
-      largest: largest token id of the corpus; None without one.
+      source: the model that it runs; None if it runs none.
+      largest: largest token id of its corpus; None without one.
       serves: target that a bridge between vocabularies was built for; None for all other drafters.
+
+    >>> import specjax as sj
+    >>> sj.drafters.LoadedDrafter("none", sj.drafters.plain().drafter).params
+    ()
     """
 
     name: str
@@ -26,7 +30,7 @@ class LoadedDrafter(NamedTuple):
     serves: Any = None
 
     def check(self, target: Any) -> None:
-        """Raises ValueError where this drafter cannot draft for the target."""
+        """Raises ValueError if this drafter cannot draft for the target."""
         if self.largest is not None and self.largest >= target.vocab_size:
             raise ValueError(
                 f"the corpus of {self.name} holds token {self.largest}, and target {target.name} has "
@@ -59,6 +63,18 @@ class LoadedDrafter(NamedTuple):
                 f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
                 f"target {target.name} has another shape, format or cache: make the drafter of the target itself"
             )
+
+
+def check_model(argument: str, given: Any, *, bounded: bool = True) -> None:
+    """Raises ValueError unless it is a model from `specjax.load`, or if `bounded`, one from `drafters.bounded`."""
+    lm = getattr(given, "lm", None)
+    if not isinstance(lm, LanguageModel) or (lm.rollback is not None and not bounded):
+        raise ValueError(f"{argument} must be a model from specjax.load, got {type(given).__name__}: load it first")
+
+
+def layer_count(target: Any) -> int:
+    """Number of its layers that decode."""
+    return target.config.decoder_layers if target.encoder_decoder else target.config.layers
 
 
 def _same_tokens(one: Any, other: Any) -> bool:

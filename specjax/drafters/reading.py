@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.drafters.sparse import SINKS, Selection
+from specjax.drafters.loaded import layer_count
+from specjax.drafters.select import SINKS, Selection
+from specjax.models import cache as caches
 from specjax.types import Params
 
 GATHERED = ("embed.positions",)  # of these tables a step reads a row a token
@@ -45,8 +47,7 @@ def of_target(target: Any, *, batch: int, slots: int, prompt: int = 1) -> Readin
 
 def of_layer_skip(target: Any, *, batch: int, slots: int, layers: tuple[int, ...], prompt: int = 1) -> Reading:
     """A draft step of `drafters.layer_skip`: the weights and the cache of some layers."""
-    count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
-    cache = cache_bytes(target, slots=slots, prompt=prompt) * len(layers) / count
+    cache = cache_bytes(target, slots=slots, prompt=prompt) * len(layers) / layer_count(target)
     return Reading(weight_bytes(target, target.params, layers) / batch, cache)
 
 
@@ -90,7 +91,6 @@ def weight_bytes(target: Any, params: Params, layers: tuple[int, ...] | None = N
     """
     total = 0
     body = "decoder.layers" if target.encoder_decoder else "layers"
-    count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
     looked_up = (*GATHERED, "embed.tokens") if "head" in params else GATHERED
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator=".") + "."
@@ -99,7 +99,7 @@ def weight_bytes(target: Any, params: Params, layers: tuple[int, ...] | None = N
         share = 1.0
         if layers is not None and name.startswith(body + "."):
             index = name.removeprefix(body + ".").split(".")[0]
-            share = float(int(index) in layers) if index.isdigit() else len(layers) / count
+            share = float(int(index) in layers) if index.isdigit() else len(layers) / layer_count(target)
         total += int(leaf.size * jnp.dtype(leaf.dtype).itemsize * share)
     return total
 
@@ -108,7 +108,6 @@ def cache_bytes(target: Any, *, slots: int, prompt: int = 1) -> int:
     """Bytes of one row's keys and values, with `prompt` positions of the encoder's output where there is an encoder."""
     one = jax.ShapeDtypeStruct((1,), jnp.int32)
     text = jax.ShapeDtypeStruct((1, max(prompt, 1)), jnp.int32)
-    lm = target.family.language_model(target.config, target.fmt)
-    read = jax.eval_shape(lambda p, t, n: lm.prefill(p, t, n, slots), target.params, text, one)
-    across = jax.tree.leaves(read.cache.cross.layers) if target.encoder_decoder and prompt else []
-    return sum(a.size * jnp.dtype(a.dtype).itemsize for a in (*jax.tree.leaves(read.cache.layers), *across))
+    cache = jax.eval_shape(lambda p, t, n: target.lm.prefill(p, t, n, slots).cache, target.params, text, one)
+    across = caches.size_in_bytes(cache.cross.layers) if target.encoder_decoder and prompt else 0
+    return caches.size_in_bytes(cache.layers) + across

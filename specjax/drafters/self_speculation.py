@@ -1,4 +1,4 @@
-"""Self-speculation: the target drafts for itself, with fewer layers, coarser weights or a small part of its cache.
+"""Self-speculation over the target's own cache: the target drafts for itself, with fewer layers or coarser weights.
 
 `layer_skip` and `quantized` draft over the target's own cache: a variant of the target reads the keys and values of all
 committed tokens, and writes its own past them, where the next target forward pass overwrites them. So the draft needs
@@ -8,7 +8,7 @@ no prefill and holds no cache, and its past is exact:
     content    written by the target   | written by the variant         |    draft
                written by the target   | written by the target ................. verify
 
-`small_kv` (sparse.py) copies some slots of that cache.
+`small_kv` (small_kv.py) copies some slots of that cache.
 
 Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) searches the best set of layers; LayerSkip (Elhoushi et al. 2024,
 arXiv 2404.16710) trains models to exit early. QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) quantizes to 4 bits; the
@@ -23,60 +23,62 @@ import jax.numpy as jnp
 
 from specjax import checks, trees
 from specjax.base import Drafter, LanguageModel
-from specjax.drafters import sparse as _sparse
-from specjax.drafters.bounded import needs_model
-from specjax.drafters.chain import check_gamma, next_logits, write_chain
-from specjax.drafters.loaded import LoadedDrafter
+from specjax.drafters.chain import next_logits, write_chain
+from specjax.drafters.loaded import LoadedDrafter, check_model, layer_count
 from specjax.models import quantize
 from specjax.programs import memoize
 
 
-def small_kv(
-    target: Any, *, gamma: int = 4, budget: int = 256, selection: _sparse.Selection = _sparse.SINKS
-) -> LoadedDrafter:
-    """The target drafts for itself over a small part of its cache: self-speculation for long contexts.
-
-    A draft step reads budget + gamma slots of keys and values instead of the whole row. By default the first four
-    tokens and the latest 252 (StreamingLLM); `SnapKV` and `Retrieval` choose by what recent queries look at.
-
-    Args:
-      target: the model that will be the target, from `specjax.load`; its weights are shared.
-      gamma: draft tokens a round, at least 1.
-      budget: committed slots that a draft step reads.
-      selection: what is kept beside the latest tokens.
-    """
-    needs_model("small_kv", target)
-    checks.integer("gamma", gamma, least=1)
-    checks.integer("budget", budget, least=1)
-    kept = selection.kept(budget)
-    drafter = _sparse.small_kv(target.lm, selection.choice(target, kept), gamma, budget, kept)
-    return LoadedDrafter(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
-
-
 def layer_skip(target: Any, *, gamma: int = 4, layers: Sequence[int] | None = None) -> LoadedDrafter:
-    """Some of the target's layers draft for all of them, over its own weights and cache: nothing is held twice.
+    """Self-speculation with some of the target's layers, over its own weights and cache: nothing is held twice.
+
+    Draft & Verify, Zhang et al. 2023, arXiv 2309.08168, section 3. Lossless with any lossless verifier of chains.
 
     Args:
       target: the model that will be the target, from `specjax.load`.
-      gamma: draft tokens a round, at least 1.
-      layers: which layers draft (of the decoder, in T5), ascending; by default half, evenly spread.
+      gamma: draft tokens per round, at least 1.
+      layers: which layers draft (of the decoder, in T5), ascending; by default half of them, evenly spaced.
+
+    Returns:
+      The drafter of this target.
+
+    Raises:
+      ValueError: layers that are not some of the model's, in ascending order.
+
+    >>> import specjax as sj
+    >>> drafter = sj.drafters.layer_skip(sj.load("bundled/opt-target"), gamma=3, layers=[0, 1, 6, 7])
+    >>> drafter.name
+    'bundled/opt-target, 4 of 8 layers x3'
     """
-    needs_model("layer_skip", target)
+    check_model("target", target, bounded=False)
     checks.integer("gamma", gamma, least=1)
-    count = target.config.decoder_layers if target.encoder_decoder else target.config.layers
+    count = layer_count(target)
     chosen = check_layers(layers, count)
     drafter = borrowed_chain(target.variant(chosen=chosen), gamma)
     return LoadedDrafter(f"{target.name}, {len(chosen)} of {count} layers x{gamma}", drafter, target.params, target)
 
 
 def quantized(target: Any, *, gamma: int = 4) -> LoadedDrafter:
-    """The target with int8 weights drafts for the target, over its cache; the int8 weights are made here, once.
+    """Self-speculation with int8 weights, over the target's cache; the int8 weights are made here, once.
+
+    One float32 scale per output channel. Lossless with any lossless verifier of chains. QuantSpec, Tiwari et al. 2025,
+    arXiv 2502.10424, does the same with 4 bits.
 
     Args:
       target: the model that will be the target, from `specjax.load`.
-      gamma: draft tokens a round, at least 1.
+      gamma: draft tokens per round, at least 1.
+
+    Returns:
+      The drafter of this target.
+
+    Raises:
+      ValueError: the target has int8 weights already.
+
+    >>> import specjax as sj
+    >>> sj.drafters.quantized(sj.load("bundled/opt-target"), gamma=3).name
+    'bundled/opt-target in int8 x3'
     """
-    needs_model("quantized", target)
+    check_model("target", target, bounded=False)
     checks.integer("gamma", gamma, least=1)
     if target.fmt.dtype == quantize.INT8:
         raise ValueError(f"{target.name} has int8 weights already: its quantized draft would be the target itself")
@@ -87,14 +89,7 @@ def quantized(target: Any, *, gamma: int = 4) -> LoadedDrafter:
 
 @memoize
 def borrowed_chain(lm: LanguageModel, gamma: int) -> Drafter:
-    """A chain of gamma tokens sampled from `lm`, which reads and writes the cache of the target.
-
-    `lm` must understand that cache: a variant of the target (`Model.variant`).
-
-    Raises:
-      ValueError: gamma below 1.
-    """
-    check_gamma(gamma)
+    """A chain of gamma tokens sampled from `lm`, a variant of the target that reads and writes the target's cache."""
 
     def init(params, prompt, length, cache_len, prefilled):
         del params, prompt, length, cache_len, prefilled

@@ -7,6 +7,7 @@ A block is written past the committed slots and becomes visible only through `ma
 length. Keys and values lie as [B, K, T, H]: one row and head after the other, the very operand of the attention dots.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -163,6 +164,62 @@ def put_slots(layers: PyTree, new: PyTree, at: Int[Array, "B N"]) -> PyTree:
         )  # fmt: skip
 
     return jax.tree.map(put, layers, new)
+
+
+def map_layers(function: Callable[..., PyTree], layers: PyTree, *others: PyTree) -> PyTree:
+    """function(KV of a layer, ...) of every layer; stacked layers are mapped one after another.
+
+    Args:
+      others: more arguments by layer: tuples, or arrays stacked along the first axis, as `layers` are.
+    """
+    if isinstance(layers, KV):
+        return jax.lax.map(lambda one: function(*one), (layers, *others))
+    return tuple(function(*one) for one in zip(layers, *others, strict=True))
+
+
+def where_rows(rows: Bool[Array, "B"], new: PyTree, old: PyTree) -> PyTree:
+    """Keys and values of `new` in the rows that are set, of `old` in all others."""
+    return jax.tree.map(lambda a, b: jnp.where(_of_rows(rows, b), a, b), new, old)
+
+
+def put_front(layers: PyTree, new: PyTree, rows: Bool[Array, "B"]) -> PyTree:
+    """Writes new [..., B,K,N,H] to the first N slots of the rows that are set."""
+
+    def put(buffer: Array, front: Array) -> Array:
+        front = jnp.where(_of_rows(rows, front), front, buffer[..., : front.shape[-2], :])
+        return jax.lax.dynamic_update_slice_in_dim(buffer, front, 0, axis=-2)
+
+    return jax.tree.map(put, layers, new)
+
+
+def with_room(layers: PyTree, count: int) -> PyTree:
+    """Appends `count` zeroed slots."""
+    return jax.tree.map(lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, count), (0, 0)]), layers)
+
+
+def _of_rows(flags: Bool[Array, "B"], like: Array) -> Array:
+    return flags.reshape((*(1 for _ in range(like.ndim - 4)), -1, 1, 1, 1))
+
+
+def chunk_means(k: Float[Array, "B K T H"], size: int) -> Float[Array, "B K C H"]:
+    """Mean key of every whole chunk of `size` slots."""
+    count = k.shape[2] // size
+    return k[:, :, : count * size].reshape(*k.shape[:2], count, size, k.shape[3]).mean(3)
+
+
+def products(q: Float[Array, "B S Q H"], k: Float[Array, "B K T H"]) -> Float[Array, "B K G S T"]:
+    """Products of queries with the keys of their own key-value head (Q = K * G), float32."""
+    rows, block, heads, width = q.shape
+    kv_heads = k.shape[1]
+    q = q.reshape(rows, block, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
+    flat = q.reshape(rows, kv_heads, -1, width).astype(k.dtype)
+    out = jax.lax.dot_general(flat, k, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32)
+    return out.reshape(rows, kv_heads, heads // kv_heads, block, k.shape[2])
+
+
+def size_in_bytes(layers: PyTree) -> int:
+    """Bytes of keys and values; also of abstract arrays."""
+    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(layers))
 
 
 def put_rows(

@@ -8,7 +8,7 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters
 from specjax.drafters import Retrieval, SnapKV
-from specjax.drafters.sparse import slot_of
+from specjax.drafters.small_kv import slot_of
 from specjax.models.cache import KV
 from specjax.verify.token import token_level
 from tests import battery

