@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, measuring, trees, verify
+from specjax import api, estimates, measuring, trees, verify
 from specjax import decoding as loop
 from specjax.base import Drafter, LanguageModel, VerifyFn
 from specjax.bench.decode import random_model
@@ -173,17 +173,9 @@ def _judge(model: LanguageModel, drafter: Drafter, stages: Stages, fns: tuple[Ve
 def _committed_rows(drafter: LoadedDrafter, names: list[str], counts: np.ndarray, temperature: float) -> Iterator[Row]:
     rounds = counts[:, 0].sum()
     for number, name in enumerate(names):
-        apart = counts[:, 1 + number] - counts[:, 1]
+        apart = estimates.ratio(counts[:, 1 + number] - counts[:, 1], counts[:, 0])
         yield {
             "bench": "committed", "drafter": drafter.name, "verifier": name, "temperature": temperature,
             "rounds": int(rounds), "tokens_per_round": counts[:, 1 + number].sum() / rounds,
-            "against": names[0], "difference": apart.sum() / rounds, "error": ratio_error(apart, counts[:, 0]),
+            "against": names[0], **apart.columns("difference"),
         }  # fmt: skip
-
-
-def ratio_error(sums: np.ndarray, weights: np.ndarray) -> float:
-    """Standard error of sum(sums) / sum(weights) over independent prompts (linearized); nan of a single prompt."""
-    if len(sums) < 2:
-        return float("nan")
-    residual = sums - sums.sum() / weights.sum() * weights
-    return float(np.sqrt(len(sums) / (len(sums) - 1) * np.sum(residual**2)) / weights.sum())
