@@ -71,13 +71,8 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
     Args:
       buckets: draft lengths that the target verifies at, see `Drafter.buckets`.
       backlog: how many committed tokens may wait before the draft model reads them.
-
-    Raises:
-      ValueError: a policy that drafts nothing, or buckets that do not fit it.
     """
     gamma = policy.gamma_max
-    if gamma < 1:
-        raise ValueError(f"gamma_max must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
     tree, late = trees.chain(gamma), trees.chain(backlog - 1)
 
     def init(params: AdaptiveParams, prompt, length, cache_len, prefilled):

@@ -26,8 +26,8 @@ from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import argmax
 from specjax.drafters import vocabulary as _vocabulary
-from specjax.drafters.chain import check_gamma, next_logits, write_chain
-from specjax.drafters.loaded import LoadedDrafter
+from specjax.drafters.chain import next_logits, write_chain
+from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.drafters.vocabulary import NONE, Joins, Reading, Writing
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params, Siblings
@@ -71,11 +71,7 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
       gamma: tokens a round, at least 1.
       stretch: draft tokens for each target token that there is room for, SLACK apart. A row that needs more, or more
         than the draft's positions, goes on without a draft. Of a prompt that needs more the draft reads the end.
-
-    Raises:
-      ValueError: gamma or stretch below 1.
     """
-    _check(gamma, stretch)
     reader = _reader(lm, gamma, stretch)
 
     def queue_size(width: int) -> int:
@@ -121,9 +117,8 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
     the target's tokens that have its bytes. A draft token without such tokens ends the proposal. The draft is greedy at
     every temperature, so that its proposal is a function of the text: point masses.
 
-    Args, Raises: as `intersection`.
+    Args: as `intersection`.
     """
-    _check(gamma, stretch)
     reader = _reader(lm, gamma, stretch)
 
     def queue_size(width: int) -> int:
@@ -309,26 +304,31 @@ def _column(tokens: Int[Array, "B n"], at: Int[Array, "B"]) -> Int[Array, "B"]:
     return jnp.take_along_axis(tokens, at[:, None], axis=1)[:, 0]
 
 
-def _check(gamma: int, stretch: int) -> None:
-    check_gamma(gamma)
-    if stretch < 1:
-        raise ValueError(f"stretch must be at least 1, got {stretch}: the draft must have room for the text")
-
-
 # --- constructors ------------------------------------------------------------------------------------------
 
 
 def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
-    """A smaller model with another tokenizer, restricted to the tokens that both share (TLI, Timor et al. 2025).
+    """A smaller model with another tokenizer drafts, restricted to the tokens that both vocabularies share.
+
+    Lossless with any lossless verifier of chains. TLI, Timor et al. 2025, arXiv 2502.05202, section 4.
 
     Args:
-      draft, target: models from `specjax.load`, with their tokenizers.
-      gamma: draft tokens a round, at least 1.
-      width: most draft tokens that one target token becomes; of longer ones the draft reads the end.
-      stretch: draft tokens for each target token that the draft has room for; a row that needs more decodes plainly.
+      draft: a model from `specjax.load` with its tokenizer.
+      target: the model that will be the target, from `specjax.load`, with its tokenizer.
+      gamma: draft tokens per round, at least 1.
+      width: most draft tokens that one target token becomes; of a longer one the draft reads the end.
+      stretch: room of the draft per target token, in draft tokens; a row that needs more decodes plainly.
+
+    Returns:
+      The drafter of this target.
 
     Raises:
-      ValueError: something that is no model, one without a tokenizer, or tokenizers that share nothing.
+      ValueError: an argument that is not a loaded model, a model without a tokenizer, or tokenizers that share nothing.
+
+    >>> import specjax as sj
+    >>> target, draft = sj.load("bundled/opt-target"), sj.load("bundled/opt-draft")
+    >>> sj.drafters.bridge(draft, target, gamma=3).name
+    'bundled/opt-draft x3 by shared tokens'
     """
     ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
     reading = _vocabulary.reading(ours, theirs, spelled, width=width)
@@ -339,9 +339,28 @@ def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: 
 
 
 def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
-    """A smaller model with another tokenizer writes greedily; its text is proposed in the target's tokens.
+    """A smaller model with another tokenizer decodes greedily, and its text is proposed in the target's tokens.
 
-    Args, Raises: as `bridge`; width also limits the target tokens that one draft token becomes.
+    Lossless with any lossless verifier of chains. Universal assisted generation, as in transformers; SLEM in Timor et
+    al. 2025, arXiv 2502.05202, section 3.
+
+    Args:
+      draft: a model from `specjax.load` with its tokenizer.
+      target: the model that will be the target, from `specjax.load`, with its tokenizer.
+      gamma: tokens that the draft decodes per round, and most tokens that are proposed, at least 1.
+      width: most tokens of one vocabulary that one token of the other becomes.
+      stretch: room of the draft per target token, in draft tokens; a row that needs more decodes plainly.
+
+    Returns:
+      The drafter of this target.
+
+    Raises:
+      ValueError: an argument that is not a loaded model, a model without a tokenizer, or tokenizers that share nothing.
+
+    >>> import specjax as sj
+    >>> target, draft = sj.load("bundled/opt-target"), sj.load("bundled/opt-draft")
+    >>> sj.drafters.reencode(draft, target, gamma=3).name
+    'bundled/opt-draft x3 re-encoded'
     """
     ours, theirs, found, spelled = _compared(draft, target, gamma=gamma, width=width, stretch=stretch)
     reading = _vocabulary.reading(ours, theirs, spelled, width=width)
@@ -357,9 +376,8 @@ def _compared(draft: Any, target: Any, **numbers: int):
     """Both vocabularies, their pairs, and the target's tokens in the draft's, after checks of what was asked."""
     for name, value in numbers.items():
         checks.integer(name, value, least=1)
-    for role, given in (("draft", draft), ("target", target)):
-        if not isinstance(getattr(given, "lm", None), LanguageModel):
-            raise ValueError(f"the {role} of a bridge must be a model from specjax.load, got {type(given).__name__}")
+    check_model("draft", draft)
+    check_model("target", target)
     ours, theirs = _vocabulary.vocabulary(draft), _vocabulary.vocabulary(target)
     found = _vocabulary.pairs(ours, theirs)
     return ours, theirs, found, _vocabulary.spellings(theirs, ours, found)

@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax import decoding, trees
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.decoding import committed_block, round_keys
-from specjax.drafters.chain import check_gamma
 from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
@@ -80,16 +79,9 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
     a batch takes as many inner rounds as its slowest row, gamma + 1 at the most.
 
     Seed of the idea: Leviathan et al. 2023 (arXiv 2211.17192), section 6; TriForce (2404.11912) runs three levels.
-
-    Raises:
-      ValueError: gamma below 1, two vocabularies, or an inner drafter without `rewind`.
     """
-    check_gamma(gamma)
-    if drafter.vocab_size not in (None, lm.vocab_size):
-        raise ValueError(f"the inner drafter has {drafter.vocab_size} tokens and the middle model {lm.vocab_size}")
-    if drafter.rewind is None:
-        raise ValueError("the inner drafter cannot roll tokens back (it has no `rewind`): a cascade needs one that can")
     roll_back_inner = drafter.rewind
+    assert roll_back_inner is not None
     tree = drafter.tree
     linear = tree.is_chain and not drafter.dynamic  # node i continues node i - 1 in every row
 

@@ -58,12 +58,7 @@ class ModelDraft(NamedTuple):
 
 @memoize
 def chain(lm: LanguageModel, gamma: int) -> Drafter:
-    """A chain of gamma tokens sampled from `lm`, each from its warped distribution.
-
-    Raises:
-      ValueError: gamma below 1.
-    """
-    check_gamma(gamma)
+    """A chain of gamma tokens sampled from `lm`, each from its warped distribution."""
     tree = trees.chain(gamma)
 
     def init(params, prompt, length, cache_len, prefilled):
@@ -94,12 +89,6 @@ def chain(lm: LanguageModel, gamma: int) -> Drafter:
         return ModelDraft(cache, state.missing, lag)
 
     return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind)
-
-
-def check_gamma(gamma: int) -> None:
-    """Raises ValueError where no token would be drafted."""
-    if gamma < 1:
-        raise ValueError(f"gamma must be at least 1, got {gamma}; for plain decoding use drafters.plain()")
 
 
 def write_chain(

@@ -9,7 +9,6 @@ from jaxtyping import Array, Int
 from specjax import trees
 from specjax.base import Drafter
 from specjax.drafters import history
-from specjax.drafters.chain import check_gamma
 from specjax.drafters.history import History
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Siblings
@@ -20,13 +19,7 @@ def ngram(gamma: int = 8, longest: int = 3, shortest: int = 1) -> Drafter:
     """Copies up to gamma tokens that followed the latest of the longest matches of `shortest`..`longest` tokens.
 
     Encoder-decoder models look their output up in the encoder's prompt and in what they have written.
-
-    Raises:
-      ValueError: gamma below 1, or shortest outside 1..longest.
     """
-    check_gamma(gamma)
-    if not 1 <= shortest <= longest:
-        raise ValueError(f"match lengths must satisfy 1 <= shortest <= longest, got {shortest} and {longest}")
     tree = trees.chain(gamma)
 
     def init(params, prompt, length, cache_len, prefilled):

@@ -22,7 +22,6 @@ from specjax import trees
 from specjax.base import Drafter
 from specjax.categorical import largest
 from specjax.drafters import history
-from specjax.drafters.chain import check_gamma
 from specjax.drafters.corpus import END, NOTHING, Corpus, matches
 from specjax.drafters.history import History
 from specjax.drafters.ngram import runs
@@ -50,12 +49,7 @@ def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: flo
       gamma: draft tokens a round.
       longest, shortest: tokens that a match may have.
       confidence: a node is proposed while at least this share of the matches goes on through it.
-
-    Raises:
-      ValueError: gamma below 1, shortest outside 1..longest, or a confidence outside 0..1.
     """
-    check_gamma(gamma)
-    _check(longest, shortest, confidence)
 
     def propose(params, key, state: History, pending, warp):
         del key, warp
@@ -77,9 +71,8 @@ def suffix_tree(
     Its params are a `Corpus`, or () for the request alone. Other arguments as for `suffix`.
 
     Raises:
-      ValueError: as there, or a depth outside 1..size - 1.
+      ValueError: a size that the depth does not allow.
     """
-    _check(longest, shortest, confidence)
     tree = dynamic.envelope(size, depth)
     if size - 1 > OWN * depth:  # so many beginnings there are without a corpus
         raise ValueError(f"size must lie in {depth + 1}..{OWN * depth + 1} at depth {depth}, got {size}")
@@ -197,10 +190,3 @@ def _commit(params, state: History, committed: Commit) -> History:
 def _rewind(params, state: History, back: Int[Array, "B"], token: Int[Array, "B"]) -> History:
     del params
     return history.rewind(state, back, token)
-
-
-def _check(longest: int, shortest: int, confidence: float) -> None:
-    if not 1 <= shortest <= longest:
-        raise ValueError(f"match lengths must satisfy 1 <= shortest <= longest, got {shortest} and {longest}")
-    if not 0 <= confidence <= 1:
-        raise ValueError(f"confidence is a share of the matches and must lie in 0..1, got {confidence}")

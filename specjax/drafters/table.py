@@ -21,7 +21,6 @@ from specjax.base import Drafter
 from specjax.categorical import draw as draw_mass
 from specjax.categorical import uniforms
 from specjax.drafters import history
-from specjax.drafters.chain import check_gamma
 from specjax.programs import memoize
 from specjax.types import Commit, Draft
 
@@ -86,13 +85,7 @@ def table(order: int, vocab_size: int, gamma: int) -> Drafter:
     """A chain of gamma tokens, each drawn from the table's distribution, warped like the target's.
 
     The weights are a `Table` of that order and vocabulary. Encoder-decoder models are drafted for alike.
-
-    Raises:
-      ValueError: gamma or order below 1.
     """
-    check_gamma(gamma)
-    if order < 1:
-        raise ValueError(f"the order of a table must be at least 1 (a unigram), got {order}")
 
     def init(params, prompt, length, cache_len, prefilled):
         del params, prefilled

@@ -1,6 +1,6 @@
-"""How long to draft: policies for `drafters.model(draft, policy=...)`. Whatever they answer, the output is lossless.
+"""Draft-length policies for `drafters.model(draft, policy=...)`. The output is lossless with every policy.
 
-Each constructor returns a `Rule`. `docs/guides/policies.md` says when which one pays.
+Each constructor returns a `Rule`; docs/guides/policies.md compares them.
 """
 
 from specjax.policies.drafting import Disco as Disco

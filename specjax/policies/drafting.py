@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax import checks
 from specjax.categorical import largest
-from specjax.policies.policy import Drawn, Policy, Rule, as_planned, check_between, check_gamma, learn_nothing
+from specjax.policies.policy import Drawn, Policy, Rule, as_planned, learn_nothing
 from specjax.programs import memoize
 from specjax.types import Params
 
@@ -15,16 +16,28 @@ TOP = 10  # probabilities of the draft that DISCO's classifier reads
 
 
 def threshold(theta: float | int = 0.4, *, gamma_max: int = 16) -> Rule:
-    """Drafts until a token whose probability under the draft model is below theta, which is the last and is kept.
+    """Drafts until a token whose probability under the draft model is below theta; that token is kept, as the last one.
 
     The confidence is the model's own, before temperature and other warps. The rule of transformers' assisted generation
     (`assistant_confidence_threshold`), with a fixed theta.
 
+    Args:
+      theta: least probability after which another token is drafted, 0 to 1.
+      gamma_max: greatest length, at least 1.
+
+    Returns:
+      The rule.
+
     Raises:
-      ValueError: a theta outside 0..1, or a gamma_max below 1.
+      ValueError: an argument out of range.
+
+    >>> import specjax as sj
+    >>> sj.policies.threshold(0.3, gamma_max=8).name
+    'threshold 0.3 up to 8'
     """
-    policy = _threshold(check_gamma(gamma_max))
-    check_between("theta", theta, 0, 1)
+    checks.integer("gamma_max", gamma_max, least=1)
+    policy = _threshold(gamma_max)
+    checks.number("theta", theta, least=0, most=1)
     return Rule(f"threshold {theta:g} up to {gamma_max}", policy, {"theta": jnp.asarray(theta, jnp.float32)})
 
 
@@ -54,15 +67,27 @@ class Disco(NamedTuple):
 
 
 def disco(params: Disco, *, gamma_max: int = 16) -> Rule:
-    """A trained classifier says after each token how likely it is to be accepted; drafting ends where the product of
-    these chances falls below `params.stop`.
+    """A trained classifier predicts the acceptance of each draft token; drafting ends when the product is too small.
 
-    It reads the draft's distribution alone: its TOP largest probabilities, its entropy, and the position. DISCO, Mamou
-    et al. 2024, arXiv 2405.04304, which compares the last token's probability alone; the product is the probability
-    that a further token counts at all.
+    It reads the draft's distribution alone: its TOP largest probabilities, its entropy, and the position. Drafting ends
+    when the product of the predictions, the probability that a further token counts at all, falls below `params.stop`.
+    DISCO, Mamou et al. 2024, arXiv 2405.04304, section 4, compares the last token's prediction alone.
+
+    Args:
+      params: a trained classifier, from `specjax.training.disco`.
+      gamma_max: greatest length, at least 1.
+
+    Returns:
+      The rule.
 
     Raises:
-      ValueError: numbers of the wrong shape, or a gamma_max below 1.
+      ValueError: arrays of the wrong shape, or gamma_max below 1.
+
+    >>> import numpy as np
+    >>> import specjax as sj
+    >>> weights = sj.policies.Disco(np.zeros((12, 4)), np.zeros(4), np.zeros(4), np.zeros(()), np.float32(0.5))
+    >>> sj.policies.disco(weights, gamma_max=8).name
+    'disco up to 8'
     """
     wanted = TOP + 2
     if params.hidden.ndim != 2 or params.hidden.shape[0] != wanted:
@@ -70,7 +95,8 @@ def disco(params: Disco, *, gamma_max: int = 16) -> Rule:
             f"DISCO's classifier reads {wanted} features, got a kernel of shape {tuple(params.hidden.shape)}: train it "
             "with specjax.training.disco"
         )
-    return Rule(f"disco up to {gamma_max}", _disco(check_gamma(gamma_max)), params)
+    checks.integer("gamma_max", gamma_max, least=1)
+    return Rule(f"disco up to {gamma_max}", _disco(gamma_max), params)
 
 
 @memoize

@@ -75,20 +75,6 @@ class Rule(NamedTuple):
         return self.policy.gamma_max
 
 
-def check_gamma(gamma_max: int, *, least: int = 1) -> int:
-    """Raises ValueError where it is no whole number of at least `least`."""
-    if isinstance(gamma_max, bool) or not isinstance(gamma_max, int) or gamma_max < least:
-        raise ValueError(f"gamma_max must be a whole number of at least {least}, got {gamma_max!r}")
-    return gamma_max
-
-
-def check_between(name: str, value: float | int, least: float | int, most: float | int) -> float | int:
-    """Raises ValueError where it does not lie in least..most."""
-    if not least <= value <= most:
-        raise ValueError(f"{name} must lie between {least:g} and {most:g}, got {value:g}")
-    return value
-
-
 def on_forever(params, state, drawn, position):
     """`go_on` of a policy that decides at the start of a round alone."""
     del params, position

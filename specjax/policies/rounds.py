@@ -6,14 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax import theory
+from specjax import checks, theory
 from specjax.policies.policy import (
     Policy,
     Round,
     Rule,
     as_planned,
-    check_between,
-    check_gamma,
     learn_nothing,
     on_forever,
 )
@@ -25,8 +23,22 @@ HEURISTIC_START, UP, DOWN = 5, 2, 1  # those of transformers' assisted generatio
 
 
 def fixed(gamma: int) -> Rule:
-    """Every row drafts gamma tokens in every round; 0 is plain decoding."""
-    return Rule(f"fixed {check_gamma(gamma, least=0)}", _fixed(gamma))
+    """Every row drafts gamma tokens in every round.
+
+    Args:
+      gamma: draft tokens per round, at least 0; 0 is plain decoding.
+
+    Returns:
+      The rule.
+
+    Raises:
+      ValueError: gamma below 0.
+
+    >>> import specjax as sj
+    >>> sj.policies.fixed(4).name
+    'fixed 4'
+    """
+    return Rule(f"fixed {checks.integer('gamma', gamma, least=0)}", _fixed(gamma))
 
 
 @memoize
@@ -39,20 +51,30 @@ def best(
     alpha: float | int, c: float | int, *, gamma_max: int = 16, verify_cost: Numbers | None = None,
     overhead: float = 0.0,
 ) -> Rule:  # fmt: skip
-    """The best fixed length by `theory.best_gamma`, from measured numbers: 0, plain decoding, where nothing pays.
+    """The best fixed length by `theory.best_gamma`; 0, plain decoding, if nothing pays.
+
+    Leviathan et al. 2023, arXiv 2211.17192, section 3.5.
 
     Args:
-      alpha: chance of acceptance, `Stats.accepted_per_tested`.
-      c: one step of the drafter over one of the target.
-      verify_cost: [gamma_max + 1], the target's pass over 1, 2, ... tokens over its pass over one; None: all 1.
-      overhead: what else a round takes.
+      alpha: probability that a draft token is accepted, such as `Stats.accepted_per_tested`.
+      c: time of a draft step divided by that of a target step.
+      gamma_max: greatest length that is considered, at least 0.
+      verify_cost: [gamma_max + 1], time of a target forward pass over 1, 2, ... tokens divided by that over one token.
+        None: all 1.
+      overhead: other time per round, in target steps.
+
+    Returns:
+      The rule.
 
     Raises:
-      ValueError: arguments out of range.
+      ValueError: an argument out of range.
+
+    >>> import specjax as sj
+    >>> sj.policies.best(0.8, 0.05).name
+    'fixed 8'
     """
-    found = theory.best_gamma(
-        alpha, c, gamma_max=check_gamma(gamma_max, least=0), verify_cost=verify_cost, overhead=overhead
-    )
+    checks.integer("gamma_max", gamma_max, least=0)
+    found = theory.best_gamma(alpha, c, gamma_max=gamma_max, verify_cost=verify_cost, overhead=overhead)
     return fixed(int(found.gamma))
 
 
@@ -62,13 +84,24 @@ def heuristic(*, gamma_max: int = 16, start: int | None = None) -> Rule:
     The heuristic schedule of transformers' assisted generation (Gante 2023), with a largest length.
 
     Args:
-      start: length of the first round; None: 5, or gamma_max where that is less.
+      gamma_max: greatest length, at least 1.
+      start: length of the first round, 1 to gamma_max. None: 5, or gamma_max if that is less.
+
+    Returns:
+      The rule.
 
     Raises:
-      ValueError: a gamma_max below 1, or a start outside 1..gamma_max.
+      ValueError: an argument out of range.
+
+    >>> import specjax as sj
+    >>> sj.policies.heuristic(gamma_max=8).name
+    'heuristic up to 8'
     """
-    policy = _heuristic(check_gamma(gamma_max))
-    first = min(HEURISTIC_START, gamma_max) if start is None else int(check_between("start", start, 1, gamma_max))
+    checks.integer("gamma_max", gamma_max, least=1)
+    policy = _heuristic(gamma_max)
+    first = (
+        min(HEURISTIC_START, gamma_max) if start is None else checks.integer("start", start, least=1, most=gamma_max)
+    )
     return Rule(f"heuristic up to {gamma_max}", policy, {"start": jnp.asarray(first, jnp.int32)})
 
 
@@ -106,23 +139,37 @@ def goodput(
     weight: float | int = 2.0,
     decay: float | int = 0.9,
 ) -> Rule:
-    """The common length of greatest `theory.goodput`: tokens a second of the whole batch, from each row's own alpha.
+    """The common length of greatest `theory.goodput`: tokens per second of the whole batch, from each row's own alpha.
 
-    A row's alpha is accepted / tested with older rounds decaying, and `weight` tests of the prior on top: a row that
-    drafts nothing drifts back to the prior, and is tried again. SmartSpec, Liu et al. 2024, arXiv 2406.14066. One
-    length for all rows: they are verified as one block, where a shorter row saves nothing. Ended rows count as cost
-    (they are computed), not as gain.
+    A row's alpha is accepted / tested, with older rounds decaying and `weight` tests of the prior added: a row that
+    drafts nothing returns to the prior, and is tried again. One length for all rows: they are verified as one block, in
+    which a shorter row saves nothing. Ended rows count as cost (they are computed), not as gain.
+
+    SmartSpec, Liu et al. 2024, arXiv 2406.14066, section 4.
 
     Args:
-      target, draft: fitted by `theory.fit_step_time`; draft None: drafting takes no time.
-      prior: alpha before anything was seen. decay: what a round leaves of the ones before.
+      target: seconds of a target forward pass, fitted by `theory.fit_step_time`.
+      draft: seconds of a draft step, fitted likewise. None: drafting takes no time.
+      gamma_max: greatest length, at least 1.
+      prior: alpha before anything was tested, 0 to 1.
+      weight: number of tests that the prior counts as, above 0.
+      decay: factor per round on the counts of earlier rounds, 0 to 1.
+
+    Returns:
+      The rule.
 
     Raises:
-      ValueError: a gamma_max below 1, a prior or decay outside 0..1, a weight of 0 or less.
+      ValueError: an argument out of range.
+
+    >>> import specjax as sj
+    >>> step = sj.theory.StepTime(1e-2, 1e-4, 1e-7)
+    >>> sj.policies.goodput(step, gamma_max=6).name
+    'goodput up to 6'
     """
-    policy = _goodput(check_gamma(gamma_max))
-    check_between("prior", prior, 0, 1)
-    check_between("decay", decay, 0, 1)
+    checks.integer("gamma_max", gamma_max, least=1)
+    policy = _goodput(gamma_max)
+    checks.number("prior", prior, least=0, most=1)
+    checks.number("decay", decay, least=0, most=1)
     if not weight > 0:
         raise ValueError(f"weight must be above 0, got {weight:g}: a row without tests has the prior alone")
     numbers = {
@@ -163,25 +210,35 @@ def _goodput(gamma_max: int) -> Policy:
 
 
 def oracle(agrees: np.ndarray, *, gamma_max: int = 16) -> Rule:
-    """The upper bound, for greedy decoding: each row drafts just what will be accepted.
+    """The upper bound for greedy decoding: each row drafts exactly the tokens that will be accepted.
 
-    What it gives is no speed-up to be had: the text has to be known before. No policy of the same gamma_max takes
-    fewer draft steps for as few rounds.
+    The text must be known, so this is no speed-up that can be had. No policy of the same gamma_max takes fewer draft
+    steps for as few rounds.
 
     Args:
-      agrees: [B, T] bool of `agreement`: whether the draft model, given the true text before it, says the row's t-th
-        new token.
+      agrees: [B, T] bool, from `agreement`: whether the t-th new token of the row is the draft model's most probable
+        one, given the text before it.
+      gamma_max: greatest length, at least 1.
+
+    Returns:
+      The rule.
 
     Raises:
-      ValueError: no table of rows and tokens, or a gamma_max below 1.
+      ValueError: an array of another shape or dtype, or gamma_max below 1.
+
+    >>> import numpy as np
+    >>> import specjax as sj
+    >>> sj.policies.oracle(np.ones((1, 8), bool), gamma_max=4).name
+    'oracle up to 4'
     """
     table = np.asarray(agrees)
     if table.ndim != 2 or table.dtype != bool:
         raise ValueError(f"agrees must be a table [rows, tokens] of bool, got {table.dtype} of shape {table.shape}")
     runs = np.zeros((table.shape[0], table.shape[1] + 1), np.int32)
-    for at in reversed(range(table.shape[1])):  # how many tokens in a row it says from there on
+    for at in reversed(range(table.shape[1])):  # length of the run of agreements that starts there
         runs[:, at] = np.where(table[:, at], runs[:, at + 1] + 1, 0)
-    return Rule(f"oracle up to {gamma_max}", _oracle(check_gamma(gamma_max)), {"runs": jnp.asarray(runs)})
+    checks.integer("gamma_max", gamma_max, least=1)
+    return Rule(f"oracle up to {gamma_max}", _oracle(gamma_max), {"runs": jnp.asarray(runs)})
 
 
 @memoize
@@ -201,7 +258,7 @@ def _oracle(gamma_max: int) -> Policy:
 
 
 def agreement(draft: Any, prompts: np.ndarray, length: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Whether the draft's most probable token is the one that follows, at every place of texts that are known.
+    """Whether the draft's most probable token is the one that follows, at every position of known texts.
 
     Args:
       draft: a model from `specjax.load`.

@@ -22,10 +22,10 @@ from jaxtyping import Array, Float, Int
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from specjax import api, drafters, files, theory
+from specjax import api, checks, drafters, files, theory
 from specjax import decoding as loop
 from specjax.policies.drafting import TOP, Disco, features, score
-from specjax.policies.policy import Policy, Rule, as_planned, check_gamma, learn_nothing
+from specjax.policies.policy import Policy, Rule, as_planned, learn_nothing
 
 HIDDEN, STEPS, RATE = 32, 600, 1e-2
 FEATURES = TOP + 2
@@ -80,7 +80,8 @@ def record(target: Any, draft: Any, prompts: api.Prompts, *, gamma_max: int = 16
       gamma_max: draft tokens per round.
       options: of `specjax.generate`, such as temperature, max_new_tokens and seed.
     """
-    rule = Rule(f"record {gamma_max}", _recorder(check_gamma(gamma_max)))
+    checks.integer("gamma_max", gamma_max, least=1)
+    rule = Rule(f"record {gamma_max}", _recorder(gamma_max))
     job = api.prepare(target, prompts, drafter=drafters.model(draft, policy=rule, buckets=()), **options)
     seen, accepted = [], []
     for state, info in loop.stream(job.params, job.state, **job.static):

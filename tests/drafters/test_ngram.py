@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import drafters
 from specjax.drafters.ngram import lookup, ngram
 from tests import battery
 
@@ -72,11 +73,12 @@ def test_what_is_proposed_is_what_followed_and_no_more():
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"), [((0, 3, 1), "gamma"), ((4, 1, 2), "got 2 and 1"), ((4, 3, 0), "got 0 and 3")]
+    ("options", "name"),
+    [({"gamma": 0}, "gamma"), ({"longest": 1, "shortest": 2}, "shortest"), ({"shortest": 0}, "shortest")],
 )
-def test_what_cannot_be_looked_up_is_refused(choice, told):
-    with pytest.raises(ValueError, match=told):
-        ngram(*choice)
+def test_lengths_out_of_range_are_refused(options, name):
+    with pytest.raises(ValueError, match=name):
+        drafters.ngram(**options)
 
 
 def test_the_control_rule_is_not_the_first_match():

@@ -313,21 +313,21 @@ def test_another_corpus_of_one_size_is_no_trace():
 
 
 @pytest.mark.parametrize(
-    ("make", "choice", "told"),
+    ("make", "options", "name"),
     [
-        (drafters.suffix, {"gamma": 0}, "gamma must be at least 1, got 0"),
-        (drafters.suffix, {"longest": 2, "shortest": 3}, "got 3 and 2"),
-        (drafters.suffix, {"confidence": 1.5}, r"lie in 0\.\.1, got 1.5"),
-        (drafters.suffix_tree, {"size": 100, "depth": 2}, r"lie in 3\.\.17 at depth 2, got 100"),
+        (drafters.suffix, {"gamma": 0}, "gamma"),
+        (drafters.suffix, {"longest": 2, "shortest": 3}, "shortest"),
+        (drafters.suffix, {"confidence": 1.5}, "confidence"),
+        (drafters.suffix_tree, {"size": 100, "depth": 2}, "size"),
         (drafters.suffix_tree, {"size": 3, "depth": 3}, "depth"),
-        (drafters.corpus, {"documents": [[], []]}, "all its documents are empty"),
-        (drafters.corpus, {"documents": [[1], [2, -4]]}, "document 1 holds token -4"),
-        (drafters.corpus, {"documents": [[1]], "depth": 0}, "depth must be at least 1, got 0"),
+        (drafters.corpus, {"documents": [[], []]}, "documents"),
+        (drafters.corpus, {"documents": [[1], [2, -4]]}, "document 1.*-4"),
+        (drafters.corpus, {"documents": [[1]], "depth": 0}, "depth"),
     ],
 )
-def test_what_cannot_be_is_refused(make, choice, told):
-    with pytest.raises(ValueError, match=told):
-        make(**choice)
+def test_arguments_out_of_range_are_refused(make, options, name):
+    with pytest.raises(ValueError, match=name):
+        make(**options)
 
 
 def test_a_corpus_that_does_not_fit_is_refused():
