@@ -59,6 +59,8 @@ MORE = [
     "small-kv:gamma=2,budget=12,cache=(snapkv:window=6,observed=2,every=4)",
     "small-kv:gamma=2,budget=12,cache=(retrieval:window=6,chunk=2,every=4)",
 ]  # fmt: skip
+NAMED = {Strategy.parse(text.format(table="x")).name for text in RUNS | HEAVY}
+MORE += [name for name in registry.DRAFTERS if name not in NAMED]  # a new drafter runs with its default settings
 
 
 def _arguments(text: str, family: dict[str, str]) -> list[str]:
@@ -68,29 +70,25 @@ def _arguments(text: str, family: dict[str, str]) -> list[str]:
     return ["generate", "--target", family["target"], *drafts, "--drafter", filled, PROMPT, *NEW]
 
 
-def test_every_drafter_runs():
-    assert {Strategy.parse(text.format(table="x")).name for text in RUNS | HEAVY} == set(registry.DRAFTERS)
-
-
 @pytest.mark.parametrize("text", [*RUNS, *(pytest.param(text, marks=pytest.mark.slow) for text in HEAVY)])
-def test_it_says_what_plain_decoding_says(text, family, plain, specjax_program):
+def test_output_equals_plain_decoding(text, family, plain, specjax_program):
     ran = specjax_program(*_arguments(text, family))
     assert ran.code == 0, ran.err
-    told = json.loads(ran.out)
-    assert told["tokens"] == [plain] and told["lossless"] is True
-    assert told["verifier"] == (RUNS | HEAVY)[text] and (told["stats"]["drafted"] > 0) == (text != "plain")
+    record = json.loads(ran.out)
+    assert record["tokens"] == [plain] and record["lossless"] is True
+    assert record["verifier"] == (RUNS | HEAVY)[text] and (record["stats"]["drafted"] > 0) == (text != "plain")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", MORE)
-def test_so_it_does_with_other_settings(text, family, plain, specjax_program):
+def test_output_equals_plain_decoding_with_other_settings(text, family, plain, specjax_program):
     ran = specjax_program(*_arguments(text, family))
     assert ran.code == 0, ran.err
-    told = json.loads(ran.out)
-    assert told["tokens"] == [plain] and told["lossless"] is True
+    record = json.loads(ran.out)
+    assert record["tokens"] == [plain] and record["lossless"] is True
 
 
-WRONG = {  # arguments, and what the message must contain
+WRONG = {  # arguments, and the option or value that the message must name
     "layers out of range": (["--drafter", "layer-skip:layers=0+7"], "layers"),
     "all layers": (["--drafter", "layer-skip:layers=0-1"], "layers"),
     "no table": (["--drafter", "table:absent.safetensors"], "file=absent.safetensors"),
@@ -116,17 +114,17 @@ WRONG = {  # arguments, and what the message must contain
 
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.usefixtures("nothing_is_computed")
-def test_what_cannot_work_is_one_line_and_nothing_is_computed(case, refused, family):
-    args, said = WRONG[case]
+def test_bad_options_are_refused_in_one_line_before_any_work(case, refused, family):
+    args, name = WRONG[case]
     ran = refused("generate", "x", "--target", family["target"], *(arg.format(**family) for arg in args))
-    assert re.search(said, ran.err)
+    assert re.search(name, ran.err)
 
 
-def test_a_lossy_run_says_so(specjax_program, family):
+def test_a_lossy_run_reports_it(specjax_program, family):
     args = ["--target", family["target"], "--drafter", "ngram:gamma=2", "--verifier", "lossy-typical", *NEW]
     ran = specjax_program("generate", PROMPT, *args)
-    told = json.loads(ran.out)
-    assert ran.code == 0 and told["lossless"] is False and told["verifier"] == "lossy-typical"
+    record = json.loads(ran.out)
+    assert ran.code == 0 and record["lossless"] is False and record["verifier"] == "lossy-typical"
 
 
 def test_help_lists_everything(specjax_program):
