@@ -23,7 +23,7 @@ from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.registry import Strategy
 from specjax.stopping import Stop
-from specjax.trees import from_paths, regular
+from specjax.trees import chain, from_paths, regular
 
 FREE = "free"  # name of strategies whose drafter costs nothing: their rounds cost one verification
 SHORT, LONG = 2, 8  # draft lengths measured for a draft model: two lengths separate its step from the overhead
@@ -116,7 +116,7 @@ class Survey:
         """The drafter of a strategy, built once. Drafters made from the target share their weights."""
         if strategy not in self._drafters:
             free = strategy.name == FREE
-            made = load_free(strategy.get("gamma")) if free else strategy.build(self.target, self.drafts)
+            made = load_free(chain(strategy.get("gamma"))) if free else strategy.build(self.target, self.drafts)
             if strategy.name in SELF:
                 alike = (built.params for old, built in self._drafters.items() if old.name == strategy.name)
                 made = made._replace(params=next(alike, made.params))

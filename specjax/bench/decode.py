@@ -16,6 +16,7 @@ from specjax.bench.record import Row
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
+from specjax.models.shapes import published_shapes, random_params
 
 PROMPT, NEW = 64, 128
 
@@ -36,11 +37,10 @@ def bandwidth(megabytes: int = 512, repeats: int = 3) -> float:
     return sum(part.nbytes for part in parts) / best
 
 
-def random_model(size: str, dtype: str) -> Model:
-    """An OPT shape with random weights."""
-    config, fmt = opt.sizes()[size], default_format(dtype)
-    params = jax.jit(lambda key: opt.FAMILY.init(key, config, fmt))(jax.random.key(0))
-    return Model(f"opt-{size}", opt.FAMILY, config, fmt, params)
+def random_model(name: str, dtype: str) -> Model:
+    """A published shape with random weights."""
+    (family, config), fmt = published_shapes()[name], default_format(dtype)
+    return Model(name, family, config, fmt, random_params(family, config, fmt))
 
 
 def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model]:
@@ -48,7 +48,7 @@ def agreeing(size: str, dtype: str, draft_layers: int = 2) -> tuple[Model, Model
 
     The draft is the target's first layers; the output projections of the target's other layers are scaled down.
     """
-    target = random_model(size, dtype)
+    target = random_model(f"opt-{size}", dtype)
     layers = dict(target.params["layers"])
     scaled = lambda kernel: jax.tree.map(lambda part: (part * 0.02).astype(part.dtype), kernel)
     quiet = lambda linear: {**linear, "kernel": scaled(linear["kernel"])}
@@ -74,7 +74,7 @@ def plain(size: str, dtype: str, rows: Sequence[int], repeats: int) -> Iterator[
     `bandwidth_share`: bytes of weights per step over the memory bandwidth, both medians of the same turns.
     `steps_of_one_row`: the time of a step over that of the first batch size.
     """
-    model = random_model(size, dtype)
+    model = random_model(f"opt-{size}", dtype)
     other = peer.make_peer(model) if peer.available() else None
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     first = 0.0

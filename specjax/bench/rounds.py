@@ -26,21 +26,20 @@ INNER = 9  # requests per turn of `overhead`: one takes some 50 ms, too short to
 
 
 @memoize
-def free(gamma: int) -> Drafter:
+def free(tree: trees.Tree) -> Drafter:
     """A drafter without cost, which always proposes token 0: its rounds cost one verification."""
-    tree = trees.chain(gamma)
 
     def propose(params, key, state, pending, warp):
         del params, key, warp
-        tokens = jnp.pad(pending[:, None], ((0, 0), (0, gamma)))
+        tokens = jnp.pad(pending[:, None], ((0, 0), (0, tree.size - 1)))
         return Draft(tokens, jnp.ones_like(tokens, bool), None), state
 
     return Drafter(tree, lambda *args: (), propose, lambda params, state, committed: state)
 
 
-def load_free(gamma: int) -> LoadedDrafter:
+def load_free(tree: trees.Tree) -> LoadedDrafter:
     """`free` for `specjax.generate`."""
-    return LoadedDrafter("free", free(gamma))
+    return LoadedDrafter("free", free(tree))
 
 
 def round_program(
@@ -69,8 +68,8 @@ def _milliseconds(runs: measuring.Runs) -> measuring.Spread:
 
 def verify_cost(size: str, dtype: str, repeats: int) -> Iterator[Row]:
     """Rounds that verify 2 to 16 tokens, relative to a step of plain decoding; ratios are taken within a turn."""
-    model = random_model(size, dtype)
-    programs = {width: _rounds(model, load_free(width - 1) if width > 1 else None) for width in WIDTHS}
+    model = random_model(f"opt-{size}", dtype)
+    programs = {width: _rounds(model, load_free(trees.chain(width - 1)) if width > 1 else None) for width in WIDTHS}
     runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
     for width, one in runs.items():
         low, median, high = _milliseconds(one)
@@ -85,7 +84,7 @@ def composition(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> I
     target, draft = agreeing(size, dtype)
     programs: dict[tuple[str, int], Callable[[], float]] = {("step", 0): _rounds(draft, None)}
     programs |= {("round", gamma): _rounds(target, drafters.model(draft, gamma=gamma)) for gamma in gammas}
-    programs |= {("verify", gamma): _rounds(target, load_free(gamma)) for gamma in gammas}
+    programs |= {("verify", gamma): _rounds(target, load_free(trees.chain(gamma))) for gamma in gammas}
     runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
     ms = {name: _milliseconds(one).median for name, one in runs.items()}
     for gamma in gammas:
@@ -152,7 +151,7 @@ def round_times(
     """
     programs = {
         "step": round_program(target, prompts, None, settings),
-        "verify": round_program(target, prompts, load_free(gamma), settings),
+        "verify": round_program(target, prompts, load_free(trees.chain(gamma)), settings),
         "round": round_program(target, prompts, drafter, settings),
     }
     runs = measuring.interleave(programs, repeats)

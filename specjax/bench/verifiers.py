@@ -39,7 +39,7 @@ def cost(
       repeats: interleaved runs; medians are reported.
       names: of `verify.TABLE`. Verifiers of point masses receive the draft without its distributions.
     """
-    model = random_model(size, "float32")
+    model = random_model(f"opt-{size}", "float32")
     tree, vocab = trees.chain(gamma), model.vocab_size
     read = jax.jit(model.lm.prefill, static_argnums=3)(
         model.params, jnp.ones((rows, PROMPT), jnp.int32), jnp.full((rows,), PROMPT, jnp.int32), SLOTS

@@ -89,5 +89,5 @@ def test_the_free_drafter_changes_nothing_and_costs_one_verification():
     model = sj.load("bundled/opt-tiny")
     settings = {"max_new_tokens": 6, "temperature": 0.0}
     plain = sj.generate(model, ["Once upon a time"], **settings)
-    free = sj.generate(model, ["Once upon a time"], drafter=rounds.load_free(3), **settings)
+    free = sj.generate(model, ["Once upon a time"], drafter=rounds.load_free(sj.trees.chain(3)), **settings)
     assert free.tokens == plain.tokens and free.stats.tested == free.stats.rounds

@@ -1,0 +1,267 @@
+"""Speculative decoding of published shapes: random weights, simulated acceptance, and the closed form beside it."""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax import api, measuring, theory, trees
+from specjax import decoding as loop
+from specjax.api import Generation
+from specjax.bench.decode import random_prompts
+from specjax.bench.record import Row, free_memory
+from specjax.bench.rounds import load_free
+from specjax.checks import lookup
+from specjax.drafters import LoadedDrafter
+from specjax.drafters.cascade import CascadeParams, cascade
+from specjax.drafters.model_tree import plan
+from specjax.model import Model
+from specjax.models import opt
+from specjax.models.format import default_format
+from specjax.models.shapes import cache_bytes, published_shapes, random_params, weight_bytes
+from specjax.programs import cache_bucket, memoize, prompt_bucket
+from specjax.registry import Strategy
+from specjax.trees import Tree
+from specjax.verify import TABLE, Verifier, simulated
+
+STREAMS = 1024  # random streams of which those of typical acceptance are taken
+TEMPORARIES, LOGITS = 0.5e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
+Pass = tuple[int, int]  # a forward pass of a draft: number of the model, tokens per row
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeRun:
+    """A target and its drafts.
+
+    Attributes:
+      target, drafts: names of published shapes.
+      strategy: drafter with its draft length.
+      alpha: acceptance probability of a tested token, for each depth or, if one, for all.
+      inner_alpha: that of the inner rounds of a cascade.
+      dtype: of all weights.
+      rows: batch size.
+      temperature: of target and draft.
+      prompt, new: tokens of each row.
+    """
+
+    target: str
+    drafts: tuple[str, ...]
+    strategy: Strategy
+    alpha: tuple[float, ...] = (0.75,)
+    inner_alpha: float = 0.75
+    dtype: str = "bfloat16"
+    rows: int = 1
+    temperature: float = 0.0
+    prompt: int = 64
+    new: int = 128
+
+    @property
+    def key(self) -> Row:
+        """Everything that its row depends on, as JSON."""
+        return {**dataclasses.asdict(self), "strategy": self.strategy.text}
+
+    @property
+    def title(self) -> str:
+        alpha = "/".join(f"{alpha:g}" for alpha in self.alpha)
+        models = " > ".join((self.target, *self.drafts))
+        return f"{models}, {self.strategy.text}, α {alpha}, {self.dtype}, {self.rows} rows"
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def bytes_needed(run: ShapeRun) -> float:
+    """Bytes of weights, caches and temporary arrays."""
+    fmt, known, nodes = default_format(run.dtype), published_shapes(), run.strategy.nodes
+    slots = run.rows * (prompt_bucket(run.prompt) + cache_bucket(run.prompt + run.new) + nodes)
+    models = [known[name] for name in {run.target, *run.drafts}]
+    held = sum(weight_bytes(*model, fmt) + cache_bytes(*model, fmt, slots) for model in models)
+    return held + LOGITS * 4 * run.rows * nodes * known[run.target][1].vocab_size + TEMPORARIES
+
+
+def check_run(run: ShapeRun) -> None:
+    """Checks a run before anything is allocated.
+
+    Raises:
+      ValueError: an unknown shape, models that cannot work together, too few or too many drafts, or shapes that do not
+        fit into memory; names the largest target of the family that fits.
+    """
+    known = published_shapes()
+    family, config = lookup(run.target, known, "target")
+    for name in run.drafts:
+        other, draft = lookup(name, known, "draft")
+        if draft.vocab_size != config.vocab_size or other.model.encoder_decoder != family.model.encoder_decoder:
+            raise ValueError(f"draft {name} has another vocabulary than {run.target}, or is another kind of model")
+    if len(run.drafts) != run.strategy.needs:
+        raise ValueError(f"drafter {run.strategy.text!r} requires {run.strategy.needs} draft(s), got {len(run.drafts)}")
+    if run.strategy.name == "cascade" and len(run.alpha) > 1:
+        raise ValueError("alpha must be one number for a cascade, not one for each depth")
+    needed, free = bytes_needed(run), free_memory()
+    if free is None or needed <= free:
+        return
+    sizes = {
+        name: bytes_needed(dataclasses.replace(run, target=name))
+        for name, (other, shape) in known.items()
+        if other is family and shape.vocab_size == config.vocab_size
+    }
+    fits = [name for name, size in sizes.items() if size <= free]
+    best = max(fits, key=lambda name: (sizes[name], _common_start(name, run.target)), default=None)
+    remedy = f"the largest target that fits is {best} ({sizes[best] / 1e9:.1f} GB)" if best else "no other target fits"
+    beside = f" with {', '.join(run.drafts)}" if run.drafts else ""
+    raise ValueError(
+        f"{run.target}{beside} takes {needed / 1e9:.1f} GB in {run.dtype}, and {free / 1e9:.1f} GB are free: {remedy}"
+    )
+
+
+def _common_start(one: str, other: str) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+# --- the closed form -------------------------------------------------------------------------------------------------
+
+
+def expected_tokens(tree: Tree, alpha: Sequence[float]) -> float:
+    """Expected tokens per round with `simulated`: children are tested in order, each with the alpha of its depth."""
+    by_depth = np.asarray(alpha)[np.minimum(np.arange(tree.width - 1), len(alpha) - 1), None]
+    if tree.is_chain:
+        return float(theory.expected_tokens_by_position(by_depth[:, 0]))
+    ranks = np.arange(tree.children.shape[1])
+    return float(theory.tree_tokens(tree.parents, by_depth * (1 - by_depth) ** ranks))
+
+
+def draft_passes(strategy: Strategy, drafter: LoadedDrafter) -> tuple[Pass, ...] | None:
+    """Forward passes of draft models per round; of a cascade, one of each model. None: no closed form."""
+    if strategy.name == "model" and strategy.gamma is not None:
+        return ((0, 1),) * strategy.gamma
+    if strategy.name == "tree":
+        return tuple((0, len(level.nodes)) for level in plan(drafter.drafter.tree)[0])
+    if strategy.name == "cascade" and strategy["inner"].name == "model" and strategy["inner"].gamma is not None:
+        return (0, strategy["inner"].gamma + 1), (1, 1)
+    return None
+
+
+def closed_form(run: ShapeRun, tree: Tree, passes: Sequence[Pass], cost: Mapping[Pass, float], verify: float) -> float:
+    """Speed-up over plain decoding with measured costs, relative to a step of the target."""
+    if run.strategy.name == "cascade":
+        alphas, gammas = (run.alpha[0], run.inner_alpha), (run.strategy.gamma, run.strategy["inner"].gamma)
+        costs = [cost[one] / verify for one in passes]
+        return float(theory.cascade_factor_whole_rounds(alphas, costs, gammas)) / verify
+    return expected_tokens(tree, run.alpha) / (sum(cost[one] for one in passes) + verify)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def verifier(alpha: tuple[float, ...]) -> Verifier:
+    return TABLE["simulated"]._replace(fn=simulated(alpha))
+
+
+def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafter:
+    """The drafter of a run; acceptance in the inner rounds of a cascade is simulated as well."""
+    if run.strategy.name != "cascade":
+        return run.strategy.build(target, drafts)
+    middle, *rest = drafts
+    inner = run.strategy["inner"].build(middle, rest)
+    lm = middle.variant(capture=inner.drafter.capture)
+    made = cascade(lm, inner.drafter, simulated(run.inner_alpha), run.strategy.gamma)
+    return LoadedDrafter(run.strategy.text, made, CascadeParams(middle.params, inner.params), middle)
+
+
+@memoize
+def typical_streams(tree: Tree, alpha: tuple[float, ...], new: int, rows: int) -> tuple[int, ...]:
+    """Numbers of random streams in which `simulated` accepts close to its expectation.
+
+    What is accepted depends on the stream alone: a model of almost no cost tells it for all of them.
+    """
+    config = opt.OPTConfig(vocab_size=16, width=8, embed_width=8, layers=1, heads=1, mlp_width=8, max_positions=2 * new)
+    fmt = default_format()
+    tiny = Model("tiny", opt.FAMILY, config, fmt, random_params(opt.FAMILY, config, fmt))
+    settings = {"drafter": load_free(tree), "verifier": verifier(alpha), "max_new_tokens": new, "temperature": 0.0}
+    job = api.prepare(tiny, [[5]] * STREAMS, **settings)
+    totals = jax.device_get(loop.generate(job.params, job.state, **job.static).totals)
+    off = abs(new / totals.rounds / expected_tokens(tree, alpha) - 1)
+    if tree.is_chain and len(alpha) == 1 and alpha[0] > 0:
+        off = off + abs(totals.accepted / np.maximum(totals.tested, 1) / alpha[0] - 1)
+    return tuple(map(int, np.argsort(off, kind="stable")[:rows]))
+
+
+def measure(
+    run: ShapeRun,
+    model: Callable[[str], Model],
+    *,
+    repeats: int = 3,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Row:
+    """Costs and speed of a run, interleaved with plain decoding of its target.
+
+    Args:
+      model: name of a shape -> the model, with random weights in the dtype of the run.
+      repeats: turns; ratios are medians of the ratios within a turn.
+      progress: receives the number of requests done and of all requests.
+    """
+    target, drafts = model(run.target), [model(name) for name in run.drafts]
+    drafter = build(run, target, drafts)
+    tree, static = drafter.drafter.tree, not drafter.drafter.dynamic
+    rows = typical_streams(tree, run.alpha, run.new, run.rows) if static else range(run.rows)
+    prompts = random_prompts(run.rows, target.vocab_size, run.prompt)
+
+    def request(decoder: Model, drafter: LoadedDrafter | None, alpha: tuple[float, ...]) -> Callable[[], Generation]:
+        settings: dict[str, Any] = {"max_new_tokens": run.new, "temperature": run.temperature, "rows": rows}
+        chosen = verifier(alpha) if drafter else None
+        return lambda: api.generate(decoder, prompts, drafter=drafter, verifier=chosen, **settings)
+
+    passes = draft_passes(run.strategy, drafter)
+    programs: dict[Any, Callable[[], Generation]] = {
+        "plain": request(target, None, ()),
+        "verify": request(target, load_free(tree), run.alpha),
+        "round": request(target, drafter, run.alpha),
+    }
+    for number, width in sorted(set(passes or ())):
+        wide = load_free(trees.chain(width - 1)) if width > 1 else None
+        programs[number, width] = request(drafts[number], wide, (1.0,))
+    runs = measuring.interleave(programs, repeats, progress=progress)
+
+    per_round = {name: one.each(_round_seconds) for name, one in runs.items()}
+    relative = {name: measuring.ratio(seconds, per_round["plain"]) for name, seconds in per_round.items()}
+    seconds = {name: one.each(lambda out: out.stats.seconds["decode"]) for name, one in runs.items()}
+    whole = {name: one.each(_request_seconds) for name, one in runs.items()}
+    stats = runs["round"].values[-1].stats
+    tokens, verify = run.rows * run.new, relative["verify"]
+    gains = [a / b for a, b in zip(seconds["plain"], seconds["round"], strict=True)]
+    row: Row = {
+        "bench": "shapes", "target": run.target, "draft": " > ".join(run.drafts), "drafter": run.strategy.text,
+        "alpha": "/".join(f"{alpha:g}" for alpha in run.alpha), "dtype": run.dtype, "rows": run.rows,
+        "temperature": run.temperature, "step_ms": 1e3 * statistics.median(per_round["plain"]),
+    }  # fmt: skip
+    if run.strategy.name == "cascade":
+        row["inner_alpha"] = run.inner_alpha
+    if passes is not None:
+        cost = {one: relative[one] for one in passes}
+        names = {one: run.drafts[one[0]] + (f" x{one[1]}" if one[1] > 1 else "") for one in cost}
+        row["c"] = next(iter(cost.values())) if len(cost) == 1 else {names[one]: cost[one] for one in cost}
+    row["verify"] = verify
+    if passes is not None and run.strategy.name != "cascade":
+        row["overhead"] = relative["round"] - verify - sum(cost[one] for one in passes)
+    row |= {
+        "tokens_per_round": stats.tokens_per_call, "accepted_per_tested": stats.accepted_per_tested,
+        "tokens_per_second": tokens / statistics.median(seconds["round"]),
+        "plain_tokens_per_second": tokens / statistics.median(seconds["plain"]),
+        "speedup": statistics.median(gains),
+        "speedup_spread": [min(gains), max(gains)],
+        "speedup_with_prompt": measuring.ratio(whole["plain"], whole["round"]),
+        "closed_form": None if passes is None else closed_form(run, tree, passes, cost, verify),
+        "load": max(one.load for one in runs.values()),
+    }  # fmt: skip
+    return row
+
+
+def _round_seconds(out: Generation) -> float:
+    """Seconds of a round; the rows of a batch share their rounds."""
+    return out.stats.seconds["decode"] / max(out.stats.rounds_by_row)
+
+
+def _request_seconds(out: Generation) -> float:
+    return out.stats.seconds["prefill"] + out.stats.seconds["decode"]

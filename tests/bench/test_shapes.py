@@ -1,0 +1,175 @@
+"""Benchmarks of published shapes: memory, the closed form, streams of typical acceptance, and runs of tiny shapes."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import specjax as sj
+from specjax import measuring, theory, trees
+from specjax.bench import shapes
+from specjax.bench.decode import random_model
+from specjax.bench.rounds import load_free
+from specjax.bench.shapes import ShapeRun
+from specjax.measuring import Runs
+from specjax.models import opt, t5
+from specjax.registry import Strategy
+
+OPT = opt.OPTConfig(vocab_size=40, width=16, embed_width=16, layers=2, heads=2, mlp_width=16, max_positions=256)
+T5 = t5.T5Config(vocab_size=40, width=16, head_width=8, heads=2, mlp_width=16, encoder_layers=2, decoder_layers=2)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Tiny shapes under published names."""
+    monkeypatch.setattr(opt, "sizes", lambda: {
+        "big": dataclasses.replace(OPT, layers=3), "middle": OPT, "small": dataclasses.replace(OPT, layers=1),
+    })  # fmt: skip
+    monkeypatch.setattr(t5, "sizes", lambda: {"t5-big": T5, "t5-small": T5})
+
+
+def run(drafter: str, **changed) -> ShapeRun:
+    strategy = Strategy.parse(drafter)
+    drafts = ("opt-middle", "opt-small")[2 - strategy.needs :]
+    return ShapeRun("opt-big", drafts, strategy, **{"new": 32, "prompt": 8, "dtype": "float32", **changed})
+
+
+# --- memory ---
+
+
+def test_needed_bytes_contain_every_array_once(tiny):
+    one = run("model:gamma=3")
+    larger = dataclasses.replace(one, rows=64)
+    weights = sum(leaf.nbytes for name in ("opt-big", "opt-small") for leaf in leaves(name))
+    assert shapes.bytes_needed(one) > weights
+    assert shapes.bytes_needed(larger) > shapes.bytes_needed(one) + 63 * 128 * 2 * (3 + 1) * 16 * 4
+    assert shapes.bytes_needed(one) == shapes.bytes_needed(dataclasses.replace(one, drafts=("opt-small",) * 2))
+
+
+def leaves(name):
+    return jax.tree.leaves(random_model(name, "float32").params)
+
+
+@pytest.mark.parametrize(
+    ("target", "free", "best"),
+    [("opt-66b", 14e9, "opt-2.7b"), ("t5-11b", 4e9, "t5-v1_1-large"), ("t5-xxl", 0.5e9, None)],
+)
+def test_shapes_that_do_not_fit_are_refused_with_the_largest_that_does(target, free, best, monkeypatch):
+    monkeypatch.setattr(shapes, "free_memory", lambda: free)
+    small = "opt-125m" if target.startswith("opt") else "t5-small"
+    with pytest.raises(ValueError, match=target) as refused:
+        shapes.check_run(ShapeRun(target, (small,), Strategy.of("model", gamma=5)))
+    assert (f"fits is {best} (" in str(refused.value)) == (best is not None)
+
+
+def test_what_fits_or_is_unknown_is_not_refused(monkeypatch):
+    for free in (1e12, None):
+        monkeypatch.setattr(shapes, "free_memory", lambda free=free: free)
+        shapes.check_run(ShapeRun("opt-66b", ("opt-125m",), Strategy.of("model", gamma=5)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"target": "opt-2b"}, "opt-2.7b"),
+        ({"drafts": ("t5-smal",)}, "t5-small"),
+        ({"drafts": ("t5-small",)}, "t5-small"),
+        ({"drafts": ()}, "draft"),
+        ({"strategy": Strategy.parse("cascade"), "drafts": ("opt-350m", "opt-125m"), "alpha": (0.5, 0.4)}, "alpha"),
+    ],
+)  # fmt: skip
+def test_runs_that_cannot_be_are_refused(changed, said):
+    one = ShapeRun("opt-1.3b", ("opt-125m",), Strategy.of("model", gamma=5))
+    with pytest.raises(ValueError, match=said):
+        shapes.check_run(dataclasses.replace(one, **changed))
+
+
+# --- the closed form ---
+
+
+def test_expected_tokens():
+    assert shapes.expected_tokens(trees.chain(7), (0.75,)) == pytest.approx(theory.expected_tokens(0.75, 7))
+    by_depth = shapes.expected_tokens(trees.chain(4), (0.9, 0.5))
+    assert by_depth == pytest.approx(theory.expected_tokens_by_position([0.9, 0.5, 0.5, 0.5]))
+    assert shapes.expected_tokens(trees.regular((2, 1)), (0.5,)) == pytest.approx(1 + 0.75 + 0.75 * 0.5)
+
+
+def test_the_closed_form_of_a_chain_is_theorem_3_8():
+    one = run("model:gamma=5", alpha=(0.8,))
+    found = shapes.closed_form(one, trees.chain(5), ((0, 1),) * 5, {(0, 1): 0.02}, 1.5)
+    assert found == pytest.approx(theory.walltime_factor(0.8, 5, 0.02, verify_cost=1.5))
+
+
+def test_the_closed_form_of_a_cascade_is_that_of_theory():
+    one = run("cascade:gamma=6,inner=(model:gamma=3)", alpha=(0.8,), inner_alpha=0.9)
+    costs = {(0, 4): 0.3, (1, 1): 0.01}
+    found = shapes.closed_form(one, trees.chain(6), ((0, 4), (1, 1)), costs, 1.0)
+    assert found == pytest.approx(theory.cascade_factor_whole_rounds([0.8, 0.9], [0.3, 0.01], [6, 3]))
+    dearer = shapes.closed_form(one, trees.chain(6), ((0, 4), (1, 1)), costs, 1.5)
+    assert 1 / dearer == pytest.approx(1 / found + 0.5 / theory.expected_tokens(0.8, 6))
+
+
+# --- measuring ---
+
+
+@pytest.mark.parametrize(("tree", "alpha", "within"), [
+    (trees.chain(7), (0.75,), 0.02), (trees.chain(3), (0.9, 0.3), 0.02), (trees.regular((3, 2)), (0.6,), 0.02),
+])  # fmt: skip
+def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, within):
+    """They were chosen with another model: what is accepted depends on the stream alone."""
+    streams, target = shapes.typical_streams(tree, alpha, 128, 4), random_model("opt-big", "float32")
+    settings = {"drafter": load_free(tree), "verifier": shapes.verifier(alpha), "max_new_tokens": 128}
+    out = sj.generate(target, [[5, 6]] * 4, rows=streams, **settings)
+    assert len(set(streams)) == 4
+    for rounds in out.stats.rounds_by_row:
+        assert 128 / rounds == pytest.approx(shapes.expected_tokens(tree, alpha), rel=within)
+    if len(alpha) == 1 and tree.is_chain:
+        assert out.stats.accepted_per_tested == pytest.approx(alpha[0], rel=within)
+    others = sj.generate(target, [[5, 6]] * 4, **settings).stats.rounds_by_row
+    assert max(abs(128 / rounds / shapes.expected_tokens(tree, alpha) - 1) for rounds in others) > 2 * within
+
+
+SLOW = ("dynamic-tree:size=6,depth=2,width=3", "ngram:gamma=2", "layer-skip:layers=0,gamma=2")
+
+
+@pytest.mark.parametrize("drafter", [
+    "model:gamma=3", "tree:3x2", "cascade:gamma=4,inner=(model:gamma=2)",
+    *(pytest.param(drafter, marks=pytest.mark.slow) for drafter in SLOW),
+])  # fmt: skip
+def test_a_row_has_costs_and_speeds(tiny, drafter):
+    done = []
+    one = run(drafter, rows=2, inner_alpha=0.5)
+    row = shapes.measure(one, lambda name: random_model(name, "float32"), repeats=2,
+                         progress=lambda *numbers: done.append(numbers))  # fmt: skip
+    assert done[-1][0] == done[-1][1] > 0
+    assert row["tokens_per_second"] > 0 and row["plain_tokens_per_second"] > 0 and row["verify"] > 0
+    assert row["speedup_spread"][0] <= row["speedup"] <= row["speedup_spread"][1]
+    predicted = drafter.startswith(("model", "tree", "cascade"))
+    assert (row["closed_form"] is not None) == predicted == ("c" in row)
+    if drafter.startswith("cascade"):
+        assert set(row["c"]) == {"opt-middle x3", "opt-small"} and row["inner_alpha"] == 0.5
+    if drafter.startswith("tree"):
+        assert set(row["c"]) == {"opt-small", "opt-small x3"}
+
+
+def test_encoder_decoders_are_measured(tiny):
+    one = ShapeRun("t5-big", ("t5-small",), Strategy.of("model", gamma=2), (0.5,), dtype="bfloat16", prompt=8, new=16)
+    row = shapes.measure(one, lambda name: random_model(name, "bfloat16"), repeats=1)
+    assert row["c"] > 0 and row["closed_form"] > 0 and row["speedup_with_prompt"] > 0
+
+
+def test_costs_are_ratios_to_a_step_and_the_closed_form_follows(tiny, monkeypatch):
+    """Seconds per round: a step 2, a verification 3, a round 5, a step of the draft 0.5."""
+    seconds = {"plain": 2.0, "verify": 3.0, "round": 5.0, (0, 1): 0.5}
+    one = sj.generate(random_model("opt-small", "float32"), [[5]], max_new_tokens=10)
+
+    def took(each: float) -> sj.Generation:
+        stats = dataclasses.replace(one.stats, seconds={"prefill": 1.0, "decode": 10 * each})
+        return dataclasses.replace(one, stats=stats)
+
+    runs = {name: Runs(None, (took(each),) * 3, (), 0.0) for name, each in seconds.items()}
+    monkeypatch.setattr(measuring, "interleave", lambda programs, repeats, progress: runs)
+    row = shapes.measure(run("model:gamma=3"), lambda name: random_model(name, "float32"))
+    assert (row["c"], row["verify"], row["overhead"], row["speedup"]) == (0.25, 1.5, 0.25, 0.4)
+    assert row["closed_form"] == pytest.approx(theory.walltime_factor(0.75, 3, 0.25, verify_cost=1.5))
+    assert row["speedup_with_prompt"] == pytest.approx(21 / 51)
