@@ -19,7 +19,7 @@ from specjax.models.format import Format, default_format
 from specjax.types import Commit
 from specjax.verify.token import token_level
 from tests import distributions
-from tests.models.small import laid_out
+from tests.models.small import laid_out, noisy
 
 VOCAB, MAX_POSITIONS = 13, 64
 
@@ -47,26 +47,24 @@ FAMILIES = {
 SEEDS = {"opt": 1, "llama": 1, "t5": 1}  # weights whose greedy texts do not settle on one token
 ROWS = 8
 LENGTHS = np.array([1, 2, 3, 16, 9, 5, 4, 12], np.int32)
+WIDTH = 40  # of texts that are read without a cache: a prompt and what is decoded after it
 
 
 @functools.cache
 def target(family: str) -> Model:
     """A model whose greedy continuations vary."""
     module, config = FAMILIES[family]
-    leaves, structure = jax.tree.flatten(module.init(jax.random.key(0), config, Format()))
-    keys = jax.random.split(jax.random.key(SEEDS[family]), len(leaves))
-    drawn = [p + 0.6 * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)]
-    return Model(family, module, config, FMT, laid_out(jax.tree.unflatten(structure, drawn), FMT), eos=(2,))
+    initial = module.init(jax.random.key(0), config, Format())
+    params = noisy(initial, SEEDS[family], lambda leaf: 0.6)
+    return Model(family, module, config, FMT, laid_out(params, FMT), eos=(2,))
 
 
 @functools.cache
 def draft(family: str, noise: float = 0.1) -> Model:
     """The target with noise on every weight: right some of the time."""
     model = target(family)
-    leaves, structure = jax.tree.flatten(laid_out(model.params, FMT))  # (in, out)
-    keys = jax.random.split(jax.random.key(9), len(leaves))
-    near = [p + noise * jnp.std(p) * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)]
-    return dataclasses.replace(model, name=f"{family} draft", params=laid_out(jax.tree.unflatten(structure, near), FMT))
+    params = noisy(laid_out(model.params, FMT), 9, lambda leaf: noise * np.std(leaf))  # kernels (in, out)
+    return dataclasses.replace(model, name=f"{family} draft", params=laid_out(params, FMT))
 
 
 def guide(kind: str, family: str) -> LoadedDrafter:
@@ -159,23 +157,34 @@ def texts(state) -> list[list[int]]:
     return [tokens[b, :n].tolist() for b, n in enumerate(length)]
 
 
+@functools.cache
+def plain(family: str) -> list[list[int]]:
+    """Greedy rows of plain decoding."""
+    return texts(run(family, drafters.plain()))
+
+
 def scores(family: str, prompt: np.ndarray, length: int, new: np.ndarray) -> np.ndarray:
     """Logits [n + 1, V] that the model gives after the prompt and after each of the new tokens, without a cache.
 
     New tokens [B, n] after one and the same prompt give [B, n + 1, V].
     """
     model, news = target(family), np.atleast_2d(new).astype(np.int32)
-    given = np.tile(prompt[:length].astype(np.int32), (len(news), 1))
     if family == "t5":
+        given, counts = np.tile(prompt, (len(news), 1)), np.full((len(news),), length, np.int32)
         inputs = np.pad(news, ((0, 0), (1, 0)), constant_values=model.config.start_token)
-        count = jnp.full((len(news),), length, jnp.int32)
-        out = model.family.score(
-            model.params, model.config, FMT, jnp.asarray(given), jnp.asarray(inputs), encoder_length=count
-        )
+        out = _score(model.params, given, inputs, family=family, encoder_length=counts)
     else:
-        whole = np.concatenate([given, news], 1)
-        out = model.family.score(model.params, model.config, FMT, jnp.asarray(whole))[:, length - 1 :]
+        given = np.tile(prompt[:length], (len(news), 1))
+        after = np.zeros((len(news), WIDTH - length - news.shape[1]), np.int32)
+        out = _score(model.params, np.concatenate([given, news, after], 1), family=family)
+        out = out[:, length - 1 : length + news.shape[1]]
     return np.asarray(out)[0] if np.ndim(new) == 1 else np.asarray(out)
+
+
+@functools.partial(jax.jit, static_argnames="family")
+def _score(params, *tokens, family, **lengths):
+    module, config = FAMILIES[family]
+    return module.score(params, config, FMT, *tokens, **lengths)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin, which the other test processes pay for
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that reaches for the network is wrong
 
 # A shell that starts this in the background has Ctrl-C ignored, here and in the processes that tests start.
@@ -26,6 +27,7 @@ import jax
 import pytest
 
 FAKE_DEVICES = 8
+MAPS = 15_000
 jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -62,13 +64,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported by now stays: the collector need not walk through it again and again."""
+    del session
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def compiled_programs_go_with_their_module():
-    """Forgets what a module compiled. Every program holds memory maps, of which a process may have 65,530: a thousand
-    tests use them up, and the compiler then dies of a segmentation fault."""
+def compiled_programs_are_bounded():
+    """Forgets compiled programs once there are many. Each holds memory maps, of which a process may have 65,530: a
+    thousand tests use them up, and the compiler then dies of a segmentation fault."""
     yield
-    jax.clear_caches()
-    gc.collect()
+    from specjax import programs  # not before its annotations are checked
+
+    if programs.memory_maps() > MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -22,29 +22,23 @@ MORE = tuple(f"model-{g}" for g in (2, 4, 5, 6, 7))
 FAMILIES = tuple(battery.FAMILIES)
 
 
-@pytest.fixture(scope="module")
-def plain():
-    """Greedy rows of plain decoding, a family each."""
-    return {family: texts(run(family, drafters.plain())) for family in FAMILIES}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_vary(family, plain):
+def test_texts_vary(family):
     """Not one token over and over, which anything would reproduce."""
-    assert sum(len(set(row[8:])) > 3 for row in plain[family]) >= 4
+    assert sum(len(set(row[8:])) > 3 for row in battery.plain(family)) >= 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plain_greedy_is_the_argmax_of_the_scores(family, plain):
+def test_plain_greedy_is_the_argmax_of_the_scores(family):
     for row in (0, 4):
-        new = np.array(plain[family][row])
+        new = np.array(battery.plain(family)[row])
         logits = battery.scores(family, battery.prompts()[row], int(battery.LENGTHS[row]), new)
         assert logits[:-1].argmax(-1).tolist() == new.tolist()
 
 
-def greedy_equals_plain(kind, family, plain):
+def greedy_equals_plain(kind, family):
     state = run(family, guide(kind, family))
-    assert texts(state) == plain[family]
+    assert texts(state) == battery.plain(family)
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum() <= totals.drafted.sum()  # both outcomes were met
@@ -58,21 +52,21 @@ def greedy_equals_plain(kind, family, plain):
         [("model-3", "opt"), ("model-8", "llama"), ("model-1", "t5"), ("ngram-4", "t5")],
     ),
 )  # fmt: skip
-def test_greedy_equals_plain(kind, family, plain):
-    greedy_equals_plain(kind, family, plain)
+def test_greedy_equals_plain(kind, family):
+    greedy_equals_plain(kind, family)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", MORE)
-def test_greedy_equals_plain_for_every_gamma(kind, family, plain):
-    greedy_equals_plain(kind, family, plain)
+def test_greedy_equals_plain_for_every_gamma(kind, family):
+    greedy_equals_plain(kind, family)
 
 
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["t5"]))
-def test_a_perfect_draft_is_accepted_whole(family, plain):
+def test_a_perfect_draft_is_accepted_whole(family):
     state = run(family, drafters.model(battery.target(family), gamma=3))
-    assert texts(state) == plain[family]
+    assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert totals.accepted.sum() == totals.tested.sum()
     assert totals.rounds.tolist() == [battery.Setting.max_new // 4] * battery.ROWS
@@ -264,23 +258,23 @@ def test_a_stopped_row_writes_nothing_and_stops_no_other():
 
 
 @pytest.mark.parametrize("kind", ["plain", "model-8", "ngram-4"])
-def test_eos_inside_a_block_cuts_it_there(kind, plain):
-    eos = plain["opt"][3][5]
+def test_eos_inside_a_block_cuts_it_there(kind):
+    eos = battery.plain("opt")[3][5]
     state = run("opt", guide(kind, "opt"), setting=Setting(eos=(eos,)))
-    for row, new, stop in zip(plain["opt"], texts(state), state.stop.tolist(), strict=True):
+    for row, new, stop in zip(battery.plain("opt"), texts(state), state.stop.tolist(), strict=True):
         cut = row.index(eos) + 1 if eos in row else len(row)
         assert new == row[:cut]
         assert stop == (Stop.EOS if eos in row else Stop.MAX_TOKENS)
 
 
 @pytest.mark.parametrize("kind", ["plain", "model-8"])
-def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind, plain):
+def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind):
     pieces = [bytes([97 + token]) for token in range(battery.VOCAB)]
-    row = plain["opt"][2]
+    row = battery.plain("opt")[2]
     pattern = b"".join(pieces[t] for t in row[6:9])
     table = stopping.automaton([pattern], pieces, battery.VOCAB)
     state = run("opt", guide(kind, "opt"), setting=Setting(automaton=table))
-    for whole, new, stop in zip(plain["opt"], texts(state), state.stop.tolist(), strict=True):
+    for whole, new, stop in zip(battery.plain("opt"), texts(state), state.stop.tolist(), strict=True):
         at = b"".join(pieces[t] for t in whole).find(pattern)
         assert new == (whole if at < 0 else whole[: at + 3])
         assert stop == (Stop.MAX_TOKENS if at < 0 else Stop.STOP_STRING)
@@ -288,12 +282,12 @@ def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind, p
 
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 @pytest.mark.parametrize("kind", ["plain", "model-8"])
-def test_a_full_cache_stops_every_drafter_at_the_same_token(kind, family, plain):
+def test_a_full_cache_stops_every_drafter_at_the_same_token(kind, family):
     state = run(family, guide(kind, family), setting=Setting(cache_len=18))
     used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS
     room = np.minimum(18 - used + 1, Setting.max_new)
     assert state.length.tolist() == room.tolist()
-    assert texts(state) == [row[:n] for row, n in zip(plain[family], room, strict=True)]
+    assert texts(state) == [row[:n] for row, n in zip(battery.plain(family), room, strict=True)]
     codes = np.where(room < Setting.max_new, Stop.CACHE_FULL, Stop.MAX_TOKENS)
     assert state.stop.tolist() == codes.tolist()
 
@@ -314,7 +308,7 @@ def test_greedy_with_penalty_and_bias_equals_plain(family):
     expected = texts(run(family, drafters.plain(), **options))
     assert texts(run(family, guide("model-3", family), **options)) == expected
     assert texts(run(family, guide("ngram-4", family), **options)) == expected
-    assert expected != texts(run(family, drafters.plain()))
+    assert expected != battery.plain(family)
 
 
 def test_banned_tokens_never_come_out():
@@ -322,8 +316,8 @@ def test_banned_tokens_never_come_out():
     assert min(min(row) for row in texts(state)) >= 6
 
 
-def test_top_k_one_is_greedy(plain):
-    assert texts(run("opt", guide("model-3", "opt"), 1.0, top_k=1)) == plain["opt"]
+def test_top_k_one_is_greedy():
+    assert texts(run("opt", guide("model-3", "opt"), 1.0, top_k=1)) == battery.plain("opt")
 
 
 # --- compiling and the host --------------------------------------------------------------------------------------

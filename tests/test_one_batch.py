@@ -125,7 +125,7 @@ def test_nan_on_the_way_keeps_what_was_committed():
 def test_several_stop_tokens_inside_an_accepted_block():
     """A perfect draft of eight, so that stops lie inside accepted blocks; each token gives its own code."""
     perfect = drafters.model(battery.target("opt"), gamma=8)
-    whole = texts(run("opt", drafters.plain()))
+    whole = battery.plain("opt")
     eos, stops = (whole[3][5],), (whole[0][6], whole[4][3])
     assert len({*eos, *stops}) == 3
     state = run("opt", perfect, setting=Setting(eos=eos, stop_tokens=stops))

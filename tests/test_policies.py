@@ -20,11 +20,6 @@ from tests.test_decoding import SAMPLED, exact_joint, least, sampled_counts
 NEW = Setting.max_new
 
 
-@functools.cache
-def plain(family: str) -> list[list[int]]:
-    return texts(run(family, drafters.plain()))
-
-
 # --- rules ---------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +122,7 @@ MORE = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family
 def greedy_equals_plain(kind, family):
     chosen = guide(kind, family)
     state = run(family, chosen)
-    assert texts(state) == plain(family)
+    assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum() <= totals.drafted.sum()  # both outcomes were met
     assert totals.drafted.sum() < totals.rounds.sum() * (chosen.drafter.tree.size - 1)  # the policy did something
@@ -195,12 +190,12 @@ def test_rows_are_alone_and_numbers_are_arguments():
 @pytest.mark.slow
 def test_the_oracle_drafts_what_is_accepted_and_needs_no_more_rounds():
     draft = battery.draft("opt")
-    new = np.array(plain("opt"))
+    new = np.array(battery.plain("opt"))
     agrees = policies.agreement(draft, battery.prompts(), battery.LENGTHS, new)
     assert 0.1 < agrees.mean() < 0.99
     knowing = run("opt", drafters.model(draft, policy=policies.oracle(agrees, gamma_max=6)))
     fixed = run("opt", drafters.model(draft, gamma=6))
-    assert texts(knowing) == plain("opt")
+    assert texts(knowing) == battery.plain("opt")
     totals, others = jax.device_get((knowing.totals, fixed.totals))
     assert totals.accepted.tolist() == totals.drafted.tolist()
     assert totals.rounds.tolist() == others.rounds.tolist()
@@ -243,12 +238,12 @@ def test_after_a_pause_the_draft_model_has_read_everything():
     """The target drafts for itself: whatever the pauses, nothing is refused. Control: one token is lost."""
     chosen = drafters.model(battery.target("opt"), policy=scripted(SCRIPT))
     state = run("opt", chosen)
-    assert texts(state) == plain("opt")
+    assert texts(state) == battery.plain("opt")
     assert state.totals.accepted.tolist() == state.totals.drafted.tolist()
     assert state.totals.drafted[2] == 0 < state.totals.drafted[6] < state.totals.drafted[0]
     assert state.totals.rounds[2] == NEW
     lost = run("opt", forgets(chosen))
-    assert texts(lost) == plain("opt")
+    assert texts(lost) == battery.plain("opt")
     assert lost.totals.accepted.sum() < lost.totals.drafted.sum()
 
 
@@ -279,7 +274,7 @@ def widths_of(script, *, budget=None):
 def test_a_round_is_as_long_as_its_longest_draft():
     """The target reads 1, 3 or 5 tokens; the draft model runs as often as the longest row drafts, never in a pause."""
     target, draft, written = widths_of(SCRIPT)
-    assert written == plain("opt")
+    assert written == battery.plain("opt")
     assert target[:10] == [1] * 10
     assert target[10:12] == [3, 3]  # round 11: 2 of most rows, 1 of row 6; round 12: of the row that lags behind
     assert set(target) == {1, 3, 5}

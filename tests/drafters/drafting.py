@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoding as loop
-from specjax import drafters, verify
+from specjax import verify
 from specjax.drafters import LoadedDrafter
 from specjax.stopping import Stop
 from specjax.types import Draft
@@ -17,12 +17,6 @@ from tests.test_decoding import exact_joint, sampled_counts
 
 SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
 CASES, WIDTH = 64, 40  # one compile of the scores: so many texts at once, of at most so many tokens
-
-
-@functools.cache
-def plain(family: str) -> list[list[int]]:
-    """Greedy rows of plain decoding."""
-    return texts(run(family, drafters.plain()))
 
 
 def verifier(guide: LoadedDrafter, name: str):
@@ -36,7 +30,7 @@ def verifier(guide: LoadedDrafter, name: str):
 def greedy_equals_plain(family: str, guide: LoadedDrafter, name: str) -> loop.Totals:
     """Token for token, on a ragged batch; returns the totals for more."""
     state = run(family, guide, verify=verifier(guide, name))
-    assert texts(state) == plain(family)
+    assert texts(state) == battery.plain(family)
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     totals = jax.device_get(state.totals)
     assert (totals.rounds + totals.accepted >= Setting.max_new).all()
@@ -49,7 +43,7 @@ def a_full_cache_stops_at_the_same_token(family: str, guide: LoadedDrafter, name
     state = run(family, guide, verify=verifier(guide, name), setting=Setting(cache_len=18))
     used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS
     room = np.minimum(18 - used + 1, Setting.max_new)
-    assert texts(state) == [row[:n] for row, n in zip(plain(family), room, strict=True)]
+    assert texts(state) == [row[:n] for row, n in zip(battery.plain(family), room, strict=True)]
     assert state.stop.tolist() == np.where(room < Setting.max_new, Stop.CACHE_FULL, Stop.MAX_TOKENS).tolist()
 
 

@@ -98,32 +98,44 @@ def head(
     )  # fmt: skip
 
 
-def read_again(model, prompt: np.ndarray, length: int, new: list[int], capture: tuple[int, ...]) -> np.ndarray:
-    """[n, F]: `fused` of every token but the last, from one forward pass over the text of one row."""
-    lm = model.variant(capture=capture)
-    first = jnp.asarray(prompt[None] if model.encoder_decoder else prompt[None, :1])
-    count = jnp.asarray([length if model.encoder_decoder else 1], jnp.int32)
-    text = [model.config.start_token, *new] if model.encoder_decoder else [*prompt[:length].tolist(), *new]
-    text = np.asarray(text[:-1], np.int32)
-    read = lm.prefill(model.params, first, count, len(text))
-    mask, depth = np.tril(np.ones((len(text), len(text)), bool)), np.arange(len(text), dtype=np.int32)
-    out, _ = lm.extend(model.params, jnp.asarray(text[None]), read.cache, mask, depth)
-    return np.asarray(fused(out.features, out.hiddens)[0], np.float32)
+@functools.partial(jax.jit, static_argnames="lm")
+def _read(params, first, count, text, *, lm):
+    read = lm.prefill(params, first, count, text.shape[1])
+    width = text.shape[1]
+    mask, depth = jnp.tril(jnp.ones((width, width), bool)), jnp.arange(width, dtype=jnp.int32)
+    out, _ = lm.extend(params, text, read.cache, mask, depth)
+    return fused(out.features, out.hiddens)
+
+
+def all_texts(model, rows: list[list[int]]) -> list[list[int]]:
+    """What the decoder has read and written of each row of `battery.prompts()`."""
+    prompts = zip(battery.prompts().tolist(), battery.LENGTHS, strict=True)
+    heads = [[model.config.start_token] if model.encoder_decoder else p[:n] for p, n in prompts]
+    return [[*head, *new] for head, new in zip(heads, rows, strict=True)]
+
+
+def read_again(model, rows: list[list[int]], capture: tuple[int, ...]) -> list[np.ndarray]:
+    """[n, F] of each row: `fused` of every token but the last, from one forward pass over the texts."""
+    prompts, counts = battery.prompts(), battery.LENGTHS
+    if not model.encoder_decoder:
+        prompts, counts = prompts[:, :1], np.ones_like(counts)
+    texts = [text[:-1] for text in all_texts(model, rows)]
+    text = np.zeros((len(texts), battery.WIDTH), np.int32)
+    for at, row in enumerate(texts):
+        text[at, : len(row)] = row
+    out = _read(model.params, prompts, counts, text, lm=model.variant(capture=capture))
+    return [row[: len(read)] for row, read in zip(np.asarray(out, np.float32), texts, strict=True)]
 
 
 @functools.cache
 def fitted(family: str, depth: int, capture: tuple[int, ...], *, noise: float = 0.0) -> Float[Array, "depth F V"]:
     """Least squares from the hidden states of greedy texts to the tokens 2, 3, ... places on: often right on them."""
-    model = battery.target(family)
-    plain = battery.texts(battery.run(family, battery.guide("plain", family)))
+    model, plain = battery.target(family), battery.plain(family)
     inputs, tokens = [], []
-    for row, new in enumerate(plain):
-        prompt, length = battery.prompts()[row], int(battery.LENGTHS[row])
-        rows = read_again(model, prompt, length, new, capture)
-        text = [model.config.start_token, *new] if model.encoder_decoder else [*prompt[:length].tolist(), *new]
+    for text, rows, new in zip(all_texts(model, plain), read_again(model, plain, capture), plain, strict=True):
         for at in range(len(text) - len(new), len(rows) - depth):
-            state = Seen(jnp.asarray(rows[None]), jnp.asarray([at], jnp.int32))
-            inputs.append(np.asarray(summary(state, whole=bool(capture)))[0])
+            mean = [rows[:at].sum(0) / max(at, 1)] if capture else []
+            inputs.append(np.concatenate([rows[at - 1] if at else np.zeros_like(rows[0]), *mean]))  # as `summary`
             tokens.append(text[at + 1 : at + 1 + depth])
     one_hot = np.eye(battery.VOCAB, dtype=np.float32)[np.asarray(tokens)]
     found = [np.linalg.lstsq(np.asarray(inputs), one_hot[:, k], rcond=1e-3)[0] for k in range(depth)]

@@ -23,7 +23,7 @@ def bound(family, budget=BUDGET, **more):
 @pytest.mark.parametrize("family", ["t5", pytest.param("opt", marks=pytest.mark.slow), "llama"])
 def test_greedy_equals_plain(family):
     state = run(family, drafters.model(bound(family), gamma=GAMMA))
-    assert texts(state) == texts(run(family, drafters.plain()))
+    assert texts(state) == battery.plain(family)
     assert 0 < state.totals.accepted.sum() < state.totals.tested.sum()
 
 
@@ -35,7 +35,7 @@ def test_a_budget_that_everything_fits_into_makes_a_perfect_draft():
 def test_chunks_are_chosen_after_the_prompt():
     chosen = bound("opt", selection=Retrieval(window=3, chunk=2), budget=7)
     state = run("opt", drafters.model(chosen, gamma=GAMMA))
-    assert texts(state) == texts(run("opt", drafters.plain()))
+    assert texts(state) == battery.plain("opt")
 
 
 def test_slots_through_advances_and_retreats():

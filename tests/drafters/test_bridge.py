@@ -81,11 +81,6 @@ def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> LoadedDr
     return LoadedDrafter(kind, made, params(kind, family), draft(family))
 
 
-@functools.cache
-def plain(family: str) -> list[list[int]]:
-    return texts(run(family, drafters.plain()))
-
-
 # --- what is drafted ---------------------------------------------------------------------------------------------
 
 
@@ -215,7 +210,7 @@ def test_pack():
 
 def assert_greedy_equals_plain(kind: str, family: str):
     state = run(family, guide(kind, family))
-    assert texts(state) == plain(family)
+    assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum() <= totals.drafted.sum()
 
@@ -351,7 +346,7 @@ def test_a_row_without_room_goes_on_plainly(kind, monkeypatch):
         "reencoding": lambda: reencoding.__wrapped__(lm, 3, stretch=1),
     }[kind]()
     state = run("opt", made._replace(drafter=fresh, params=made.params._replace(reading=dense)))
-    assert texts(state) == plain("opt")
+    assert texts(state) == battery.plain("opt")
     drafted = np.asarray(state.totals.drafted)
     assert drafted.max() <= 9  # the first rounds
     assert (np.asarray(state.totals.rounds) > 15).all()

@@ -67,11 +67,6 @@ def tree_of(model) -> LoadedDrafter:
     return LoadedDrafter("tree", made, model.params, model)
 
 
-@functools.cache
-def plain(family: str) -> list[list[int]]:
-    return texts(run(family, drafters.plain()))
-
-
 # --- what is drafted ---------------------------------------------------------------------------------------------
 
 
@@ -94,7 +89,7 @@ def assert_drafts_are_the_models_own(kind: str):
                 assert drafts[row] == best[row, len(text) - 1 : len(text) - 1 + len(drafts[row])].tolist()
             rows[row] = text + info.committed[row, : info.emitted[row]].tolist()
         kept += info.accepted[np.asarray(info.active)].tolist()
-    assert [row[n:] for row, n in zip(rows, battery.LENGTHS, strict=True)] == plain("opt")
+    assert [row[n:] for row, n in zip(rows, battery.LENGTHS, strict=True)] == battery.plain("opt")
     assert set(kept) >= {0, 1, made.drafter.tree.size - 1}  # refused at once and later, and accepted whole
     return jax.device_get(state.draft.tally)
 
@@ -149,7 +144,7 @@ def test_a_middle_model_that_is_never_wrong_is_never_refused():
 
 def assert_greedy_equals_plain(kind: str, family: str):
     state = run(family, guide(kind, family))
-    assert texts(state) == plain(family)
+    assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum()
 
@@ -217,7 +212,7 @@ def test_penalties_reach_into_the_inner_rounds():
     state = run("opt", guide("target"), **options)
     assert texts(state) == expected
     assert state.totals.accepted.tolist() == state.totals.tested.tolist()
-    assert expected != plain("opt")
+    assert expected != battery.plain("opt")
 
 
 # --- rows are alone ----------------------------------------------------------------------------------------------
@@ -242,7 +237,7 @@ def test_rows_end_early_move_and_are_traced_once():
 def test_a_full_cache_stops_it_at_the_same_token():
     state = run("opt", guide("model"), setting=Setting(cache_len=18))
     room = np.minimum(18 - battery.LENGTHS + 1, Setting.max_new)
-    assert texts(state) == [row[:n] for row, n in zip(plain("opt"), room, strict=True)]
+    assert texts(state) == [row[:n] for row, n in zip(battery.plain("opt"), room, strict=True)]
     assert state.stop.tolist() == [Stop.CACHE_FULL if n < Setting.max_new else Stop.MAX_TOKENS for n in room]
 
 

@@ -44,11 +44,11 @@ def made(kind: str, family: str):
 
 def assert_received(seen, model, rows: list[list[int]], capture) -> None:
     """The hidden states of every committed token but the last, as one forward pass over each text has them."""
-    for row, new in enumerate(rows):
-        expected = read_again(model, battery.prompts()[row], int(battery.LENGTHS[row]), new, capture)
-        assert seen.length[row] == len(expected)
+    read, length = np.asarray(seen.rows), np.asarray(seen.length)
+    for row, expected in enumerate(read_again(model, rows, capture)):
+        assert length[row] == len(expected)
         close = 1e-5 * np.abs(expected).max()  # of the largest stream: rounding is relative to what was added up
-        np.testing.assert_allclose(seen.rows[row, : len(expected)], expected, rtol=1e-5, atol=close)
+        np.testing.assert_allclose(read[row, : len(expected)], expected, rtol=1e-5, atol=close)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def assert_received(seen, model, rows: list[list[int]], capture) -> None:
 def test_greedy_equals_plain_and_every_hidden_state_arrives(kind, family):
     drafter = made(kind, family)
     state = run(family, drafter, verify=drafting.verifier(drafter, VERIFIERS.get(kind, "token")))
-    assert texts(state) == drafting.plain(family)
+    assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum()
     assert_received(state.draft, battery.target(family), texts(state), drafter.drafter.capture)
@@ -100,7 +100,7 @@ def test_inside_a_cascade_a_head_reads_the_middle_model(kind, family):
     middle, inner = battery.draft(family), made(kind, family)
     drafter = drafters.cascade(middle, inner, gamma=4)
     state = run(family, drafter)
-    assert texts(state) == drafting.plain(family)
+    assert texts(state) == battery.plain(family)
     seen, lag = state.draft.inner, np.asarray(state.draft.lag)
     rows = [row[: len(row) - lag[at]] for at, row in enumerate(texts(state))]
     assert_received(seen, middle, rows, inner.drafter.capture)

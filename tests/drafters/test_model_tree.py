@@ -323,7 +323,7 @@ def test_penalties_reach_every_node():
     for kind, name in ((WITHOUT, "multiround-without"), (None, "deterministic")):
         guided = guide("opt", kind)
         assert battery.texts(battery.run("opt", guided, verify=TABLE[name].fn, **options)) == expected
-    assert expected != drafting.plain("opt")
+    assert expected != battery.plain("opt")
 
 
 # --- what cannot be ----------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def test_greedy_output_goes_on_past_the_drafts_positions(kind):
     """Prompts longer than the draft's table, and outputs that end far behind it, token for token those of plain."""
     drafter = KINDS[kind]()
     state = run("opt", drafter, verify=drafting.verifier(drafter, VERIFIERS.get(kind, "token")))
-    assert texts(state) == drafting.plain("opt")
+    assert texts(state) == battery.plain("opt")
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     totals = jax.device_get(state.totals)
     if kind != "cascade, inner":

@@ -52,11 +52,6 @@ def cascade(kind: str, family: str = "opt") -> LoadedDrafter:
     return drafters.cascade(middle, guide, gamma=4, verifier=verifier)
 
 
-@functools.cache
-def plain(family: str) -> list[list[int]]:
-    return texts(run(family, drafters.plain()))
-
-
 EXACT = ["exact tree", "exact dynamic tree", "exact policy", "exact slots"]
 OTHERS = [
     "tree", "dynamic tree", "policy", "suffix", "suffix tree", "lookahead", "layer skip", "int8", "sinks", "snapkv",
@@ -68,7 +63,7 @@ OTHERS = [
 def test_a_drafter_that_is_never_wrong_is_never_refused(kind):
     """It drafts after the text that was committed in the end, or it would be wrong about what follows."""
     state = run("opt", cascade(kind))
-    assert texts(state) == plain("opt")
+    assert texts(state) == battery.plain("opt")
     outer, tally = jax.device_get((state.totals, state.draft.tally))
     assert 0 < outer.accepted.sum() < outer.tested.sum()  # so that tokens were taken back
     assert tally.accepted.tolist() == tally.tested.tolist()
@@ -92,7 +87,7 @@ def test_one_that_does_not_forget_is_noticed(kind):
 )  # fmt: skip
 def test_greedy_equals_plain_with_every_drafter_inside(kind):
     state = run("opt", cascade(kind))
-    assert texts(state) == plain("opt")
+    assert texts(state) == battery.plain("opt")
     totals, tally = jax.device_get((state.totals, state.draft.tally))
     assert 0 < totals.accepted.sum() < totals.tested.sum()
     assert tally.drafted.sum() > 0
@@ -102,7 +97,7 @@ def test_greedy_equals_plain_with_every_drafter_inside(kind):
 @pytest.mark.parametrize("kind", ["tree", "policy", "layer skip", "sinks", "bounded"])
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_greedy_equals_plain_on_other_families(family, kind):
-    assert texts(run(family, cascade(kind, family))) == plain(family)
+    assert texts(run(family, cascade(kind, family))) == battery.plain(family)
 
 
 @pytest.mark.slow
@@ -112,7 +107,7 @@ def test_a_hierarchy_of_bounded_caches(budget, selection):
     small = drafters.bounded(battery.draft("opt", 0.3), budget=8, selection=Sinks(2), slack=8)
     middle = drafters.bounded(battery.target("opt"), budget=budget, selection=selection, slack=8)
     state = run("opt", drafters.cascade(middle, drafters.model(small, gamma=2), gamma=4))
-    assert texts(state) == plain("opt")
+    assert texts(state) == battery.plain("opt")
     outer, tally = jax.device_get((state.totals, state.draft.tally))
     assert 0 < tally.accepted.sum() < tally.tested.sum()
     assert (outer.accepted.sum() == outer.tested.sum()) == (budget == 64)  # where all fits, it is the target itself

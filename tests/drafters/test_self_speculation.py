@@ -51,7 +51,7 @@ def made(kind, family, gamma=3):
 def test_greedy_equals_plain(kind, family):
     """Ragged rows, most of them far longer than the budgets."""
     state = run(family, made(kind, family))
-    assert texts(state) == texts(run(family, drafters.plain()))
+    assert texts(state) == battery.plain(family)
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() <= totals.tested.sum() <= totals.drafted.sum()
@@ -128,7 +128,7 @@ def test_a_stopped_row_writes_nothing_and_stops_no_other(kind):
 def test_a_full_cache_stops_rows_at_the_same_token(kind):
     state = run("opt", made(kind, "opt"), setting=Setting(cache_len=18))
     room = np.minimum(18 - battery.LENGTHS + 1, Setting.max_new)
-    plain = texts(run("opt", drafters.plain()))
+    plain = battery.plain("opt")
     assert texts(state) == [row[:n] for row, n in zip(plain, room, strict=True)]
 
 
@@ -221,7 +221,7 @@ def test_stacked_layers_draft_the_same(kind, name, monkeypatch):
 def test_a_drafter_that_abuses_its_loan_is_seen():
     """The control: committed slots written, or lengths not given back, and greedy texts are others."""
     guide = made("layer-skip", "opt")
-    plain = texts(run("opt", drafters.plain()))
+    plain = battery.plain("opt")
 
     def abused(spoil):
         def propose(*arguments):

@@ -230,7 +230,7 @@ def test_what_is_proposed_by_hand():
 @functools.cache
 def past_outputs(family: str) -> Corpus:
     """Halves of the greedy texts: some of what will be said again."""
-    return corpus([row[:14] for row in drafting.plain(family)] + [row[8:] for row in drafting.plain(family)[:4]])
+    return corpus([row[:14] for row in battery.plain(family)] + [row[8:] for row in battery.plain(family)[:4]])
 
 
 def guide(family: str, kind: str) -> drafters.LoadedDrafter:
@@ -255,7 +255,7 @@ def test_a_corpus_helps(kind):
     """Against the same corpus with its tokens moved: what follows is then rubbish."""
     right = guide("opt", kind)
     past = past_outputs("opt")
-    moved = corpus([[(t + 5) % battery.VOCAB for t in row] for row in drafting.plain("opt")])
+    moved = corpus([[(t + 5) % battery.VOCAB for t in row] for row in battery.plain("opt")])
     accepted = [
         drafting.greedy_equals_plain("opt", right._replace(params=p), "deterministic").accepted.sum()
         for p in (past, moved)
@@ -305,7 +305,7 @@ def test_another_corpus_of_one_size_is_no_trace():
     run("opt", first, verify=drafting.verifier(first, "deterministic"))
     before = loop.trace_count()
     other = first._replace(params=corpus([[1, 2, 3]]))
-    assert battery.texts(run("opt", other, verify=drafting.verifier(first, "deterministic"))) == drafting.plain("opt")
+    assert battery.texts(run("opt", other, verify=drafting.verifier(first, "deterministic"))) == battery.plain("opt")
     assert loop.trace_count() == before
 
 

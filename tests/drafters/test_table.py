@@ -181,14 +181,9 @@ def test_history_keeps_what_was_committed():
 # --- through the loop --------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def plain(family: str) -> list[list[int]]:
-    return texts(run(family, drafters.plain()))
-
-
 def assert_greedy_equals_plain(family: str, order: int):
     state = run(family, table_of(family, order))
-    assert texts(state) == plain(family)
+    assert texts(state) == battery.plain(family)
     assert 0 < state.totals.accepted.sum() < state.totals.tested.sum()
 
 
@@ -221,7 +216,7 @@ def test_drafts_are_those_of_the_text_so_far():
     assert seen > 20
     new = [row[n:] for row, n in zip(rows, battery.LENGTHS, strict=True)]
     assert [len(row) for row in new] == budget.tolist()
-    assert [new[row] for row in greedy] == [plain("opt")[row][: budget[row]] for row in greedy]
+    assert [new[row] for row in greedy] == [battery.plain("opt")[row][: budget[row]] for row in greedy]
 
 
 def p_value(made: drafters.LoadedDrafter, family: str = "opt") -> float:

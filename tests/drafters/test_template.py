@@ -95,14 +95,14 @@ def test_rows_end_early_and_greedy_rows_are_plain():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", tuple(battery.FAMILIES))
 def test_greedy_equals_plain_everywhere(family):
-    assert texts(run(family, guide())) == texts(run(family, drafters.plain()))
+    assert texts(run(family, guide())) == battery.plain(family)
 
 
 @pytest.mark.slow
 def test_it_serves_in_a_cascade():
     made = drafters.cascade(battery.draft("opt"), guide(), gamma=4)
     state = run("opt", made)
-    assert texts(state) == texts(run("opt", drafters.plain()))
+    assert texts(state) == battery.plain("opt")
     assert 0 < state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
 
 

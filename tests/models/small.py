@@ -78,14 +78,19 @@ def _jitted(f: Callable, *static: str) -> Callable:
 def parameters(name: str) -> Params:
     """Separate float32 layers, kernels (in, out), drawn so that no bias is 0, no scale 1 and the logits spread."""
     module, config = CONFIGS[name]
-    params = module.init(jax.random.key(1), config, Format())
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    drawn = [
-        leaf + (0.25 if leaf.ndim == 2 else 0.3) * jax.random.normal(key, leaf.shape)
+    initial = module.init(jax.random.key(1), config, Format())
+    return noisy(initial, 2, lambda leaf: 0.25 if leaf.ndim == 2 else 0.3)
+
+
+def noisy(params: Params, seed: int, scale: Callable[[np.ndarray], float]) -> Params:
+    """Adds to each array normal noise of this scale. Sums are numpy's: JAX would compile one for each shape."""
+    leaves, structure = jax.tree.flatten(jax.device_get(params))
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    added = [
+        leaf + np.float32(scale(leaf)) * np.asarray(jax.random.normal(key, leaf.shape))
         for key, leaf in zip(keys, leaves, strict=True)
     ]
-    return jax.tree.unflatten(tree, drawn)
+    return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, added))
 
 
 def laid_out(params: Params, fmt: Format) -> Params:
@@ -96,15 +101,15 @@ def laid_out(params: Params, fmt: Format) -> Params:
         if name.endswith("kernel"):
             kernel = (leaf.T if fmt.products.out_in else leaf).astype(fmt.dtype)
             count = fmt.products.parts(leaf.shape[0])
-            return kernel if count == 1 else {str(i): part for i, part in enumerate(jnp.split(kernel, count, axis=1))}
+            return kernel if count == 1 else {str(i): part for i, part in enumerate(np.split(kernel, count, axis=1))}
         return leaf.astype(fmt.dtype) if name == "embed.tokens.table" else leaf
 
-    params = jax.tree_util.tree_map_with_path(lay, params)
+    params = jax.tree_util.tree_map_with_path(lay, jax.device_get(params))
     if fmt.stacked:
         layers = params["layers"]
         order = [layers[str(index)] for index in range(len(layers))]
-        params = {**params, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *order)}
-    return params
+        params = {**params, "layers": jax.tree.map(lambda *leaves: np.stack(leaves), *order)}
+    return jax.tree.map(jnp.asarray, params)
 
 
 @functools.cache

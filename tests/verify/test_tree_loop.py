@@ -84,7 +84,7 @@ def test_greedy_equals_plain_on_a_ragged_batch(name):
     found, drafter = verify.TABLE[name], sampled_tree()
     found.check(drafter.drafter.tree, drafter.drafter.siblings)
     state = run("opt", drafter, verify=found.fn)
-    assert texts(state) == texts(run("opt", drafters.plain()))
+    assert texts(state) == battery.plain("opt")
     totals = jax.device_get(state.totals)
     assert (totals.accepted > totals.rounds // 2).any()  # some drafts are accepted, and counted
     assert np.all(totals.accepted <= totals.tested)
