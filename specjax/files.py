@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PACKED = {".gz": ("gzip", gzip.open), ".xz": ("xz", lzma.open)}
-DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)  # what unpacking says of bytes that are no archive
+DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)  # errors of unpacking bytes that are not an archive
 
 
 def lines(file: Path | str, what: str = "text") -> Iterator[tuple[int, str]]:
@@ -19,11 +19,10 @@ def lines(file: Path | str, what: str = "text") -> Iterator[tuple[int, str]]:
     Files are unpacked where their name ends in .gz or .xz; line ends are those of `decoded`.
 
     Args:
-      what: what the file should hold, for the error that says that it cannot be read.
+      what: what the file should contain, for the error message.
 
     Raises:
-      ValueError: the file cannot be read, is no archive though its name says so, or is not UTF-8; what, where, and what
-        to do, in one line.
+      ValueError: the file cannot be read, is not the archive that its name promises, or is not UTF-8.
     """
     ending = Path(file).suffix
     packer, opened = PACKED.get(ending, ("", open))

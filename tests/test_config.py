@@ -48,10 +48,10 @@ def test_presets_support_every_drafter():
 
 
 def test_other_files_are_not_presets(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"x\.py: no such preset"):
+    with pytest.raises(FileNotFoundError, match=r"x\.py"):
         config.read(tmp_path / "x.py")
     (tmp_path / "y.py").write_text("A = 1\n")
-    with pytest.raises(ValueError, match="defines no CONFIG"):
+    with pytest.raises(ValueError, match="CONFIG"):
         config.read(tmp_path / "y.py")
 
 

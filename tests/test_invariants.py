@@ -137,7 +137,7 @@ class Test3PositionsAreLengthPlusDepth:
     """Broken by positions taken from the slot, and by a cache limit that is looked at after the write."""
 
     @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["t5"]))
-    def test_siblings_stand_at_one_position(self, family):
+    def test_siblings_share_one_position(self, family):
         """The same token twice below the root, in two slots: equal logits, those of the chain."""
         model = battery.target(family)
         read = jax.jit(model.lm.prefill, static_argnums=3)(
@@ -194,7 +194,7 @@ class Test4OneWarpInFloat32:
         np.testing.assert_array_equal(q == 0, p == 0)
         np.testing.assert_allclose(q, p, atol=2e-5)
 
-    def test_the_distribution_told_is_the_distribution_drawn_from(self):
+    def test_the_reported_distribution_is_the_one_sampled_from(self):
         """Both draft tokens of 4096 rows, as ranks of a uniform distribution by the masses that were told."""
         count = 4096
         plan = {"temperature": np.resize([0.6, 1.4], count), "top_k": np.resize([5, 0, 9], count)}
@@ -382,7 +382,7 @@ class Test9GuaranteesAreSaid:
         assert verifier.lossless == (said.group(1) == "Lossless")
 
     @pytest.mark.parametrize("lossless", [True, False])
-    def test_every_report_says_it(self, lossless):
+    def test_every_report_states_it(self, lossless):
         verifier = Verifier("of a test", token_level, lossless=lossless)
         plan = {"verifier": verifier, "max_new_tokens": 2, "temperature": 0.0}
         out = api.generate(battery.target("opt"), [[1, 2]], **plan)

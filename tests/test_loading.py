@@ -43,7 +43,7 @@ def test_end_tokens(generation, config, found, tmp_path):
         (b"[1]", "is corrupted: not an object"), (b'{"eos_token_id": "</s>"}', "has eos_token_id '</s>'"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_told_before_weights_are_read(written, message, tmp_path, monkeypatch):
+def test_a_wrong_file_is_refused_before_weights_are_read(written, message, tmp_path, monkeypatch):
     model = battery.target("opt")
     convert.save_pretrained(tmp_path, model.params, model.family.to_published(model.config), fmt=model.fmt)
     (tmp_path / "generation_config.json").write_bytes(written)
@@ -54,7 +54,7 @@ def test_a_wrong_file_is_told_before_weights_are_read(written, message, tmp_path
 
 
 def test_a_mesh_of_other_axes_is_refused():
-    with pytest.raises(ValueError, match="with axes data and model; got one of axes x, y"):
+    with pytest.raises(ValueError, match="axes x, y"):
         sj.load("bundled/opt-tiny", mesh=jax.make_mesh((1, 1), ("x", "y"), devices=jax.devices()[:1]))
 
 
@@ -87,7 +87,7 @@ def test_a_model_that_was_made_by_hand_is_saved(tmp_path):
     opt, llama = battery.target("opt"), battery.target("llama")
     opt.save_pretrained(tmp_path / "opt")
     assert sj.load(tmp_path / "opt").config == opt.config
-    with pytest.raises(ValueError, match=r"has no config\.json to save: give the model `published`"):
+    with pytest.raises(ValueError, match="published"):
         llama.save_pretrained(tmp_path / "llama")
     assert not (tmp_path / "llama").exists()
 
@@ -105,7 +105,7 @@ def test_the_shapes_of_all_layers_come_of_one(name, stacked):
         assert family.abstract(config, fmt) == want
 
 
-def test_layers_that_the_file_lacks_are_told_at_once(tmp_path, monkeypatch):
+def test_layers_that_the_file_lacks_are_refused_at_once(tmp_path, monkeypatch):
     """Traced are not the layers that config.json counts, but one."""
     shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "model")
     file = tmp_path / "model" / "config.json"

@@ -50,7 +50,7 @@ def distribution_of(choice) -> np.ndarray:
     return distributions.joint(battery.exact_model("opt", ROW, **choice), NEW)
 
 
-def test_each_row_has_the_distribution_that_it_asked_for(batch):
+def test_each_row_follows_its_own_distribution(batch):
     """Of plain decoding and of every drafter: greedy rows the one text, sampled rows the joint of two tokens."""
     for choice, new in zip(CHOICES, batch, strict=True):
         assert (

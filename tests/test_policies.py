@@ -323,7 +323,7 @@ def test_no_cache_is_copied_in_the_loop():
 
 
 @pytest.mark.slow
-def test_a_constant_policy_is_never_asked():
+def test_a_constant_policy_is_never_called():
     """`policies.fixed` in the adaptive chain decodes as the plain chain does: two programs of one method."""
     draft = battery.draft("opt")
     asked = Policy(3, lambda params, length: (), as_planned(3), on_forever, learn_nothing)

@@ -454,7 +454,7 @@ def test_docstring_examples(module):
     assert found.attempted and not found.failed
 
 
-def test_the_examples_of_the_page_print_what_it_says():
+def test_the_examples_of_the_page_print_what_it_shows():
     text = "\n".join("" if line.startswith("```") else line for line in PAGE.read_text().splitlines()) + "\n"
     examples = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
     assert len(examples.examples) > 20

@@ -106,7 +106,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         cache, lag = catch_up(params, state, drafting)
 
         def one_more(now: Writing, logits, cache) -> Writing:
-            """Draws the next node of the rows that are going, and asks whether another follows it."""
+            """Draws the next node of the rows that still draft, and decides whether another one follows."""
             token, drafted, log_q, last = draw_node(warp, numbers, now.step, logits, now.drafted, now.log_q)
             step = now.step + 1
             valid = jax.lax.dynamic_update_slice_in_dim(now.valid, now.going[:, None], step, axis=1)

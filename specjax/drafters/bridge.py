@@ -98,7 +98,7 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
         last, before = (_column(committed.tokens, jnp.maximum(length - back, 0)) for back in (1, 2))
         previous = jnp.where(length >= 2, spelling.tokens[before, 0], _column(state.queue, state.count - 1))
         spelled, count = spelling.tokens[last], spelling.count[last]
-        # The draft drawn last was never fed; and where the newest token says nothing to the draft, its last one is fed
+        # The draft drawn last was never fed; and if the newest token has no draft tokens, the last draft token is fed
         # again, since the distribution after it is needed again.
         again = (length == gamma + 1) | (count == 0)
         alone = jnp.pad(spelled, ((0, 0), (0, 1)))

@@ -139,12 +139,12 @@ def load(path: str | os.PathLike[str]) -> Table:
         raise ValueError(f"there is no table at {path}: write one with drafters.fitting.save")
     try:
         with safe_open(path, framework="numpy") as file:
-            said = (file.metadata() or {}).get("format")
-            arrays = {name: file.get_tensor(name) for name in file.keys()} if said == FORMAT else {}  # noqa: SIM118
+            kind = (file.metadata() or {}).get("format")
+            arrays = {name: file.get_tensor(name) for name in file.keys()} if kind == FORMAT else {}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from None
-    if said != FORMAT:
-        raise ValueError(f"{path} holds no table (its format is {said!r}, a table's is {FORMAT!r})")
+    if kind != FORMAT:
+        raise ValueError(f"{path} is not a table: its format is {kind!r}, expected {FORMAT!r}")
     orders = sorted({int(name.split(".")[0]) for name in arrays if re.match(r"\d+\.", name)})
     try:
         levels = [Level(*(arrays[f"{order}.{name}"] for name in Level._fields)) for order in orders]

@@ -15,7 +15,7 @@ ANCHOR = "\n"  # text before a piece, so that the tokenizer writes the piece as 
 
 
 class Vocabulary(NamedTuple):
-    """What a bridge asks of a tokenizer.
+    """What a bridge needs of a tokenizer.
 
     Attributes:
       name: of its model, for messages.

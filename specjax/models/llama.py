@@ -184,9 +184,9 @@ def _rope(published: Mapping[str, Any], given: Published) -> Published:
 
 
 def refuse_sliding_window(published: Mapping[str, Any], given: Published) -> None:
-    """Raises ValueError where a config.json asks for attention over a window, as Mistral v0.1 does.
+    """Raises ValueError if a config.json declares sliding-window attention, as Mistral v0.1 does.
 
-    A model of type llama has no window: as in transformers, the entry says nothing there.
+    A model of type llama has no window: as in transformers, the entry is ignored there.
     """
     kind = published.get("model_type")
     window = published.get("sliding_window", 4096 if kind == "mistral" else None)

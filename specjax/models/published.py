@@ -74,7 +74,7 @@ class Published:
 
 
 def refuse_quantized(entries: Mapping[str, Any]) -> None:
-    """Raises ValueError where a config.json says that the weights are packed."""
+    """Raises ValueError if a config.json declares packed weights."""
     found = entries.get("quantization_config")
     if found:
         method = found.get("quant_method") if isinstance(found, Mapping) else None

@@ -65,9 +65,9 @@ def block_distance(
     mask: the block slots that a node sees are its ancestors from the root on, in order, so an ancestor's depth is the
     number of visible slots before it.
 
-    `positions` (`Cache.positions`) says where the committed slots truly stand, in a cache that left some out; `depth`
-    then counts from its length too, so that the ancestors of a block grown by levels would be misplaced there: blocks
-    are fed whole (S = N).
+    `positions` (`Cache.positions`) gives the true positions of the committed slots in a cache that leaves some out.
+    `depth` then counts from its length too, so that the ancestors of a block grown by levels would be misplaced there:
+    blocks are fed whole (S = N).
     """
     rows, block = depth.shape
     mask = jnp.broadcast_to(mask, (rows, *mask.shape[-2:]))

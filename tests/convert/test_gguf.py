@@ -120,16 +120,16 @@ def test_llama3_scaling_from_the_frequencies(tmp_path):
     assert found.config["rope_scaling"] == scaling
     assert found.source.names() == ("model.embed_tokens.weight",)
     small(tmp_path / "b.gguf", rope=np.linspace(1.0, 8.0, 64))
-    with pytest.raises(ValueError, match=r"rope_freqs\.weight differ from Llama 3's"):
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight"):
         locate(tmp_path / "b.gguf")
 
 
-def test_files_that_cannot_be_run_say_why(tmp_path):
+def test_files_that_cannot_be_run_are_refused(tmp_path):
     small(tmp_path / "a.gguf", architecture="mamba")
-    with pytest.raises(ValueError, match="architecture 'mamba': specjax reads llama, qwen2"):
+    with pytest.raises(ValueError, match="mamba"):
         locate(tmp_path / "a.gguf")
     small(tmp_path / "b.gguf", add_rope_scaling_type=gguf.RopeScalingType.YARN)
-    with pytest.raises(ValueError, match="rope scaling 'yarn'"):
+    with pytest.raises(ValueError, match="yarn"):
         locate(tmp_path / "b.gguf")
     with pytest.raises(FileNotFoundError, match="2 GGUF files"):
         locate(tmp_path)
@@ -159,7 +159,7 @@ def test_counts_of_every_layer_that_are_the_same_are_one(tmp_path):
     config = gguf_config(found)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
     found.metadata["llama.attention.layer_norm_rms_epsilon"] = "x"
-    with pytest.raises(ValueError, match=r"a\.gguf has metadata llama\.attention\.layer_norm_rms_epsilon 'x'"):
+    with pytest.raises(ValueError, match=r"a\.gguf.*llama\.attention\.layer_norm_rms_epsilon"):
         gguf_config(found)
 
 
@@ -187,7 +187,7 @@ def test_heads_that_the_tensors_do_not_hold_are_named(tmp_path):
     write_gguf(tmp_path / "a.gguf", "llama-grouped-untied")
     found = open_gguf(tmp_path / "a.gguf")
     found.metadata["llama.attention.head_count_kv"] = 3
-    with pytest.raises(ValueError, match=r"a\.gguf: the \d+ rows of blk\.0\.attn_k\.weight do not make 3 heads"):
+    with pytest.raises(ValueError, match=r"a\.gguf.*blk\.0\.attn_k\.weight"):
         gguf_source.gguf_source(found)
 
 
@@ -266,7 +266,7 @@ def test_an_unknown_pre_tokenizer_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("start, stop, blocks", [(0, 96, 3), (32, 64, 1), (5, 7, 1), (30, 40, 2), (64, 96, 1)])
-def test_only_the_blocks_that_are_asked_for_are_unpacked(start, stop, blocks, monkeypatch):
+def test_only_the_requested_blocks_are_unpacked(start, stop, blocks, monkeypatch):
     """A kernel in parts, or a shard of its columns, would else unpack the whole tensor once for each."""
     kind, unpacked = gguf.GGMLQuantizationType.Q8_0, []
     values = np.random.default_rng(0).normal(size=(4, 96)).astype(np.float32)

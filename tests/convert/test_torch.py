@@ -19,10 +19,10 @@ from tests.convert.writers import GOLDEN, NAMES, config_of, names_of, tensors_of
 SLICES = (slice(3, 7), slice(2, 5))
 
 
-def test_without_torch_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_without_torch_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin .* needs torch \(pip install 'specjax\[torch\]'\)"):
+    with pytest.raises(ValueError, match=r"specjax\[torch\]"):
         open_source(tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
     torch.save({"a": 3}, file)
-    with pytest.raises(ValueError, match="table of tensors"):
+    with pytest.raises(ValueError, match="tensors"):
         read_torch(file)
 
 
@@ -97,7 +97,7 @@ def test_parameters_are_tensors_and_what_has_no_plain_values_is_refused(tmp_path
     np.testing.assert_array_equal(read_torch(file)["a"].load(()), [1, 1])
     for odd in (torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex64), torch.ones(2).to(torch.float8_e4m3fn)):
         torch.save({"a": odd}, file)
-        with pytest.raises(ValueError, match=r"pytorch_model\.bin: a is of torch.* not read"):
+        with pytest.raises(ValueError, match=r"pytorch_model\.bin: a "):
             read_torch(file)
 
 
@@ -140,9 +140,9 @@ def test_transformers_loads_what_is_saved(name, shard_bytes, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("told", [{}, {"tie_word_embeddings": False}], ids=["scaled", "unscaled"])
+@pytest.mark.parametrize("entries", [{}, {"tie_word_embeddings": False}], ids=["scaled", "unscaled"])
 @pytest.mark.parametrize("kind", ["relu", "gated-gelu"])
-def test_a_t5_that_transformers_makes_and_saves(kind, told, tmp_path):
+def test_a_t5_that_transformers_makes_and_saves(kind, entries, tmp_path):
     """As it is made, nothing untied by hand: transformers 5 ties every head, and reads of a configuration that says
     otherwise, as those of v1.1 and Flan do, that the head is not scaled."""
     import torch
@@ -150,7 +150,7 @@ def test_a_t5_that_transformers_makes_and_saves(kind, told, tmp_path):
 
     shape = {"vocab_size": 91, "d_model": 16, "d_kv": 5, "num_heads": 3, "d_ff": 24, "num_layers": 2}
     torch.manual_seed(0)
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape, feed_forward_proj=kind, **told))
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**shape, feed_forward_proj=kind, **entries))
     model.eval().save_pretrained(tmp_path)
     read, written = torch.randint(2, 91, (3, 7)), torch.randint(2, 91, (3, 5))
     with torch.no_grad():

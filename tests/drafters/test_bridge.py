@@ -138,7 +138,7 @@ def expected(kind: str, rows: list[list[int]], gamma: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_what_the_model_says_of_the_told_text(kind):
+def test_drafts_follow_the_model_on_the_converted_text(kind):
     """Of every round: after blocks refused at once, in part and accepted whole, and after tokens that tell nothing."""
     gamma = 2  # short enough to be accepted whole here and there
     made = guide(kind, gamma=gamma)
@@ -163,7 +163,7 @@ def test_drafts_are_what_the_model_says_of_the_told_text(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_told_otherwise_would_be_noticed(kind):
+def test_control_a_wrong_conversion_is_noticed(kind):
     """The control: with another table, the drafts of the same rows are others."""
     made = guide(kind)
     reading = made.params.reading._replace(spelling=spelling({**TOLD, 4: (1, 3)}))
@@ -271,7 +271,7 @@ def test_the_distribution_test_fails_point_masses_called_draws():
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def test_the_distribution_told_is_restricted_and_normalized():
+def test_the_reported_distribution_is_restricted_and_normalized():
     drafted = first_draft(guide("intersection"), SAMPLED)
     q = np.exp(np.asarray(drafted.log_q[:, :-1], np.float64))
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-5)
@@ -395,26 +395,26 @@ def test_words_draft_for_letters(constructor, tiny, letters):
 
 
 def test_without_a_bridge_another_vocabulary_is_refused(tiny, letters):
-    with pytest.raises(ValueError, match=r"vocabulary of 8192 tokens and target .* one of 257.*drafters\.bridge"):
+    with pytest.raises(ValueError, match=r"8192.*257.*drafters\.bridge"):
         sj.generate(letters, PROMPTS, drafter=drafters.model(tiny))
 
 
 @pytest.mark.parametrize("constructor", [drafters.bridge, drafters.reencode])
 def test_what_cannot_be_bridged_is_refused(constructor, tiny, letters):
-    with pytest.raises(ValueError, match="gamma must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="gamma"):
         constructor(tiny, letters, gamma=0)
-    with pytest.raises(ValueError, match="width must be an integer, got True"):
+    with pytest.raises(ValueError, match="width"):
         constructor(tiny, letters, width=True)
-    with pytest.raises(ValueError, match="stretch must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="stretch"):
         constructor(tiny, letters, stretch=0)
-    with pytest.raises(ValueError, match=r"draft of a bridge must be a model from specjax\.load, got str"):
+    with pytest.raises(ValueError, match="draft"):
         constructor("bundled/opt-tiny", letters)
     with pytest.raises(ValueError, match="rewind"):
         drafters.cascade(tiny, constructor(tiny, tiny))
-    with pytest.raises(ValueError, match=r"target of a bridge must be a model from specjax\.load, got NoneType"):
+    with pytest.raises(ValueError, match="target"):
         constructor(tiny, None)
-    with pytest.raises(ValueError, match="opt has no tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer"):
         constructor(tiny, battery.target("opt"))
     made = constructor(tiny, letters)
-    with pytest.raises(ValueError, match=r"bridge to the tokens of .*letters.*target bundled/opt-tiny has others"):
+    with pytest.raises(ValueError, match=r"letters.*bundled/opt-tiny"):
         sj.generate(tiny, PROMPTS, drafter=made)

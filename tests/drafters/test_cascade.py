@@ -274,9 +274,9 @@ def test_parts_that_do_not_fit_raise():
         cascade_guide(opt, small, gamma=0)
     with pytest.raises(ValueError, match="got str"):
         cascade_guide(opt, "opt-125m")
-    with pytest.raises(ValueError, match="'lossy-typical' is lossy"):
+    with pytest.raises(ValueError, match="lossy-typical"):
         cascade_guide(opt, small, verifier="lossy-typical")
-    with pytest.raises(ValueError, match="did you mean 'block'"):
+    with pytest.raises(ValueError, match="block"):
         cascade_guide(opt, small, verifier="blok")
     with pytest.raises(ValueError, match="'kseq'"):
         cascade_guide(opt, drafters.ngram(), verifier="kseq")

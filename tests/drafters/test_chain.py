@@ -64,7 +64,7 @@ def test_a_stopped_row_stays_as_it_is(history):
     assert {int(state.cache.length[3]) for *_, state in history} == {4}
 
 
-def test_every_draft_is_what_the_model_says_of_the_whole_text(history):
+def test_every_draft_is_what_the_model_predicts_from_the_whole_text(history):
     """Greedy drafts from ragged, rolled-back and lagging caches equal argmaxes of a run without any cache."""
     model = battery.target("opt")
     score = jax.jit(lambda tokens: opt.FAMILY.score(model.params, model.config, battery.FMT, tokens))

@@ -250,15 +250,15 @@ def test_penalties_reach_every_branch():
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "name"),
     [
-        ({"window": 0}, "window must be at least 1, got 0"),
-        ({"ngram": 1}, "ngram must be at least 2, got 1"),
-        ({"guesses": 0}, "guesses must be at least 1, got 0"),
+        ({"window": 0}, "window"),
+        ({"ngram": 1}, "ngram"),
+        ({"guesses": 0}, "guesses"),
     ],
 )
-def test_what_cannot_be_is_refused(choice, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_is_refused(choice, name):
+    with pytest.raises(ValueError, match=name):
         drafters.lookahead(**choice)
 
 

@@ -196,7 +196,7 @@ def joint_without(probs: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_children_are_drawn_as_they_say():
+def test_children_follow_the_reported_distribution():
     """The joint distribution of three siblings, each way; and each way is no other."""
     for kind in (WITH, WITHOUT):
         draft, probs = children(kind, 1.0)
@@ -292,7 +292,7 @@ def test_sampled_rows_follow_the_joint_distribution(family, kind, name):
 
 
 @pytest.mark.slow
-def test_control_draws_without_replacement_told_as_independent_break_the_distribution():
+def test_control_samples_without_replacement_reported_as_independent_break_the_distribution():
     """The second of three siblings is not drawn from the distribution that is told of it."""
     guided = guide("opt", WITHOUT, trees.regular((3, 2)))
     told = guided._replace(drafter=guided.drafter._replace(siblings=WITH, vocab_size=None))
@@ -300,7 +300,7 @@ def test_control_draws_without_replacement_told_as_independent_break_the_distrib
 
 
 @pytest.mark.slow
-def test_draws_told_as_points_keep_the_distribution():
+def test_samples_reported_as_points_keep_the_distribution():
     """Whatever is proposed without a look at the target's draws may be told as point masses: less is accepted, and that
     rightly."""
     guided = guide("opt", WITHOUT, trees.regular((3, 2)))
@@ -330,7 +330,7 @@ def test_penalties_reach_every_node():
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "name"),
     [
         ({"shape": trees.chain(0)}, "a node below its root"),
         ({"shape": Tree((-1, 0, -2), ((2, (0,)),))}, r"nodes \[2\] are scratch"),
@@ -341,9 +341,9 @@ def test_penalties_reach_every_node():
         ({"size": 23, "depth": 3, "width": 3}, r"must lie in 4\.\.22.*got 23"),
     ],
 )
-def test_what_cannot_be_drafted_is_refused(choice, told):
+def test_what_cannot_be_drafted_is_refused(choice, name):
     make = drafters.tree if "shape" in choice else drafters.dynamic_tree
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=name):
         make(battery.draft("opt"), **choice)
 
 

@@ -61,12 +61,12 @@ def test_t5_has_its_decoder_and_its_encoder_quantized():
 
 
 def test_int8_is_no_format_to_load_in_and_not_quantized_twice():
-    with pytest.raises(ValueError, match="dtype 'int8' is not one of float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match="dtype"):
         default_format("int8")
-    with pytest.raises(ValueError, match="'int8' is not one of"):
+    with pytest.raises(ValueError, match="int8"):
         Format(cache_dtype="int8")
     target = battery.target("opt")
-    with pytest.raises(ValueError, match="opt has int8 weights already"):
+    with pytest.raises(ValueError, match="int8"):
         drafters.quantized(dataclasses.replace(target, fmt=quantize.format_of(target.fmt)))
 
 
@@ -91,7 +91,7 @@ def test_bytes_by_hand():
     assert coarse.weights * 8 == weights - 3 * matrices + 4 * scales
 
 
-def test_bytes_of_choosing_are_told():
+def test_bytes_of_the_choice_are_reported():
     target = battery.target("llama")
     options = {"batch": 8, "slots": 1000, "gamma": 3, "budget": 16}
     sinks = reading.of_small_kv(target, **options, selection=drafters.Sinks(2))

@@ -222,7 +222,7 @@ def test_draft_tokens_in_the_targets():
 
 def test_nothing_shared_and_no_tokenizer_are_said():
     alone = of("bytes")._replace(pieces=[b""] * of("bytes").size, special={}, ends=(), name="mute")
-    with pytest.raises(ValueError, match="draft mute and target bundled share no token"):
+    with pytest.raises(ValueError, match=r"mute.*bundled"):
         v.pairs(alone, of("bundled"))
-    with pytest.raises(ValueError, match="small has no tokenizer: a bridge"):
+    with pytest.raises(ValueError, match="small has no tokenizer"):
         vocabulary(None, (), extra=0, name="small")

@@ -126,7 +126,7 @@ def test_a_tree_grown_level_by_level_equals_the_whole_block(name):
 
 
 @pytest.mark.parametrize("name", ["opt", "llama"])
-def test_what_lies_past_a_prompt_is_never_read(name):
+def test_slots_past_a_prompt_are_never_read(name):
     built = small.build(name)
     lengths, prompt = jnp.asarray([3, 7, 1, 5], jnp.int32), small.tokens(8, ROWS, 7)
     other = np.where(np.arange(7)[None] < np.asarray(lengths)[:, None], prompt, (prompt + 13) % 71).astype(np.int32)

@@ -157,7 +157,7 @@ def test_a_config_is_read_from_both_layouts_of_config_json():
     assert llama.from_published({**TINY, "rope_scaling": None}).rope_scaling == rope.UNSCALED
 
 
-def test_the_trained_length_may_stand_beside_the_scaling():
+def test_the_trained_length_may_be_outside_the_scaling():
     """It comes before one within, as in transformers; without either it is that of the model."""
     for name, kind in (("yarn", rope.YarnScaling), ("llama3", rope.Llama3Scaling)):
         scaling = {entry: value for entry, value in ROPES[name].items() if not entry.startswith("original")}
@@ -167,7 +167,7 @@ def test_the_trained_length_may_stand_beside_the_scaling():
                 given = {**TINY, layout: inner, "original_max_position_embeddings": beside}
                 found = llama.from_published(given).rope_scaling
                 assert isinstance(found, kind) and found.trained == trained
-    with pytest.raises(ValueError, match="original_max_position_embeddings in rope_scaling of"):
+    with pytest.raises(ValueError, match="original_max_position_embeddings"):
         llama.from_published({**TINY, "rope_scaling": ROPES["yarn"], "original_max_position_embeddings": "16"})
 
 
@@ -177,7 +177,7 @@ def test_a_zero_of_yarn_is_as_if_absent(entry, zero):
     given = {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0, "beta_slow": 2.0, **ROPES["yarn"]}
     without = {name: value for name, value in given.items() if name != entry}
     assert rope.read_scaling({**given, entry: zero}, 64) == rope.read_scaling(without, 64)
-    with pytest.raises(ValueError, match=f"{entry} in rope_scaling must be a finite number above 0, got -1"):
+    with pytest.raises(ValueError, match=entry):
         rope.read_scaling({**given, entry: -1}, 64)
 
 

@@ -271,7 +271,7 @@ def test_a_full_row_drops_its_block_and_leaves_the_others_alone():
         np.testing.assert_array_equal(old[0], new[0])
 
 
-def test_what_lies_past_the_prompt_does_not_matter(config):
+def test_tokens_past_the_prompt_do_not_matter(config):
     tokens, length = prompts(config)
     decoder = jnp.asarray(np.random.default_rng(6).integers(0, config.vocab_size, (3, 5)), jnp.int32)
     score = compiled(config)[-1]
