@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from specjax.model import Model as Model
     from specjax.programs import compiled_programs as compiled_programs
     from specjax.programs import limit_programs as limit_programs
-    from specjax.registry import Strategy as Strategy
     from specjax.stopping import Stop as Stop
+    from specjax.strategy import Strategy as Strategy
     from specjax.trees import Tree as Tree
     from specjax.types import Commit as Commit
     from specjax.types import Draft as Draft
@@ -64,7 +64,7 @@ _NAMES = {
     "metrics": ("Stats",),
     "model": ("Model",),
     "programs": ("compiled_programs", "limit_programs"),
-    "registry": ("Strategy",),
+    "strategy": ("Strategy",),
     "stopping": ("Stop",),
     "trees": ("Tree",),
     "types": ("Commit", "Draft", "Info", "Siblings", "Verdict"),

@@ -1,29 +1,25 @@
 """Decoding of requests: `generate` and `stream` take prompts as text or tokens and return a `Generation`."""
 
 import dataclasses
-import functools
-import reprlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, defaults, drafters, placement, programs, sampling, stopping, verify
 from specjax import decoding as loop
+from specjax import defaults
 from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.metrics import Stats, split_seconds, stats, steady
 from specjax.model import Model
-from specjax.sampling import LogitBias, Stages
+from specjax.request import Job, PerRow, Prompts, prepare
+from specjax.sampling import LogitBias
 from specjax.stopping import Stop
 from specjax.streaming import Writer, spelled
 from specjax.types import Info
 from specjax.verify import Verifier
-
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
-PerRow = float | int | Sequence[float] | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,65 +54,6 @@ class Event(NamedTuple):
     texts: list[str]
     tokens: list[list[int]]
     info: Info
-
-
-class Prompt(NamedTuple):
-    """Arguments of prefill.
-
-    Attributes:
-      tokens: [B, P] int32, left-aligned; P is a bucket.
-      length: [B] int32.
-      key: [B] typed keys, one random stream per row.
-      budget: [B] int32, largest number of new tokens of each row.
-      limit: int32, largest number of tokens of a row, prompt and new.
-    """
-
-    tokens: jax.Array
-    length: jax.Array
-    key: jax.Array
-    budget: jax.Array
-    limit: jax.Array
-
-
-class Job(NamedTuple):
-    """A checked request: static choices and arrays.
-
-    `cache_len` is the number of cache slots for committed tokens, a bucket. `state` is the state after prefill; the
-    first round takes it.
-    """
-
-    target: Model
-    drafter: LoadedDrafter
-    verifier: Verifier
-    stages: Stages
-    params: loop.DecodeParams
-    prompt: Prompt
-    cache_len: int
-    stops: tuple[str, ...]
-    traces: int
-    state: Any = None
-    seconds: dict[str, float] = {}  # noqa: RUF012
-
-    @property
-    def static(self) -> dict[str, Any]:
-        """Static arguments of a round."""
-        functions = self.drafter.drafter
-        model = self.target.variant(capture=functions.capture)
-        return {"model": model, "drafter": functions, "verify": self.verifier.fn, "stages": self.stages}
-
-    def prefill(self) -> loop.GenerationState:
-        """Reads the prompts and returns the state before the first round, placed as rounds keep it."""
-        static = {name: value for name, value in self.static.items() if name != "verify"}
-        given, slots = self.prompt, self.cache_len
-        state = loop.prefill(
-            self.params, given.key, given.tokens, given.length, given.budget, given.limit, **static, cache_len=slots,
-            max_new=slots,
-        )  # fmt: skip
-        target, source = self.target, self.drafter.source
-        if target.mesh is None or target.rules is None:
-            return state
-        rules = None if source is None or source.mesh is None else source.rules
-        return jax.device_put(state, placement.state_shardings(state, target.mesh, target.rules, draft=rules))
 
 
 class Progress(NamedTuple):
@@ -328,199 +265,6 @@ class Stream:
             state = self._replay() if self.in_round else jax.tree.map(jnp.copy, at.state)  # iterating may continue
             seconds |= split_seconds(job.params, state, decode, **job.static)
         return finish(job, at.done, seconds)
-
-
-def prepare(
-    target: Model,
-    prompts: Prompts,
-    *,
-    drafter: LoadedDrafter | None = None,
-    verifier: str | Verifier | None = None,
-    lossless: bool = False,
-    max_new_tokens: int | Sequence[int] = defaults.MAX_NEW_TOKENS,
-    temperature: PerRow = defaults.TEMPERATURE,
-    top_k: int | Sequence[int] = 0,
-    top_p: PerRow = 1.0,
-    min_p: PerRow = 0.0,
-    repetition_penalty: PerRow = 1.0,
-    logit_bias: LogitBias | None = None,
-    seed: int = defaults.SEED,
-    rows: Sequence[int] | None = None,
-    stop: Sequence[str] | str = (),
-    stop_tokens: Sequence[int] = (),
-    ignore_eos: bool = False,
-    cache_len: int | None = None,
-) -> Job:
-    """Checks a request and reads its prompts. See `generate` for the arguments."""
-    traces = loop.trace_count()
-    drafter = drafters.plain() if drafter is None else drafter
-    chosen = check_parts(target, drafter, verifier)
-    if checks.flag("lossless", lossless):
-        chosen.require_lossless()
-    tokens, length = tokenize(target, prompts)
-    batch = len(length)
-    budget = checks.integer_rows("max_new_tokens", max_new_tokens, batch, least=1, most=defaults.LARGEST_NEW)
-    if cache_len is not None:
-        checks.integer("cache_len", cache_len, least=1)
-    slots, limit = cache_size(target, length, budget, cache_len)
-    # Prefill of a decoder reads as many blocks as the longest prompt needs, so that one program serves each cache size.
-    width = programs.prompt_bucket(tokens.shape[1]) if target.encoder_decoder else slots
-    tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
-    settings = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }  # fmt: skip
-    checks.numbers(**settings)
-    checks.flag("ignore_eos", ignore_eos)
-    checks.biases(logit_bias)
-    params, stages = sampling.sampling_params(batch, target.vocab_size, **settings, logit_bias=logit_bias)
-    stops = checks.stop_strings(stop)
-    rules = stopping.rules(
-        target.vocab_size,
-        eos=() if ignore_eos else target.eos,
-        stop_tokens=checks.token_ids("stop_tokens", stop_tokens),
-        stop_strings=stops,
-        pieces=target.text.pieces() if target.text and stops else None,
-    )
-    seed = checks.integer("seed", seed, least=0, most=defaults.LARGEST_SEED)
-    streams = np.asarray(row_numbers(rows, batch), np.uint32)
-    # numpy arrays are put on the device without compiling a program for each shape
-    given = (np.uint32(seed), streams, tokens, length, budget.astype(np.int32), np.int32(limit))
-    seed_, streams, tokens, length, budget, limit = jax.device_put(given)
-    prompt = Prompt(tokens, length, _row_keys(seed_, streams), budget, limit)
-    decode = loop.DecodeParams(target.params, drafter.params, params, rules)
-    if target.mesh is not None:
-        decode, prompt = placement.place_params(decode, target.mesh), placement.place_rows(prompt, target.mesh)
-    job = Job(target, drafter, chosen, stages, decode, jax.block_until_ready(prompt), slots, stops, traces)
-    state, run, compiling = timed(job.prefill)
-    return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
-
-
-@functools.partial(programs.jit, static=())
-def _row_keys(seed, rows):
-    return loop.row_keys(jax.random.key(seed), rows)
-
-
-def check_parts(target: Model, drafter: LoadedDrafter, verifier: str | Verifier | None) -> Verifier:
-    """Checks that target, drafter and verifier fit together, and returns the verifier.
-
-    Raises:
-      ValueError: an object of another type, or parts that do not fit.
-    """
-    if not isinstance(target, Model):
-        raise ValueError(f"target must be a model from specjax.load, got {type(target).__name__}")
-    if not isinstance(drafter, LoadedDrafter):
-        raise ValueError(
-            f"drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model, pass "
-            "drafter=specjax.drafters.model(draft)"
-        )
-    chosen = named_verifier(drafter, verifier)
-    drafter.check(target)
-    functions = drafter.drafter
-    chosen.check(functions.tree, functions.siblings, f"drafter {drafter.name!r}", dynamic=functions.dynamic)
-    check_mesh(target, drafter)
-    return chosen
-
-
-def named_verifier(drafter: LoadedDrafter, verifier: str | Verifier | None) -> Verifier:
-    """The verifier of that name; for None, the default of the drafter.
-
-    Raises:
-      ValueError: an unknown name, or an object of another type.
-    """
-    functions = drafter.drafter
-    if verifier is None:
-        return verify.default(functions.tree, functions.siblings, functions.dynamic)
-    chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
-    if not isinstance(chosen, Verifier):
-        raise ValueError(f"verifier must be a name or a specjax.verify.Verifier, got {type(chosen).__name__}")
-    return chosen
-
-
-def row_numbers(rows: Sequence[int] | None, batch: int) -> np.ndarray:
-    """[B] numbers of the rows' random streams.
-
-    Raises:
-      ValueError: not one number for each prompt, or a number that is not a uint32.
-    """
-    if rows is None:
-        return np.arange(batch)
-    given = checks.items(rows)
-    if given is None or len(given) != batch:
-        got = reprlib.repr(rows) if given is None else len(given)
-        raise ValueError(f"rows must have one number for each of the {batch} prompts, got {got}")
-    return checks.integer_rows("rows", given, batch, least=0, most=defaults.LARGEST_SEED)
-
-
-def check_mesh(target: Model, drafter: LoadedDrafter) -> None:
-    """Raises ValueError if target and draft are on different meshes: a program runs on one."""
-    source = drafter.source
-    if source is not None and source.mesh not in (None, target.mesh):
-        shapes = [None if mesh is None else dict(mesh.shape) for mesh in (source.mesh, target.mesh)]
-        raise ValueError(
-            f"draft {source.name} is on a mesh of {shapes[0]} and target {target.name} on {shapes[1]}: load both with "
-            "the same mesh (replicate=True places the whole draft on every device)"
-        )
-
-
-def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-    """Left-aligned prompts [B,P] int32, as wide as the longest, and their lengths [B].
-
-    Raises:
-      ValueError: no prompt, an empty one, an object of another type, text without a tokenizer, or a token outside the
-        vocabulary.
-    """
-    ids: list[list[int]] = []
-    for row, prompt in enumerate(checks.prompt_rows(prompts)):
-        if isinstance(prompt, str):
-            if target.text is None:
-                raise ValueError(f"{target.name} has no tokenizer: pass prompts as lists of token ids")
-            try:
-                prompt.encode()
-            except UnicodeEncodeError:
-                raise ValueError(f"prompt {row} is not valid Unicode: it has half of a surrogate pair") from None
-            prompt = target.text.encode(prompt) if prompt else []  # not a start token alone
-        ids.append(prompt)
-        if not ids[-1]:
-            raise ValueError(f"prompt {row} is empty: pass at least one token")
-        worst = max(ids[-1], key=lambda t: abs(t - target.vocab_size / 2))
-        if not 0 <= worst < target.vocab_size:
-            raise ValueError(f"prompt {row} has token {worst}, outside the {target.vocab_size} tokens of {target.name}")
-    length = np.array([len(p) for p in ids], np.int32)
-    padded = np.zeros((len(ids), length.max()), np.int32)
-    for row, prompt in enumerate(ids):
-        padded[row, : len(prompt)] = prompt
-    return padded, length
-
-
-def cache_size(target: Model, length: np.ndarray, budget: np.ndarray, wanted: int | None) -> tuple[int, int]:
-    """Sizes of the caches, and the tokens that a row may hold.
-
-    Args:
-      length, budget: [B] tokens of each prompt, and new tokens of each row.
-      wanted: the `cache_len` of the request.
-
-    Returns:
-      Cache slots for committed tokens, a bucket; and the largest number of tokens of a row, prompt included, which is
-      not larger.
-
-    Raises:
-      ValueError: a prompt that does not fit.
-    """
-    limit = min((m for m in (wanted, target.positions) if m is not None), default=None)
-    used = np.ones_like(length) if target.encoder_decoder else length
-    need = int((used + budget).max()) - 1  # the last token never enters the cache
-    if limit is not None:
-        if used.max() > limit:
-            what = f"cache_len={wanted}" if limit == wanted else f"the model's {limit} positions"
-            which = "the prompt" if len(length) == 1 else f"prompt {int(length.argmax())} (counted from 0)"
-            raise ValueError(
-                f"{which} has {used.max()} tokens and does not fit into {what}: shorten it"
-                + ("" if limit == target.positions else ", or raise cache_len")
-            )
-        need = min(need, limit)
-    slots = programs.cache_bucket(need, target.positions)
-    return slots, slots if limit is None else min(limit, slots)
 
 
 def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:

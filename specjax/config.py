@@ -12,7 +12,7 @@ from specjax.checks import check_name
 from specjax.drafters import LoadedDrafter
 from specjax.loading import load
 from specjax.model import Model
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 
 @dataclasses.dataclass(frozen=True)

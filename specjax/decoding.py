@@ -380,14 +380,9 @@ of_rounds = functools.partial(  # jits what runs rounds; the caches in the state
 
 @of_rounds
 def generate(
-    params: DecodeParams,
-    state: GenerationState,
-    *,
-    model: LanguageModel,
-    drafter: Drafter,
-    verify: VerifyFn,
+    params: DecodeParams, state: GenerationState, *, model: LanguageModel, drafter: Drafter, verify: VerifyFn,
     stages: Stages,
-) -> GenerationState:
+) -> GenerationState:  # fmt: skip
     """Rounds until every row has stopped: one while_loop, one trace, no host synchronization, the caches donated.
 
     Compiles once for each (model, drafter, verifier, stages) and set of shapes.
@@ -415,14 +410,9 @@ def prefill(
 
 
 def stream(
-    params: DecodeParams,
-    state: GenerationState,
-    *,
-    model: LanguageModel,
-    drafter: Drafter,
-    verify: VerifyFn,
+    params: DecodeParams, state: GenerationState, *, model: LanguageModel, drafter: Drafter, verify: VerifyFn,
     stages: Stages,
-) -> Iterator[tuple[GenerationState, Info]]:
+) -> Iterator[tuple[GenerationState, Info]]:  # fmt: skip
     """Rounds driven from the host: yields (state, Info) after each, until every row has stopped.
 
     The state that was yielded before is donated to the next round: read what you need of it before going on.

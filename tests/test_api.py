@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import api, config, decoding, defaults, metrics, text
+from specjax import config, decoding, defaults, metrics, text
 from specjax.cli.options import Sampling, Stopping
 from specjax.decoding import Totals
+from specjax.request import prepare
 from tests import battery
 from tests.cli import toys
 
@@ -208,7 +209,7 @@ def test_starting_a_program_is_not_decoding():
 
 
 def test_there_is_one_set_of_defaults():
-    asked = inspect.signature(api.prepare).parameters
+    asked = inspect.signature(prepare).parameters
     for name, value in (("temperature", 0.8), ("max_new_tokens", 64), ("seed", 0)):
         own = getattr(Sampling(), name, None) if name != "max_new_tokens" else Stopping().max_new_tokens
         assert asked[name].default == own == getattr(config.RunConfig("x", drafter="plain"), name) == value
@@ -357,7 +358,7 @@ def test_wrong_types_are_one_line_errors():
 
 def test_signatures_are_explicit():
     """help() lists every argument; an unknown one is a TypeError that names it."""
-    given = inspect.signature(api.prepare).parameters
+    given = inspect.signature(prepare).parameters
     for function, more in ((sj.generate, {"profile"}), (sj.stream, set())):
         own = inspect.signature(function).parameters
         assert {name: str(one) for name, one in own.items() if name not in more} == {

@@ -9,7 +9,7 @@ import pytest
 import specjax as sj
 from specjax import registry
 from specjax.drafters import Siblings
-from specjax.registry import Choice, Strategy
+from specjax.strategy import Choice, Strategy
 
 TEXTS = [
     "model", "model:gamma=4", "model:policy=heuristic", "model:policy=(threshold:gamma_max=8,theta=0.3)",
@@ -152,7 +152,7 @@ BAD = {  # text -> what the message must contain
     "model:policy=goodput:target=1/2": "target",
     "model:policy=(threshold:theta=2)": "theta",
     "model:policy=(threshold:theta=nan)": "theta",
-    "plain:gamma=3": "gamma=3",
+    "plain:gamma=3": "gamma",
     "tree:shape=3y2": "shape",
     "tree:shape=3x0": "shape",
     "tree:shape=0-5": "shape",

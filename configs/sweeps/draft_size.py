@@ -4,7 +4,7 @@ specjax sweep draft_size --picture draft_size.svg
 """
 
 from specjax.bench.grid import Grid
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 GRID = Grid(
     axis="drafter",

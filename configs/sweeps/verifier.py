@@ -4,7 +4,7 @@ specjax sweep verifier --picture verifier.svg
 """
 
 from specjax.bench.grid import Grid
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 
 def each(drafter: str, *verifiers: str) -> tuple[Strategy, ...]:

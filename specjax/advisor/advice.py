@@ -8,6 +8,7 @@ from specjax.advisor.measure import Survey
 from specjax.advisor.rank import KINDS, SELF
 from specjax.advisor.report import Advice
 from specjax.model import Model
+from specjax.request import tokenize
 
 DRAFTS = 2  # most draft models: a cascade has two
 
@@ -71,7 +72,7 @@ def advise(
         checks.integer(name, value, least=1)
     checks.integer("verify", verify, least=0)
     checks.number("temperature", temperature, least=0)
-    tokens, length = api.tokenize(target, prompts)
+    tokens, length = tokenize(target, prompts)
     ids = [tokens[row, :count].tolist() for row, count in enumerate(length)]
     options = {
         "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import api, decoding, measuring
+from specjax import decoding, measuring
 from specjax.advisor import rank
 from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, MISS, PLAIN, RANKS, SELF, DraftingCost, VerifyCurve
 from specjax.bench.rounds import load_free
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
-from specjax.registry import Strategy
+from specjax.request import prepare
 from specjax.stopping import Stop
+from specjax.strategy import Strategy
 from specjax.trees import chain, from_paths, regular
 
 FREE = "free"  # name of strategies whose drafter costs nothing: their rounds cost one verification
@@ -159,7 +160,7 @@ def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     batch = list(survey.batches[number])
     rows = range(number * len(batch), (number + 1) * len(batch))
     drafter = survey.drafter(strategy)
-    job = api.prepare(survey.target, batch, drafter=drafter, verifier=strategy.verifier, rows=rows, **survey.options)
+    job = prepare(survey.target, batch, drafter=drafter, verifier=strategy.verifier, rows=rows, **survey.options)
     state, run, _ = measuring.timed(lambda: decoding.generate(job.params, job.state, **job.static))
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if np.any(stop == int(Stop.NAN)):

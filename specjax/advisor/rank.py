@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax import theory, trees
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from specjax.trees import Tree
 from specjax.types import Siblings
 

@@ -12,7 +12,7 @@ from specjax.advisor.measure import BatchRun
 from specjax.advisor.rank import DRAWN, PLAIN, SELF, Candidate, ChainCounts, Measurements
 from specjax.advisor.trials import Trial
 from specjax.plotting import COLORS, GREY, INK, PURPLE
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 BUSY = 0.1  # share of the processors used by other programs above which times are doubtful
 CURVE = (4, 8, 16)  # widths of the verify curve in the text

@@ -8,7 +8,7 @@ from specjax import measuring
 from specjax.advisor import measure, rank
 from specjax.advisor.measure import Survey
 from specjax.advisor.rank import PLAIN, Candidate
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 AGAIN = 3  # trials after the first ones, where predictions were off
 NEAR = 3  # trials with more turns, where the fastest ones do not differ significantly

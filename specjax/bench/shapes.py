@@ -23,7 +23,7 @@ from specjax.models import opt
 from specjax.models.format import default_format
 from specjax.models.shapes import cache_bytes, published_shapes, random_params, weight_bytes
 from specjax.programs import cache_bucket, memoize, prompt_bucket
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from specjax.trees import Tree
 from specjax.verify import TABLE, Verifier, simulated
 

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, estimates, measuring, trees, verify
 from specjax import decoding as loop
+from specjax import estimates, measuring, trees, verify
 from specjax.base import Drafter, LanguageModel, VerifyFn
 from specjax.bench.decode import random_model
 from specjax.bench.record import Row
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.programs import memoize
+from specjax.request import prepare
 from specjax.sampling import Stages
 from specjax.stopping import Stop
 from specjax.types import Draft
@@ -121,7 +122,7 @@ def committed(
         group = [(turn * batch + row) % len(prompts) for row in range(batch)]
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": temperature, "seed": seed + turn}
         given = [prompts[number] for number in group]
-        job = api.prepare(target, given, drafter=drafter, verifier=chosen[0], **settings)
+        job = prepare(target, given, drafter=drafter, verifier=chosen[0], **settings)
         for active, tokens in _judged(job, chosen, _judges_key(seed, turn)):
             for row in np.flatnonzero(active):
                 known = counts.setdefault(group[row], np.zeros(1 + len(chosen)))

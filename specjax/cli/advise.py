@@ -162,7 +162,7 @@ def check(options: AdviceOptions) -> None:
     names = draft_names(options.models)
     for name in measuring.drafters:
         from specjax.advisor.rank import KINDS
-        from specjax.registry import Strategy
+        from specjax.strategy import Strategy
 
         check_name(name, KINDS, "drafter")
         needed = Strategy.of(name).needs

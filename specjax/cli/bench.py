@@ -13,7 +13,7 @@ from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
 from specjax.cli import checks, process
 from specjax.cli.arguments import parse
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 Name = Literal[
     "plain", "speculative", "composition", "verify", "overhead", "vocabulary", "verifiers", "committed", "long-context"

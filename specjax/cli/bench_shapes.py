@@ -11,7 +11,7 @@ from specjax.checks import check_name
 from specjax.cli import checks, process
 from specjax.cli.arguments import parse
 from specjax.cli.options import Flag, arg
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 if TYPE_CHECKING:
     from specjax.bench.shapes import ShapeRun

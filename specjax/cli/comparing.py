@@ -11,6 +11,7 @@ from specjax import api, drafters, measuring
 from specjax.api import Generation
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
+from specjax.request import tokenize
 
 BUCKET = 32  # scored prefixes are padded to multiples of this
 PARTS = ("prefill", "decode")
@@ -106,7 +107,7 @@ def compare(
         )
     greedy = bool(np.all(np.asarray(options["temperature"]) == 0))
     first = [found[name].warm_up for name in ("plain", "fast")]
-    apart = differences(target, *api.tokenize(target, prompts), *first) if greedy else ()
+    apart = differences(target, *tokenize(target, prompts), *first) if greedy else ()
     return Comparison(runs["plain"], runs["fast"], repeats, greedy, apart)
 
 

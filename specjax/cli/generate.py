@@ -58,9 +58,9 @@ def printed_help(chosen: Drafting) -> bool:
 def run(options: Options, prompts: Sequence[str]) -> int:
     """Checks, loads, decodes and reports."""
     process.import_library()
-    from specjax import api
     from specjax.cli import setup
     from specjax.cli.progress import Progress, open_console
+    from specjax.request import named_verifier
 
     chosen, printing = setup.plan(options), options.printing
     checks.writable(output=printing.output)
@@ -68,7 +68,7 @@ def run(options: Options, prompts: Sequence[str]) -> int:
     with Progress(errors, show=not printing.quiet) as progress:
         with process.interrupts_wait(lambda: False):
             target, drafter = setup.load_models(options, chosen, progress.tell)
-        verifier = api.named_verifier(drafter, chosen.verifier).name
+        verifier = named_verifier(drafter, chosen.verifier).name
         work = Work(target, prompts, drafter, verifier, setup.decode_options(options, chosen), progress)
         return decode_and_report(options, work, console, errors)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from specjax import defaults, registry
+from specjax.strategy import Strategy
 
 if TYPE_CHECKING:
     from specjax.config import RunConfig
@@ -193,15 +194,15 @@ def merge_preset(options: Options, config: "RunConfig") -> Options:
         stopping = dataclasses.replace(stopping, stop=tuple(config.stop))
     chosen = _merge_drafting(options.drafting, models.draft, config)
     if not models.draft:
-        needed = len(config.drafts) if chosen.drafter is None else registry.Strategy.parse(chosen.drafter).needs
+        needed = len(config.drafts) if chosen.drafter is None else Strategy.parse(chosen.drafter).needs
         models = dataclasses.replace(models, draft=config.drafts[:needed] if len(config.drafts) >= needed else ())
     return dataclasses.replace(options, models=models, drafting=chosen, stopping=stopping)
 
 
 def _merge_drafting(given: Drafting, drafts: tuple[str, ...], config: "RunConfig") -> Drafting:
-    own = registry.Strategy.parse(config.drafter)
+    own = Strategy.parse(config.drafter)
     given = dataclasses.replace(given, lossless=given.lossless or config.lossless)
-    if given.drafter is not None and registry.Strategy.parse(given.drafter) != own:
+    if given.drafter is not None and Strategy.parse(given.drafter) != own:
         return given
     if drafts and len(drafts) != own.needs:
         gamma = config.gamma if given.gamma is None else given.gamma

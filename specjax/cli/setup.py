@@ -11,7 +11,7 @@ from specjax.cli import checks
 from specjax.cli.options import GAMMA, SMALLER, TARGET, Drafting, Options
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
-from specjax.registry import Choice, Strategy
+from specjax.strategy import Choice, Strategy
 from specjax.verify import Verifier
 
 BY_DRAFTS = {1: "model", 2: "cascade"}  # the default drafter by the number of draft models

@@ -153,19 +153,19 @@ def show(console: Any, grid: Grid, title: str, found: Sequence[tuple[Any, dict[s
     """Prints the table and the best strategies; writes the Markdown table and the picture."""
     from functools import partial
 
-    from specjax.bench import record
+    from specjax.bench import curves, record
 
-    axis = grids.axis_of(grid, found)
-    lines = grids.curves(axis, found)
-    table = grids.table(lines)
-    rows, same = grids.short(table)
+    axis = curves.axis_of(grid, found)
+    lines = curves.curves(axis, found)
+    table = curves.table(lines)
+    rows, same = curves.short(table)
     console.print(record.terminal_table(rows, title=f"{title}: {same}" if same else title, caption=CAPTION))
-    for line in grids.best(found):
+    for line in curves.best(found):
         console.print(line, soft_wrap=True, markup=False)
     if results.markdown is not None:
         record.write_markdown(results.markdown, table)
     if results.picture is not None:
-        plotting.save(results.picture, partial(grids.picture, axis=axis, lines=lines, title=title))
+        plotting.save(results.picture, partial(curves.picture, axis=axis, lines=lines, title=title))
 
 
 CAPTION = (

@@ -27,7 +27,7 @@ from specjax.cli.options import (
 )
 from specjax.cli.prompts import read_prompts
 from specjax.defaults import LARGEST_TREE
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 PROG = "specjax trace"
 DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
@@ -116,9 +116,9 @@ def main(args: Sequence[str]) -> int:
 def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
     """Checks, loads, traces and prints. Imports jax only after the arguments have been parsed."""
     process.import_library()
-    from specjax import api
     from specjax.cli import report, setup
     from specjax.cli.progress import Progress, open_console
+    from specjax.request import named_verifier
     from specjax.trace import rounds, strip
 
     chosen = setup.plan(request)
@@ -129,7 +129,7 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
         with process.interrupts_wait(lambda: False):
             target, drafts = setup.load_parts(request, chosen, progress.tell)
             drafter = strategy.build(target, drafts)
-        verifier = api.named_verifier(drafter, chosen.verifier)
+        verifier = named_verifier(drafter, chosen.verifier)
         options = setup.decode_options(request, chosen)
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.tell("compiling, and decoding round by round")

@@ -1,5 +1,4 @@
-"""T5 v1.0, v1.1 and Flan (Raffel et al. 2020, arXiv 1910.10683; Chung et al. 2022, arXiv 2210.11416): every published
-shape.
+"""T5 v1.0, v1.1 and Flan in every published shape (Raffel et al. 2020, arXiv 1910.10683; Chung et al., 2210.11416).
 
 Root-mean-square norms before the sub-layers, no biases, no scaling of the attention scores. Positions enter through a
 bias on the self-attention scores alone: one table an encoder and one a decoder, shared by their layers. v1.0 has ReLU
@@ -99,11 +98,9 @@ def sizes() -> dict[str, T5Config]:
         "xl": (2048, 64, 32, 5120, 24), "xxl": (4096, 64, 64, 10240, 24),
     }  # fmt: skip
 
-    def shape(width: int, head_width: int, heads: int, mlp_width: int, layers: int) -> T5Config:
-        return T5Config(
-            width=width, head_width=head_width, heads=heads, mlp_width=mlp_width,
-            encoder_layers=layers, decoder_layers=layers,
-        )  # fmt: skip
+    def shape(*numbers: int) -> T5Config:
+        fields = ("width", "head_width", "heads", "mlp_width", "encoder_layers")
+        return T5Config(**dict(zip(fields, numbers, strict=True)), decoder_layers=numbers[-1])
 
     shapes = {f"t5-{name}": shape(*numbers) for name, numbers in first.items()}
     for name, numbers in second.items():
@@ -204,12 +201,8 @@ class Stack(nnx.Module):
         self.final_norm = RMSNorm(config.width, config.eps)
 
     def bias(self, distance: Int[Array, "B S T"]) -> Float[Array, "B H S T"]:
-        return position_bias(
-            self.relative_bias.table[...],
-            distance,
-            max_distance=self.max_distance,
-            bidirectional=not self.decoder,
-        )
+        table, both = self.relative_bias.table[...], not self.decoder
+        return position_bias(table, distance, max_distance=self.max_distance, bidirectional=both)
 
 
 class Embed(nnx.Module):
@@ -249,10 +242,8 @@ class T5(nnx.Module):
         self.embed = Embed(config, fmt, rngs=rngs)
         self.encoder = Stack(config, decoder=False, rngs=rngs)
         self.decoder = Stack(config, decoder=True, rngs=rngs)
-        head = None
-        if not config.tied:
-            head = Linear(config.width, config.vocab_size, fmt, bias=False, std=config.width**-0.5, rngs=rngs)
-        self.head = head
+        make = functools.partial(Linear, config.width, config.vocab_size, fmt, bias=False, std=config.width**-0.5)
+        self.head = None if config.tied else make(rngs=rngs)
         for stack, count in ((self.encoder, config.encoder_layers), (self.decoder, config.decoder_layers)):
             make = functools.partial(Block, config, fmt, decoder=stack.decoder)
             stack.layers = make_layers(lambda rngs, make=make: make(rngs=rngs), rngs, count, fmt.stacked)
@@ -377,6 +368,13 @@ class T5(nnx.Module):
         return Cache(layers, jnp.zeros((batch,), jnp.int32))
 
 
+SIZES = {  # field -> entry of config.json
+    "vocab_size": "vocab_size", "width": "d_model", "head_width": "d_kv", "heads": "num_heads", "mlp_width": "d_ff",
+    "encoder_layers": "num_layers",
+}  # fmt: skip
+DISTANCES = {"buckets": "relative_attention_num_buckets", "max_distance": "relative_attention_max_distance"}
+
+
 def from_published(published: Mapping[str, Any]) -> T5Config:
     """The shape that a published config.json describes.
 
@@ -384,29 +382,24 @@ def from_published(published: Mapping[str, Any]) -> T5Config:
       ValueError: a missing or wrong entry.
     """
     given = Published(published, "the configuration of a T5 model")
-    given.require("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+    given.require(*SIZES.values())
     tied = given.flag("tie_word_embeddings", True)
     scaled = given.flag("scale_decoder_outputs", tied)
     gate, _, kind = given.word("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated"):
         raise ValueError(f"feed_forward_proj {gate}-{kind} is not implemented: an activation, or gated- and one")
+    padding = given.whole("pad_token_id", 0, least=0)
     return T5Config(
-        vocab_size=given.whole("vocab_size"),
-        width=given.whole("d_model"),
-        head_width=given.whole("d_kv"),
-        heads=given.whole("num_heads"),
-        mlp_width=given.whole("d_ff"),
-        encoder_layers=given.whole("num_layers"),
+        **{field: given.whole(entry) for field, entry in SIZES.items()},
+        **{field: given.whole(entry, getattr(T5Config, field)) for field, entry in DISTANCES.items()},
         decoder_layers=given.whole("num_decoder_layers", given.whole("num_layers")),
-        buckets=given.whole("relative_attention_num_buckets", 32),
-        max_distance=given.whole("relative_attention_max_distance", 128),
         gated=bool(gate),
         activation="gelu_new" if gate and kind == "gelu" else kind,
         tied=tied,
         scaled=None if scaled == tied else scaled,
         eps=given.real("layer_norm_epsilon", 1e-6),
-        pad_token=given.whole("pad_token_id", 0, least=0),
-        start_token=given.whole("decoder_start_token_id", given.whole("pad_token_id", 0, least=0), least=0),
+        pad_token=padding,
+        start_token=given.whole("decoder_start_token_id", padding, least=0),
     )
 
 
@@ -414,27 +407,16 @@ def to_published(config: T5Config) -> dict[str, Any]:
     """The contents of a config.json that transformers and `from_published` read as this shape."""
     kind = "gelu" if config.activation == "gelu_new" else config.activation
     return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        "vocab_size": config.vocab_size,
-        "d_model": config.width,
-        "d_kv": config.head_width,
-        "d_ff": config.mlp_width,
-        "num_layers": config.encoder_layers,
+        "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True,
+        **{entry: getattr(config, field) for field, entry in (SIZES | DISTANCES).items()},
         "num_decoder_layers": config.decoder_layers,
-        "num_heads": config.heads,
-        "relative_attention_num_buckets": config.buckets,
-        "relative_attention_max_distance": config.max_distance,
         "feed_forward_proj": f"gated-{kind}" if config.gated else kind,
         "tie_word_embeddings": config.tied,
         "scale_decoder_outputs": config.scales_head,
         "layer_norm_epsilon": config.eps,
         "dropout_rate": 0.0,
-        "decoder_start_token_id": config.start_token,
-        "pad_token_id": config.pad_token,
-        "eos_token_id": 1,
-    }
+        "decoder_start_token_id": config.start_token, "pad_token_id": config.pad_token, "eos_token_id": 1,
+    }  # fmt: skip
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

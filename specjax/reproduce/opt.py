@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from specjax.bench.record import Case, Row, Shelf
 from specjax.bench.tasks import digest
-from specjax.registry import Strategy
 from specjax.reproduce.checks import (
     NOTHING,
     ONE,
@@ -29,6 +28,7 @@ from specjax.reproduce.checks import (
 from specjax.reproduce.pairs import PairRun, Stand, Target, family, own_model, pair_case
 from specjax.reproduce.report import Report, busy, find
 from specjax.reproduce.setup import Experiment, Items, Setup
+from specjax.strategy import Strategy
 
 REPORT = "Accelerating large model inference with speculative decoding (a project of the course MIT 6.s898)"
 TASK, TEMPERATURE = "story", 1.0

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from specjax.bench import tasks
 from specjax.bench.record import Case, Row, Shelf
-from specjax.registry import Strategy
 from specjax.reproduce.setup import Items, Setup, other_texts
+from specjax.strategy import Strategy
 
 
 class Stand(NamedTuple):
@@ -183,12 +183,13 @@ class PairRun(NamedTuple):
         """Acceptance in the inner rounds of a cascade, over all prompts."""
         import jax
 
-        from specjax import api, decoding
+        from specjax import decoding
+        from specjax.request import prepare
 
         tested = taken = drafted = rounds = 0
         settings = self.work.settings | {"drafter": self.drafter(), "temperature": self.temperature}
         for number, prompt in enumerate(self.work.prompts):
-            request = api.prepare(self.work.target, [prompt], rows=[number], **settings)
+            request = prepare(self.work.target, [prompt], rows=[number], **settings)
             tally = jax.device_get(decoding.generate(request.params, request.state, **request.static).draft.tally)
             tested, taken = tested + int(tally.tested.sum()), taken + int(tally.accepted.sum())
             drafted, rounds = drafted + int(tally.drafted.sum()), rounds + int(tally.rounds.sum())

@@ -12,6 +12,7 @@ from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
 from specjax.metrics import timed_round
 from specjax.model import Model
+from specjax.request import Job, prepare
 from specjax.stopping import Stop
 from specjax.trees import SCRATCH
 from specjax.types import Info
@@ -133,16 +134,16 @@ def record(
     Raises:
       ValueError: as `specjax.generate`.
     """
-    prepare = lambda: api.prepare(target, prompts, drafter=drafter, **options)
-    _run(prepare(), lambda: True)
-    _run(prepare(), lambda: True)  # the first run of a program takes longer than compiling it
-    job = prepare()
+    begin = lambda: prepare(target, prompts, drafter=drafter, **options)
+    _run(begin(), lambda: True)
+    _run(begin(), lambda: True)  # the first run of a program takes longer than compiling it
+    job = begin()
     prefill = _prefill_times(job)
     given = [row[:count].tolist() for row, count in zip(*jax.device_get(job.prompt[:2]), strict=True)]
     rounds, ended = _run(job, stop)
     runs = [rounds]
     while len(runs) < repeats and not np.any(ended.stop == Stop.RUNNING):
-        again, _ = _run(prepare(), stop)
+        again, _ = _run(begin(), stop)
         if [one.rows for one in again] != [one.rows for one in rounds]:
             break  # stopped, or the device is not deterministic
         runs.append(again)
@@ -154,7 +155,7 @@ def record(
     return Trace(drafter, draft_steps(drafter), given, target.encoder_decoder, prefill, tuple(rounds), out)
 
 
-def _run(job: api.Job, stop: Callable[[], bool]) -> tuple[list[TraceRound], api.Progress]:
+def _run(job: Job, stop: Callable[[], bool]) -> tuple[list[TraceRound], api.Progress]:
     """All rounds of a job; its state is donated."""
     halves = loop.parts(**job.static)
     plain = job.static["drafter"].tree.size == 1
@@ -173,7 +174,7 @@ def _run(job: api.Job, stop: Callable[[], bool]) -> tuple[list[TraceRound], api.
     return rounds, api.Progress(written, code, totals)
 
 
-def _prefill_times(job: api.Job) -> PromptTimes:
+def _prefill_times(job: Job) -> PromptTimes:
     """Median seconds of warm prefills of the target and of the drafter, each compiled as a program of its own."""
     drafter = job.static["drafter"]
     given = (job.prompt.tokens, job.prompt.length)

@@ -26,6 +26,7 @@ from specjax import api, checks, drafters, files, theory
 from specjax import decoding as loop
 from specjax.policies.drafting import TOP, Disco, features, score
 from specjax.policies.policy import Policy, Rule, as_planned, learn_nothing
+from specjax.request import prepare
 
 HIDDEN, STEPS, RATE = 32, 600, 1e-2
 FEATURES = TOP + 2
@@ -82,7 +83,7 @@ def record(target: Any, draft: Any, prompts: api.Prompts, *, gamma_max: int = 16
     """
     checks.integer("gamma_max", gamma_max, least=1)
     rule = Rule(f"record {gamma_max}", _recorder(gamma_max))
-    job = api.prepare(target, prompts, drafter=drafters.model(draft, policy=rule, buckets=()), **options)
+    job = prepare(target, prompts, drafter=drafters.model(draft, policy=rule, buckets=()), **options)
     seen, accepted = [], []
     for state, info in loop.stream(job.params, job.state, **job.static):
         # The next round donates the state: copy what is kept.

@@ -18,7 +18,7 @@ from specjax.cli.arguments import parse
 from specjax.cli.options import Options
 from specjax.model import Model
 from specjax.models import opt
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from tests.cli import toys
 
 NEW = 4000  # tokens per text

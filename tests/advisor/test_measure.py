@@ -11,7 +11,7 @@ from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.rank import MISS, PLAIN
 from specjax.model import Model
 from specjax.models import opt
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from tests.cli import toys
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]

@@ -10,7 +10,7 @@ from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.rank import PLAIN, Candidate
 from specjax.model import Model
 from specjax.models import opt
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from tests.cli import toys
 
 TURNS = 3

@@ -7,9 +7,10 @@ import pytest
 
 import specjax as sj
 from specjax import plotting, presets
+from specjax.bench import curves
 from specjax.bench import grid as grids
 from specjax.bench.grid import Grid
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from tests import battery
 
 PRESETS = sorted((Path(__file__).resolve().parents[2] / "configs" / "sweeps").glob("*.py"))
@@ -194,13 +195,13 @@ def test_scores_of_plain_decoding():
 
 
 def test_curves_ascend_and_are_named_by_what_varies():
-    lines = grids.curves("gamma", [row(point) for point in points(PAIR)])
+    lines = curves.curves("gamma", [row(point) for point in points(PAIR)])
     assert [(c.name, c.x) for c in lines] == [
         ("model, T = 0", [1, 3]), ("ngram, T = 0", [2]), ("model, T = 1", [1, 3]), ("ngram, T = 1", [2]),
     ]  # fmt: skip
     assert [r["drafter"] for r in lines[0].rows] == ["model:gamma=1", "model:gamma=3"]
     named = Grid(drafters={"x": ("ngram:gamma=1",), "model": ("model:gamma=1",)}, temperatures=(0.0,))
-    assert [(c.name, c.x) for c in grids.curves("drafter", [row(p) for p in points(named)])] == [
+    assert [(c.name, c.x) for c in curves.curves("drafter", [row(p) for p in points(named)])] == [
         ("x", ["ngram:gamma=1"]), ("", ["model:gamma=1"]),
     ]  # fmt: skip
 
@@ -208,31 +209,31 @@ def test_curves_ascend_and_are_named_by_what_varies():
 def test_the_axis_is_the_first_that_varies():
     found = [row(point) for point in points(PAIR)]
     free = Grid()
-    assert grids.axis_of(PAIR, found) == grids.axis_of(free, found) == "gamma"
-    assert grids.axis_of(free, found[::3]) == "temperature" and grids.axis_of(free, found[:1]) == "drafter"
+    assert curves.axis_of(PAIR, found) == curves.axis_of(free, found) == "gamma"
+    assert curves.axis_of(free, found[::3]) == "temperature" and curves.axis_of(free, found[:1]) == "drafter"
 
 
 def test_a_table_names_once_what_all_rows_share():
-    table = lambda **own: grids.table(grids.curves("gamma", [row(point, **own) for point in points(PAIR)]))
-    rows, same = grids.short(table())
+    table = lambda **own: curves.table(curves.curves("gamma", [row(point, **own) for point in points(PAIR)]))
+    rows, same = curves.short(table())
     assert "verifier token" in same and "task story" in same
     assert list(rows[0])[:3] == ["T", "drafter", "drafts"] and rows[0]["load"] == 0.2
-    assert "BLEU" not in rows[0] and "BLEU" in grids.short(table(bleu=20.0))[0][0]
-    assert "token (LOSSY)" in grids.short(table(lossless=False))[1]
+    assert "BLEU" not in rows[0] and "BLEU" in curves.short(table(bleu=20.0))[0][0]
+    assert "token (LOSSY)" in curves.short(table(lossless=False))[1]
 
 
 def test_the_best_is_named_and_so_is_a_loss():
     every = points(PAIR)[:3]
     found = [row(point, speedup=0.5 + n / 10, tokens_per_call=3.0 - n) for n, point in enumerate(every)]
-    speed, tokens = grids.best(found)
+    speed, tokens = curves.best(found)
     assert "ngram:gamma=2" in speed and "0.70" in speed and "nothing" in speed
     assert "model:gamma=3" in tokens and "3.00" in tokens
 
 
 @pytest.mark.parametrize("axis", grids.AXES)
 def test_pictures_of_every_axis(axis, tmp_path):
-    lines = grids.curves(axis, [row(point) for point in points(PAIR)])
-    plotting.save(tmp_path / "a.svg", partial(grids.picture, axis=axis, lines=lines, title="a title"))
+    lines = curves.curves(axis, [row(point) for point in points(PAIR)])
+    plotting.save(tmp_path / "a.svg", partial(curves.picture, axis=axis, lines=lines, title="a title"))
     drawn = (tmp_path / "a.svg").read_text()
     assert "a title" in drawn and "tokens per target pass" in drawn and axis in drawn
 

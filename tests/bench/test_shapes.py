@@ -13,7 +13,7 @@ from specjax.bench.rounds import load_free
 from specjax.bench.shapes import ShapeRun
 from specjax.measuring import Runs
 from specjax.models import opt, t5
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 OPT = opt.OPTConfig(vocab_size=40, width=16, embed_width=16, layers=2, heads=2, mlp_width=16, max_positions=256)
 T5 = t5.T5Config(vocab_size=40, width=16, head_width=8, heads=2, mlp_width=16, encoder_layers=2, decoder_layers=2)

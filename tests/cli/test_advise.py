@@ -8,7 +8,7 @@ import pytest
 
 from specjax.advisor import measure
 from specjax.advisor.measure import BatchRun
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 BAD = {
     "drafter": (["--drafters", "modle"], "did you mean 'model'"),

@@ -6,7 +6,7 @@ import pytest
 
 from specjax.bench import vocabulary
 from specjax.cli import bench
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 
 
 @pytest.fixture

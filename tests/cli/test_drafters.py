@@ -7,7 +7,7 @@ import pytest
 
 import specjax as sj
 from specjax import drafters, registry
-from specjax.registry import Strategy
+from specjax.strategy import Strategy
 from tests.cli import toys
 
 NEW = ["--max-new-tokens", "8", "--temperature", "0", "--ignore-eos", "--json"]

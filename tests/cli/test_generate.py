@@ -12,6 +12,7 @@ import specjax as sj
 from specjax.cli import main
 from specjax.cli.comparing import differences, logit_margin
 from specjax.cli.generate import main as generate_main
+from specjax.request import tokenize
 
 NEW = ["--max-new-tokens", "12"]
 
@@ -102,7 +103,7 @@ def test_compare_of_sampled_rows_compares_no_tokens(specjax_program, base):
 
 def test_a_difference_is_found_with_its_margin(target):
     out = sj.generate(target, ["Once", "upon"], max_new_tokens=6, temperature=0.0)
-    prompts, length = sj.api.tokenize(target, ["Once", "upon"])
+    prompts, length = tokenize(target, ["Once", "upon"])
     changed = [list(row) for row in out.tokens]
     changed[1][4] = (changed[1][4] + 1) % 257
     other = sj.Generation(None, changed, out.stop_reasons, out.stats, True)

@@ -10,6 +10,7 @@ import pytest
 import specjax
 from specjax import decoding as loop
 from specjax import drafters, theory, trees, verify
+from specjax.request import prepare
 from specjax.types import Draft
 from specjax.verify.simulation import simulated, simulated_walk
 from tests import battery, distributions
@@ -129,7 +130,7 @@ def test_draft_and_target_run_in_full():
     target, drafter = battery.target("opt"), battery.guide("model-2", "opt")
 
     def flops(name: str) -> float:
-        job = specjax.api.prepare(target, [[1, 2]], drafter=drafter, verifier=name, temperature=1.0)
+        job = prepare(target, [[1, 2]], drafter=drafter, verifier=name, temperature=1.0)
         return loop.one_round.lower(job.params, job.state, **job.static).compile().cost_analysis()["flops"]
 
     assert flops("simulated") == pytest.approx(flops("token"), rel=0.05)

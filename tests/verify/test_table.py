@@ -7,6 +7,7 @@ import pytest
 
 import specjax
 from specjax import trees, verify
+from specjax.request import named_verifier
 from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
 from tests import battery
@@ -54,7 +55,7 @@ def test_the_default_supports_the_draft_and_is_lossless():
 def test_a_request_without_a_verifier_uses_the_default():
     chain = battery.guide("model-2", "opt")
     tree = specjax.drafters.tree(battery.draft("opt"), TREE)
-    named = lambda drafter: specjax.api.named_verifier(drafter, None).name
+    named = lambda drafter: named_verifier(drafter, None).name
     assert (named(chain), named(tree)) == ("token", "multiround-without")
 
 
