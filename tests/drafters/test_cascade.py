@@ -284,5 +284,3 @@ def test_parts_that_do_not_fit_raise():
         cascade_guide(opt, drafters.model(t5))
     with pytest.raises(ValueError, match="rewind"):
         cascade_guide(opt, small._replace(drafter=small.drafter._replace(rewind=None)))
-    with pytest.raises(ValueError, match="rewind"):
-        cascade(opt.lm, small.drafter._replace(rewind=None), token_level, 3)
