@@ -143,12 +143,12 @@ class Shelf:
         if name in self.missing:
             raise Missing(self.missing[name])
         if name not in self._models:
-            import specjax  # `load` is looked up when it is called
+            from specjax import loading  # not at the top: options are checked without jax
 
             try:
                 self._check_memory(name)
                 self._tell(f"loading {name}")
-                self._models[name] = specjax.load(name, dtype=self._dtype)
+                self._models[name] = loading.load(name, dtype=self._dtype)
             except (OSError, Missing) as error:
                 self.missing[name] = f"{name} is not available: {' '.join(str(error).split())}"
                 raise Missing(self.missing[name]) from None

@@ -2,7 +2,7 @@
 
 import pytest
 
-import specjax
+from specjax import loading
 from specjax.bench import record
 from specjax.bench.record import Case, Missing, Record, Shelf, run
 
@@ -84,7 +84,7 @@ def test_a_model_that_is_not_available_is_tried_and_reported_once(tmp_path, monk
         tried.append(name)
         raise FileNotFoundError(f"no {name}\nanywhere")
 
-    monkeypatch.setattr(specjax, "load", load)
+    monkeypatch.setattr(loading, "load", load)
     left_out: list[str] = []
     needs = lambda shelf: [{"x": shelf.model("far/away").vocab_size}]
     cases = [case("a", needs), case("b", needs), case("c", lambda shelf: [{"x": 3}])]
@@ -97,7 +97,7 @@ def test_a_model_that_does_not_fit_is_not_loaded(monkeypatch):
     def load(name, **options):
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(specjax, "load", load)
+    monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(record, "free_memory", lambda: 16e9)
     shelf = Shelf("float32", quiet, sizes={"big": 13e9})
     with pytest.raises(Missing, match=r"big.*52 GB"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-import specjax as sj
+from specjax import loading
 from specjax.bench import rounds
 from specjax.cli import reproduce
 from specjax.reproduce import pairs
@@ -100,7 +100,7 @@ def test_missing_weights_are_left_out(specjax_program, monkeypatch):
     def load(name, **options):
         raise FileNotFoundError(f"{name}: the hub is out of reach")
 
-    monkeypatch.setattr(sj, "load", load)
+    monkeypatch.setattr(loading, "load", load)
     monkeypatch.setattr(pairs, "ORIGINAL", pairs.ORIGINAL._replace(sizes={}))
     ran = specjax_program("reproduce", "c-matrix", "--models", "original")
     assert ran.code == 2 and "facebook/opt-13b: the hub is out of reach" in ran.out
