@@ -18,6 +18,7 @@ from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.cascade import CascadeParams, cascade
 from specjax.drafters.model_tree import plan
+from specjax.estimates import Estimate
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
@@ -28,7 +29,8 @@ from specjax.trees import Tree
 from specjax.verify import TABLE, Verifier, simulated
 
 STREAMS = 1024  # random streams of which those of typical acceptance are taken
-TEMPORARIES, LOGITS = 0.5e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
+TEMPORARIES, LOGITS = 1.2e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
+MEDIAN = 1.25  # standard error of a median over that of a mean
 Pass = tuple[int, int]  # a forward pass of a draft: number of the model, tokens per row
 
 
@@ -224,38 +226,47 @@ def measure(
         programs[number, width] = request(drafts[number], wide, (1.0,))
     runs = measuring.interleave(programs, repeats, progress=progress)
 
-    per_round = {name: one.each(_round_seconds) for name, one in runs.items()}
-    relative = {name: measuring.ratio(seconds, per_round["plain"]) for name, seconds in per_round.items()}
+    steps = runs["plain"].each(_round_seconds)
+    relative = {name: _ratios(one.each(_round_seconds), steps) for name, one in runs.items()}
     seconds = {name: one.each(lambda out: out.stats.seconds["decode"]) for name, one in runs.items()}
     whole = {name: one.each(_request_seconds) for name, one in runs.items()}
-    stats = runs["round"].values[-1].stats
-    tokens, verify = run.rows * run.new, relative["verify"]
-    gains = [a / b for a, b in zip(seconds["plain"], seconds["round"], strict=True)]
+    turns = {
+        "verify": relative["verify"], "round": relative["round"],
+        "speedup": _ratios(seconds["plain"], seconds["round"]),
+        "speedup_with_prompt": _ratios(whole["plain"], whole["round"]),
+    }  # fmt: skip
+    if passes is not None:
+        names = {one: run.drafts[one[0]] + (f" x{one[1]}" if one[1] > 1 else "") for one in passes}
+        turns |= {f"c {names[one]}": relative[one] for one in names}
+        at = [({one: relative[one][turn] for one in names}, relative["verify"][turn]) for turn in range(repeats)]
+        turns["closed_form"] = [closed_form(run, tree, passes, *costs) for costs in at]
+        if run.strategy.name != "cascade":
+            drafting = [sum(cost[one] for one in passes) for cost, _ in at]
+            turns["overhead"] = [a - b - c for a, b, c in zip(turns["round"], drafting, turns["verify"], strict=True)]
+    stats, tokens = runs["round"].values[-1].stats, run.rows * run.new
     row: Row = {
         "bench": "shapes", "target": run.target, "draft": " > ".join(run.drafts), "drafter": run.strategy.text,
         "alpha": "/".join(f"{alpha:g}" for alpha in run.alpha), "dtype": run.dtype, "rows": run.rows,
-        "temperature": run.temperature, "step_ms": 1e3 * statistics.median(per_round["plain"]),
+        "temperature": run.temperature, "step_ms": 1e3 * statistics.median(steps),
+        "tokens_per_second": tokens / statistics.median(seconds["round"]),
+        "plain_tokens_per_second": tokens / statistics.median(seconds["plain"]),
+        "tokens_per_round": stats.tokens_per_call, "accepted_per_tested": stats.accepted_per_tested,
     }  # fmt: skip
     if run.strategy.name == "cascade":
         row["inner_alpha"] = run.inner_alpha
-    if passes is not None:
-        cost = {one: relative[one] for one in passes}
-        names = {one: run.drafts[one[0]] + (f" x{one[1]}" if one[1] > 1 else "") for one in cost}
-        row["c"] = next(iter(cost.values())) if len(cost) == 1 else {names[one]: cost[one] for one in cost}
-    row["verify"] = verify
-    if passes is not None and run.strategy.name != "cascade":
-        row["overhead"] = relative["round"] - verify - sum(cost[one] for one in passes)
-    row |= {
-        "tokens_per_round": stats.tokens_per_call, "accepted_per_tested": stats.accepted_per_tested,
-        "tokens_per_second": tokens / statistics.median(seconds["round"]),
-        "plain_tokens_per_second": tokens / statistics.median(seconds["plain"]),
-        "speedup": statistics.median(gains),
-        "speedup_spread": [min(gains), max(gains)],
-        "speedup_with_prompt": measuring.ratio(whole["plain"], whole["round"]),
-        "closed_form": None if passes is None else closed_form(run, tree, passes, cost, verify),
-        "load": max(one.load for one in runs.values()),
-    }  # fmt: skip
-    return row
+    row |= {name: statistics.median(values) for name, values in turns.items()}
+    return row | {"turns": turns, "load": max(one.load for one in runs.values())}
+
+
+def over_turns(row: Row, name: str) -> Estimate:
+    """A number of a row with its standard error over turns; numbers of one row are paired."""
+    values = np.asarray(row["turns"][name])
+    effects = MEDIAN * (values - values.mean()) / len(values)
+    return Estimate(float(row[name]), {("turns", tuple(row["turns"]["speedup"])): effects})
+
+
+def _ratios(own: Sequence[float], base: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(own, base, strict=True)]
 
 
 def _round_seconds(out: Generation) -> float:

@@ -172,12 +172,16 @@ def all_shapes() -> list[Row]:
 
 def shown(row: Row) -> Row:
     """The columns of the table."""
+    from specjax.bench.shapes import over_turns
     from specjax.reproduce.shapes import published
 
+    number = lambda name: over_turns(row, name).shown("{:.3g}".format) if name in row else None
+    costs = {name.removeprefix("c "): value for name, value in row.items() if name.startswith("c ")}
+    one_cost = next(iter(costs.values())) if len(costs) == 1 else None
     return {
         "models": " > ".join(filter(None, (row["target"], row["draft"]))), "drafter": row["drafter"], "α": row["alpha"],
-        "dtype": row["dtype"], "rows": row["rows"], "step ms": row["step_ms"], "c": row.get("c"),
+        "dtype": row["dtype"], "rows": row["rows"], "step ms": row["step_ms"], "c": one_cost or costs or None,
         "verify": row["verify"], "overhead": row.get("overhead"), "tokens/s": row["tokens_per_second"],
-        "× plain": row["speedup"], "with prompt": row["speedup_with_prompt"], "closed form": row["closed_form"],
+        "× plain": number("speedup"), "with prompt": row["speedup_with_prompt"], "closed form": number("closed_form"),
         "published": published(row),
     }  # fmt: skip

@@ -143,19 +143,16 @@ def test_a_row_has_costs_and_speeds(tiny, drafter):
                          progress=lambda *numbers: done.append(numbers))  # fmt: skip
     assert done[-1][0] == done[-1][1] > 0
     assert row["tokens_per_second"] > 0 and row["plain_tokens_per_second"] > 0 and row["verify"] > 0
-    assert row["speedup_spread"][0] <= row["speedup"] <= row["speedup_spread"][1]
-    predicted = drafter.startswith(("model", "tree", "cascade"))
-    assert (row["closed_form"] is not None) == predicted == ("c" in row)
-    if drafter.startswith("cascade"):
-        assert set(row["c"]) == {"opt-middle x3", "opt-small"} and row["inner_alpha"] == 0.5
-    if drafter.startswith("tree"):
-        assert set(row["c"]) == {"opt-small", "opt-small x3"}
+    assert min(row["turns"]["speedup"]) <= row["speedup"] <= max(row["turns"]["speedup"])
+    costs = {"model": {"opt-small"}, "tree": {"opt-small", "opt-small x3"}, "cascade": {"opt-middle x3", "opt-small"}}
+    found = {name.removeprefix("c ") for name in row if name.startswith("c ")}
+    assert found == costs.get(drafter.partition(":")[0], set()) and ("closed_form" in row) == bool(found)
 
 
 def test_encoder_decoders_are_measured(tiny):
     one = ShapeRun("t5-big", ("t5-small",), Strategy.of("model", gamma=2), (0.5,), dtype="bfloat16", prompt=8, new=16)
     row = shapes.measure(one, lambda name: random_model(name, "bfloat16"), repeats=1)
-    assert row["c"] > 0 and row["closed_form"] > 0 and row["speedup_with_prompt"] > 0
+    assert row["c t5-small"] > 0 and row["closed_form"] > 0 and row["speedup_with_prompt"] > 0
 
 
 def test_costs_are_ratios_to_a_step_and_the_closed_form_follows(tiny, monkeypatch):
@@ -170,6 +167,12 @@ def test_costs_are_ratios_to_a_step_and_the_closed_form_follows(tiny, monkeypatc
     runs = {name: Runs(None, (took(each),) * 3, (), 0.0) for name, each in seconds.items()}
     monkeypatch.setattr(measuring, "interleave", lambda programs, repeats, progress: runs)
     row = shapes.measure(run("model:gamma=3"), lambda name: random_model(name, "float32"))
-    assert (row["c"], row["verify"], row["overhead"], row["speedup"]) == (0.25, 1.5, 0.25, 0.4)
+    assert (row["c opt-small"], row["verify"], row["overhead"], row["speedup"]) == (0.25, 1.5, 0.25, 0.4)
     assert row["closed_form"] == pytest.approx(theory.walltime_factor(0.75, 3, 0.25, verify_cost=1.5))
     assert row["speedup_with_prompt"] == pytest.approx(21 / 51)
+
+
+def test_errors_are_those_of_turns():
+    row = {"speedup": 2.0, "c x": 0.5, "turns": {"speedup": [1.0, 2.0, 3.0], "c x": [0.5, 0.5, 0.5]}}
+    assert shapes.over_turns(row, "speedup").error == pytest.approx(1.25 / 3**0.5)
+    assert shapes.over_turns(row, "c x").error == 0

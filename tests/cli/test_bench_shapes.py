@@ -14,8 +14,8 @@ def row(run, model, *, repeats, progress):
     return {
         "bench": "shapes", "target": run.target, "draft": " > ".join(run.drafts), "drafter": run.strategy.text,
         "alpha": "/".join(f"{alpha:g}" for alpha in run.alpha), "dtype": run.dtype, "rows": run.rows, "step_ms": 1.0,
-        "c": 0.02, "verify": 1.25, "overhead": 0.01, "tokens_per_second": 30.0, "speedup": 2.5,
-        "speedup_with_prompt": 2.25, "closed_form": 2.75,
+        "c t5-small": 0.02, "verify": 1.25, "overhead": 0.01, "tokens_per_second": 30.0, "speedup": 2.5,
+        "speedup_with_prompt": 2.25, "closed_form": 2.75, "turns": {"speedup": [2.5, 2.5], "closed_form": [2.65, 2.85]},
     }  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def test_every_combination_is_a_row_and_is_not_measured_again(specjax_program, m
     args += ["--rows", "1", "2", "--json", str(file), "--markdown", str(table)]
     ran = specjax_program(*args)
     assert ran.code == 0 and len(measured) == 8 and "closed form" in ran.out and "3.4 (T5-XXL, EnDe, T=0)" in ran.out
+    assert "2.75 ± 0.125" in ran.out
     assert {(run.alpha, run.strategy.gamma, run.rows) for run in measured} == {
         (alpha, gamma, rows) for alpha in ((0.75,), (0.9, 0.5)) for gamma in (3, 7) for rows in (1, 2)
     }
