@@ -7,10 +7,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from specjax import defaults
+
 T = TypeVar("T")
 LARGEST = 2**31 - 1  # int32
 POSITIVE = math.nextafter(0.0, 1.0)  # the least number above 0
 SUM_TOLERANCE = 1e-3  # of a distribution that was computed in float32 or bfloat16
+RANGES = {
+    "temperature": (0, defaults.LARGEST_TEMPERATURE), "max_new_tokens": (1, defaults.LARGEST_NEW),
+    "seed": (0, defaults.LARGEST_SEED), "gamma": (1, defaults.LARGEST_TREE - 1),
+}  # fmt: skip
 LONGEST_STOPS = 1024  # bytes of stop strings: each has a row of the vocabulary's width in the automaton
 
 
@@ -81,6 +87,36 @@ def number(name: str, value: Any, *, least: float | int = -math.inf, most: float
         limit = f"at most {most}" if value > most else f"at least {least}" if least > -math.inf else "finite"
         raise ValueError(f"{name} must be {limit}, got {value}")
     return float(value)
+
+
+def at_least(least: int, **named: Any) -> None:
+    """Raises ValueError unless each is an integer of at least `least`, or a sequence of such integers."""
+    for name, value in named.items():
+        for one in value if isinstance(value, Sequence) else (value,):
+            integer(name, one, least=least)
+
+
+def distinct(*, least: int = 0, **named: Sequence[Any]) -> None:
+    """Raises ValueError for a sequence with fewer than `least` values, or with a value twice."""
+    for name, values in named.items():
+        if len(values) < least:
+            raise ValueError(f"{name} requires at least {least} value{'s' * (least > 1)}")
+        twice = [value for value in values if list(values).count(value) > 1]
+        if twice:
+            raise ValueError(f"{name} contains {twice[0]} twice")
+
+
+def decoding(**named: Any) -> None:
+    """Raises ValueError unless decoding options are in range, before a model is loaded.
+
+    Args:
+      named: temperature, max_new_tokens, seed or gamma; one value, or several, also under the plural of the name.
+    """
+    for name, value in named.items():
+        least, most = RANGES[name if name in RANGES else name.removesuffix("s")]
+        check = integer if isinstance(most, int) else number
+        for one in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
+            check(name, one, least=least, most=most)  # pyright: ignore[reportArgumentType]
 
 
 def flag(name: str, value: Any) -> bool:

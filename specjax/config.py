@@ -1,116 +1,289 @@
-"""Presets: a run as a frozen record, and `build`, which loads its models and its drafter.
+"""A run as data: the options of `specjax generate` and `specjax trace`, and of presets, which are Python files.
 
-Only this module and the command line know `RunConfig`; the library takes models and functions.
+    from specjax.config import RunConfig
+
+    CONFIG = RunConfig(target="bundled/opt-target", draft="bundled/opt-draft", gamma=3, temperature=0.0)
+
+The docstrings of the fields are the help texts of the command line. Importing this module does not import jax.
 """
 
 import dataclasses
+import functools
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from specjax import api, checks, defaults, presets, sampling, verify
-from specjax.checks import check_name
-from specjax.drafters import LoadedDrafter
-from specjax.loading import load
-from specjax.model import Model
-from specjax.strategy import Strategy
+import tyro
+
+from specjax import checks, defaults, presets, registry
+from specjax.defaults import DRAFTS, GAMMA, TARGET
+from specjax.strategy import Choice, Strategy
+
+if TYPE_CHECKING:
+    from specjax.api import Generation
+    from specjax.drafters import LoadedDrafter
+    from specjax.model import Model
+    from specjax.request import Prompts
+    from specjax.verify import Verifier
+
+arg = tyro.conf.arg
+Flag = Annotated[bool, arg(help_behavior_hint="")]
+Several = tyro.conf.UseAppendAction[tuple[str, ...]]
+DTYPES = ("float32", "bfloat16", "float16")
+BY_DRAFTS = {1: "model", 2: "cascade"}  # the default drafter by the number of draft models
+
+DRAFTER_HELP = (
+    f"How draft tokens are proposed: {', '.join(registry.DRAFTERS)}. Settings follow a colon: ngram:gamma=4, "
+    'small-kv:budget=256,cache=snapkv. "help" prints all drafters with their settings and defaults.'
+)
+POLICY_HELP = (
+    f'Draft length of the drafter "model", chosen per row while decoding: {", ".join(registry.POLICIES)}. '
+    '"help" prints all policies with their settings.'
+)
+DRAFT_HELP = (
+    "A smaller model with the same tokenizer; for the drafters bridge and reencode, with another one. Give it twice "
+    "for a cascade: the middle model, then the smaller one."
+)
+VERIFIER_HELP = (
+    "How draft tokens are accepted. For chains: token, block. For trees: multiround, multiround-without, traversal, "
+    "traversal-without, kseq, deterministic. As a baseline: non-iterative. These are lossless: the text follows the "
+    "target distribution exactly. lossy-typical, lossy-lenient, lossy-lenient-greedy and lossy-threshold do not."
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Models, drafter and options of a run; see `api.generate` for the sampling options.
+class Models:
+    """Each model is a Hugging Face id, a folder, a GGUF file, or bundled/NAME."""
+
+    target: Annotated[str, arg(metavar="MODEL")] = TARGET
+    """The model that the output comes from."""
+    draft: Annotated[
+        Several, arg(metavar="MODEL", help=DRAFT_HELP, help_behavior_hint=f"(default: {DRAFTS[0]} for {TARGET})")
+    ] = ()
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights. In float32, greedy text equals that of plain decoding token for token."""
+    mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
+    """Shard over several devices: 2x4 splits the batch in 2 and the weights in 4. The product must be the number of
+    devices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """How draft tokens are proposed and verified. With a lossless verifier the output distribution is the target's."""
+
+    drafter: Annotated[
+        str | None,
+        arg(
+            metavar="NAME[:KEY=VALUE,...]", help=DRAFTER_HELP,
+            help_behavior_hint="(default: model with one draft, cascade with two, else ngram)",
+        ),
+    ] = None  # fmt: skip
+    gamma: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: that of the drafter; 3 for the bundled pair)")
+    ] = None
+    """Draft tokens per round; the same as the setting gamma=N of the drafter."""
+    policy: Annotated[
+        str | None, arg(metavar="NAME[:KEY=VALUE,...]", help=POLICY_HELP, help_behavior_hint="(default: gamma)")
+    ] = None
+    verifier: Annotated[
+        str | None,
+        arg(metavar="NAME", help=VERIFIER_HELP, help_behavior_hint="(default: the one that suits the drafter)"),
+    ] = None
+    lossless: Flag = False
+    """Fail if the verifier is lossy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are sampled."""
+
+    temperature: Annotated[float, arg(metavar="T")] = defaults.TEMPERATURE
+    """0: always the most probable token (greedy). 1: the model's own distribution."""
+    top_k: Annotated[int, arg(metavar="K", help_behavior_hint="(default: off)")] = 0
+    """Sample from the K most probable tokens."""
+    top_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 1.0
+    """Sample from the smallest set of tokens with total probability P."""
+    min_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 0.0
+    """Drop tokens less probable than P times the most probable one."""
+    repetition_penalty: Annotated[float, arg(metavar="X", help_behavior_hint="(default: 1, off)")] = 1.0
+    """Above 1: tokens that occurred before become less likely."""
+    logit_bias: Annotated[Several, arg(metavar="TOKEN=VALUE")] = ()
+    """Add VALUE to the logit of the token id TOKEN; -inf bans the token. May be repeated."""
+    seed: Annotated[int, arg(metavar="N")] = defaults.SEED
+    """Seed of the random numbers: the same seed gives the same text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopping:
+    """When a text ends."""
+
+    max_new_tokens: Annotated[int, arg(metavar="N")] = defaults.MAX_NEW_TOKENS
+    """At most this many new tokens for each prompt."""
+    stop: Annotated[Several, arg(metavar="STRING")] = ()
+    """Stop before this string. May be repeated."""
+    stop_token: Annotated[tyro.conf.UseAppendAction[tuple[int, ...]], arg(metavar="ID")] = ()
+    """Stop at this token id. May be repeated."""
+    ignore_eos: Flag = False
+    """Continue past the model's end-of-text token."""
+
+
+RANGED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # `sampling_params` checks their ranges
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig(Stopping, Sampling, Drafting, Models):
+    """Models, drafter and options of a run, checked without reading a model.
 
     Attributes:
-      target, draft: names for `specjax.load`; draft None where the drafter needs no model, several for a cascade.
-      drafter: as for `specjax generate --drafter`: "model", "tree:shape=3x2", "small-kv:budget=256,cache=snapkv".
-      gamma: draft tokens per round, short for gamma=N of the drafter; None: the drafter's default.
-      verifier: a name in `verify.TABLE`; None: the default of the drafter.
-      lossless: raise an error if the verifier is lossy.
+      target, draft, dtype, mesh: names of models for `specjax.load`; `draft` is one name, or several for a cascade.
+      drafter, gamma, policy, verifier, lossless: as for `specjax generate`: `drafter="tree:shape=3x2"`.
+      temperature, top_k, top_p, min_p, repetition_penalty, seed: as for `specjax.generate`.
+      logit_bias: biases as "TOKEN=VALUE".
+      max_new_tokens, stop, stop_token, ignore_eos: as for `specjax generate`.
+
+    Raises:
+      ValueError: an unknown name, a number out of range, or options that exclude each other.
     """
 
-    target: str
-    draft: str | tuple[str, ...] | None = None
-    drafter: str = "model"
-    gamma: int | None = None
-    verifier: str | None = None
-    lossless: bool = False
-    dtype: str = "float32"
-    max_new_tokens: int = defaults.MAX_NEW_TOKENS
-    temperature: float = defaults.TEMPERATURE
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = defaults.SEED
-    stop: tuple[str, ...] = ()
+    draft: Any = ()
 
     def __post_init__(self) -> None:
-        for name, kinds in KINDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds != (bool,)):
-                wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-                raise ValueError(f"{name} of a preset must be {wanted}, got {value!r}")
-        for name, value in (("draft", self.drafts), ("stop", self.stop)):
-            if not all(isinstance(one, str) for one in value):
-                raise ValueError(f"{name} of a preset must be texts, got {value!r}")
-        check_name(self.dtype, DTYPES, "dtype")
-        checks.integer("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
-        checks.integer("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
-        checks.stop_strings(self.stop)
-        ranges = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        sampling.sampling_params(1, 2, **{name: getattr(self, name) for name in ranges})  # their ranges
-        needed = self.strategy.needs
-        if len(self.drafts) != needed:
-            raise ValueError(f"drafter {self.drafter!r} with draft={self.draft!r}: it takes {needed} draft model(s)")
-        if self.verifier is not None:
-            chosen = verify.get(self.verifier)
-            if self.lossless:
-                chosen.require_lossless()
+        from specjax import sampling
 
-    @property
-    def drafts(self) -> tuple[str, ...]:
-        """Names of the draft models."""
-        if self.draft is None:
-            return ()
-        return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
+        given = () if self.draft is None else (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
+        object.__setattr__(self, "draft", given)
+        object.__setattr__(self, "stop", checks.stop_strings(self.stop))
+        checks.check_name(self.dtype, DTYPES, "dtype")
+        _ = self.drafts, self.biases, self.mesh_shape  # checked where they are computed
+        self.strategy.check_files()
+        gamma = () if self.gamma is None else self.gamma
+        checks.decoding(temperature=self.temperature, max_new_tokens=self.max_new_tokens, seed=self.seed, gamma=gamma)
+        checks.at_least(0, stop_token=self.stop_token)
+        sampling.sampling_params(1, 1, **{name: getattr(self, name) for name in RANGED})
+        if self.named_verifier is not None and self.lossless:
+            self.named_verifier.require_lossless()
 
-    @property
+    @functools.cached_property
     def strategy(self) -> Strategy:
-        """The drafter with its draft length."""
-        found = Strategy.parse(self.drafter)
-        return found if self.gamma is None else found.replace_settings(gamma=self.gamma)
+        """The drafter that is named, or the default for the models, with its draft length or policy."""
+        if self.drafter is None and len(self.draft) > max(BY_DRAFTS):
+            raise ValueError(f"drafter is required with {len(self.draft)} draft models")
+        default = BY_DRAFTS.get(len(self.draft), "model" if self.target == TARGET else "ngram")
+        strategy = Strategy.parse(default if self.drafter is None else self.drafter)
+        if self.policy is not None:
+            if strategy.get("policy") is not None:
+                raise ValueError(f"policy and drafter {strategy.text} both set the policy: leave one of them out")
+            strategy = strategy.replace_settings(policy=Choice.parse("policy", self.policy))
+        if self.gamma is not None:
+            if strategy.get("gamma", self.gamma) != self.gamma:
+                raise ValueError(f"gamma {self.gamma} and drafter {strategy.text} differ: leave one of them out")
+            try:
+                return strategy.replace_settings(gamma=self.gamma)
+            except ValueError as error:
+                raise ValueError(f"gamma {self.gamma}: {error}") from None
+        bundled = self.target == TARGET and not self.draft and strategy == Strategy("model")
+        return strategy.replace_settings(gamma=GAMMA) if bundled else strategy
 
+    @functools.cached_property
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the draft models: those that were given, or those of the bundled target."""
+        strategy, given, needed = self.strategy, self.draft, self.strategy.needs
+        if not given and self.target == TARGET and needed <= len(DRAFTS):
+            return DRAFTS[:needed]
+        if len(given) < needed:
+            tokens = "another tokenizer" if strategy.name in ("bridge", "reencode") else f"that of {self.target}"
+            times = "" if needed == 1 else f" {needed} times, the largest first"
+            raise ValueError(f"drafter {strategy.name!r} requires draft{times}: a smaller model with {tokens}")
+        if len(given) > needed:
+            raise ValueError(f"draft {given[needed]} is not used by drafter {strategy.text}: leave it out")
+        return given
 
-DTYPES = ("float32", "bfloat16", "float16")
-KINDS: dict[str, tuple[type, ...]] = {
-    "target": (str,), "draft": (str, tuple, list, type(None)), "drafter": (str,), "gamma": (int, type(None)),
-    "verifier": (str, type(None)), "lossless": (bool,), "dtype": (str,), "max_new_tokens": (int,),
-    "temperature": (float, int), "top_k": (int,), "top_p": (float, int),
-    "min_p": (float, int), "repetition_penalty": (float, int), "seed": (int,), "stop": (tuple, list),
-}  # fmt: skip
+    @functools.cached_property
+    def named_verifier(self) -> "Verifier | None":
+        """The verifier; None: the lossless one that suits the drafter."""
+        from specjax import verify
+
+        return None if self.verifier is None else verify.get(self.verifier)
+
+    @functools.cached_property
+    def biases(self) -> dict[int, float] | None:
+        """Token id -> bias."""
+        found = {}
+        for pair in self.logit_bias:
+            token, _, value = pair.partition("=")
+            try:
+                found[int(token)] = float(value)
+            except ValueError:
+                raise ValueError(f"logit_bias {pair!r} is not TOKEN=VALUE, such as 50=-2.5 or 50=-inf") from None
+        return found or None
+
+    @functools.cached_property
+    def mesh_shape(self) -> tuple[int, int] | None:
+        """Devices for data and model parallelism; None: one device."""
+        if self.mesh is None:
+            return None
+        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", self.mesh)
+        if not found:
+            raise ValueError(f"mesh {self.mesh!r} is not DATAxMODEL, such as 1x8 or 2x4")
+        return int(found[1]), int(found[2])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `specjax.generate` and `specjax.stream`, without the drafter."""
+        same = (*RANGED, "lossless", "seed", "max_new_tokens", "stop", "ignore_eos")
+        return {name: getattr(self, name) for name in same} | {
+            "verifier": self.named_verifier, "logit_bias": self.biases, "stop_tokens": self.stop_token,
+        }  # fmt: skip
 
 
 class Run(NamedTuple):
-    """A built preset: `run.generate(prompts)`."""
+    """A built configuration: `run.generate(prompts)`."""
 
     config: RunConfig
-    target: Model
-    drafter: LoadedDrafter
+    target: "Model"
+    drafts: "list[Model]"
+    drafter: "LoadedDrafter"
 
-    def generate(self, prompts: api.Prompts, **changes: Any) -> api.Generation:
-        """`specjax.generate` with the preset's options; `changes` override them."""
-        own = (
-            "verifier", "lossless", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-            "seed", "stop",
-        )  # fmt: skip
-        options = {name: getattr(self.config, name) for name in own} | changes
-        return api.generate(self.target, prompts, drafter=self.drafter, **options)
+    @property
+    def verifier(self) -> "Verifier":
+        """The verifier that is named, or the default of the drafter."""
+        from specjax.request import named_verifier
+
+        return named_verifier(self.drafter, self.config.verifier)
+
+    def generate(self, prompts: "Prompts", **changes: Any) -> "Generation":
+        """`specjax.generate` with the options of the configuration; `changes` override them."""
+        from specjax import api
+
+        return api.generate(self.target, prompts, drafter=self.drafter, **(self.config.options | changes))
 
 
-def build(config: RunConfig) -> Run:
-    """Loads the models of a preset and joins them with its drafter."""
-    target = load(config.target, dtype=config.dtype)
-    drafts = [load(name, dtype=config.dtype) for name in config.drafts]
-    return Run(config, target, config.strategy.build(target, drafts))
+def build(config: RunConfig, progress: Callable[[str], None] = lambda text: None) -> Run:
+    """Loads the models of a configuration and builds its drafter.
+
+    Args:
+      progress: receives what is being loaded.
+
+    Raises:
+      ValueError: a model that cannot be read, a mesh of another number of devices, or models that do not fit together.
+    """
+    from specjax import sharding
+
+    mesh = None if config.mesh_shape is None else sharding.make_mesh(*config.mesh_shape)
+    load = functools.partial(load_model, dtype=config.dtype, progress=progress, mesh=mesh)
+    target = load(config.target)
+    drafts = [load(name, replicate=mesh is not None) for name in config.drafts]
+    return Run(config, target, drafts, config.strategy.build(target, drafts))
+
+
+def load_model(name: str, *, progress: Callable[[str], None], **options: Any) -> "Model":
+    """`specjax.load` that reports which model is being loaded, and how much of it."""
+    import specjax  # `load` is looked up when it is called
+
+    progress(f"loading {name}")
+    report = lambda done, total: progress(f"loading {name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+    return specjax.load(name, progress=report, **options)
 
 
 def read(file: Path | str) -> RunConfig:

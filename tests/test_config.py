@@ -25,26 +25,29 @@ def test_every_preset_builds_and_generates(file):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drafter": "modle"}, "unknown drafter 'modle'"),
-        ({"drafter": "model"}, "'model' with draft=None: it takes 1 draft"),
-        ({"drafter": "plain", "draft": "x"}, "'plain' with draft='x': it takes 0 draft"),
-        ({"drafter": "cascade", "draft": "x"}, "'cascade' with draft='x': it takes 2 draft"),
+        ({"drafter": "modle"}, "drafter 'modle'"),
+        ({"target": "x", "drafter": "model"}, "requires draft"),
+        ({"drafter": "plain", "draft": "x"}, "draft x"),
+        ({"drafter": "cascade", "draft": "x"}, "requires draft 2"),
         ({"drafter": "tree:shape=3by2", "draft": "x"}, "shape"),
         ({"drafter": "tree", "draft": "x", "gamma": 3}, "gamma"),
-        ({"drafter": "plain", "verifier": "blok"}, "unknown verifier 'blok'"),
-        ({"drafter": "plain", "verifier": "lossy-typical", "lossless": True}, "'lossy-typical' is lossy"),
+        ({"drafter": "plain", "verifier": "blok"}, "verifier 'blok'"),
+        ({"drafter": "plain", "verifier": "lossy-typical", "lossless": True}, "lossy-typical"),
+        ({"mesh": "two"}, "mesh"),
+        ({"logit_bias": ("5",)}, "logit_bias"),
+        ({"stop_token": (-1,)}, "stop_token"),
     ],
 )
 def test_bad_presets(changes, message):
     with pytest.raises(ValueError, match=message):
-        RunConfig(target="bundled/opt-target", **changes)
+        RunConfig(**changes)
 
 
 def test_presets_support_every_drafter():
     names = ("bundled/opt-draft", "bundled/opt-tiny")
-    config_ = RunConfig("bundled/opt-target", names, "cascade:inner=(model:gamma=2)", gamma=4)
-    assert config_.drafts == names and config_.strategy.gamma == 4
-    assert RunConfig("t", "d", "model:policy=heuristic", lossless=True).drafts == ("d",)
+    cascade = RunConfig(draft=names, drafter="cascade:inner=(model:gamma=2)", gamma=4)
+    assert cascade.drafts == names and cascade.strategy.gamma == 4
+    assert RunConfig("t", draft="d", drafter="model:policy=heuristic", lossless=True).drafts == ("d",)
 
 
 def test_other_files_are_not_presets(tmp_path):
@@ -60,15 +63,15 @@ def test_other_files_are_not_presets(tmp_path):
     [
         (
             "CONFIG = RunConfig('m', drafter='plain', tempreature=0)",
-            "'tempreature', did you mean 'temperature'",
+            "'tempreature'.*'temperature'",
         ),
         ("CONFIG = RunConfig('m', drafter='plain', zzz=0)", r"'zzz'"),
-        ("CONFIG = RunConfig('m', drafter='plain', dtype='float8')", "unknown dtype 'float8'"),
-        ("CONFIG = RunConfig('m', drafter='plain', temperature=-1.0)", r"p\.py: temperature must be at least 0"),
+        ("CONFIG = RunConfig('m', drafter='plain', dtype='float8')", "dtype"),
+        ("CONFIG = RunConfig('m', drafter='plain', temperature=-1.0)", r"p\.py: temperature"),
         ("CONFIG = RunConfig('m', drafter='plain', stop=('',))", r"p\.py: stop"),
         ("import sys; sys.exit(0)", r"p\.py: SystemExit"),
         ("CONFIG = RunConfig(", "SyntaxError"),
-        ("import absent_package", "ModuleNotFoundError: No module named 'absent_package'"),
+        ("import absent_package", "'absent_package'"),
     ],
 )
 def test_a_preset_that_does_not_run_is_a_one_line_error(text, message, tmp_path):

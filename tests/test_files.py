@@ -12,7 +12,7 @@ import pytest
 
 from specjax import files
 from specjax.bench import record, tasks
-from specjax.cli import checks, prompts, tree
+from specjax.cli import outputs, prompts, tree
 from specjax.training import data
 
 TEXT = "\ufeffeins\r\n\n  zwei \u00e4\u2028drei\nvier".encode()
@@ -103,6 +103,6 @@ def test_a_file_behind_a_link_is_written_and_a_pipe_is_left_alone(tmp_path):
     os.mkfifo(pipe)
     with pytest.raises(ValueError, match="device"):
         files.write_text(pipe, "new")
-    with pytest.raises(ValueError, match=r"--output .* is a device or a pipe"):
-        checks.writable(output=pipe)
+    with pytest.raises(ValueError, match="--output"):
+        outputs.writable(output=pipe)
     assert stat.S_ISFIFO(pipe.stat().st_mode)

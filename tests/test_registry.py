@@ -89,7 +89,7 @@ def test_every_argument_of_a_constructor_is_a_documented_setting():
             models = ("draft", "target") if kind == "drafter" else ()
             expected = {registry.KEYS.get(one, one) for one in parameters if one not in (*models, *entry.made)}
             assert expected <= set(known), name
-            assert registry.summary(kind, name)
+            assert registry.summary(kind, name) and all(setting.about for setting in known.values()), name
 
 
 def test_python_expression_builds_the_same_drafter():

@@ -17,19 +17,17 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from specjax import defaults, presets
+from specjax import checks, defaults, presets
 from specjax.bench import tasks
 from specjax.bench.record import SMALLEST, Case, Missing, Row, Shelf, check_sizes
 from specjax.bench.tasks import AUTO
-from specjax.checks import check_name, integer, number
+from specjax.checks import check_name
 from specjax.strategy import Strategy
 
 NUMBERS = ("gamma", "temperature", "nodes")  # axes along which a line is drawn
 AXES = (*NUMBERS, "verifier", "drafts", "drafter")
 SIZES = ("count", "max_new_tokens", "batch", "timed", "repeats")
 COPYING = ("ngram", "suffix")  # drafters comparable to prompt lookup of transformers
-BUNDLED = "bundled/opt-target"
-BUNDLED_DRAFTS = ("bundled/opt-draft", "bundled/opt-tiny")  # its draft models, as many as are needed
 NEEDS_SOURCE = {"format": "file", "dataset_config": "dataset", "split": "dataset", "field": "dataset"}
 Curves = Mapping[str, tuple[str | Strategy, ...]]
 
@@ -53,7 +51,7 @@ class Grid:
     axis: str = ""
     """Of the picture: gamma, temperature, nodes (of the tree), verifier, drafts or drafter. Default: the first that
     varies."""
-    target: str = BUNDLED
+    target: str = defaults.TARGET
     """Model whose output is generated."""
     drafts: tuple[str, ...] = ()
     """Draft models, the largest first. Default: those of the bundled target."""
@@ -99,23 +97,16 @@ class Grid:
     """Title of the table and the picture of a preset."""
 
     def __post_init__(self) -> None:
-        for name in ("gammas", "verifiers", "temperatures", "tasks", "category"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} contains a value twice: {', '.join(map(str, values))}")
-        if not self.temperatures:
-            raise ValueError("temperatures requires at least one value")
+        given = {name: getattr(self, name) for name in ("gammas", "verifiers", "tasks", "category")}
+        checks.distinct(**given)
+        checks.distinct(least=1, temperatures=self.temperatures)
         check_sizes(self, SIZES)
         for name, names in {"axis": ("", *AXES), "style": tasks.STYLES, "peer": ("", "transformers")}.items():
             check_name(getattr(self, name), names, name)
         for task in self.tasks:
             check_name(task, tasks.TASKS, "task")
-        integer("max_new_tokens", self.max_new_tokens, least=1, most=defaults.LARGEST_NEW)
-        integer("seed", self.seed, least=0, most=defaults.LARGEST_SEED)
-        for gamma in self.gammas:
-            integer("gammas", gamma, least=1, most=defaults.LARGEST_TREE - 1)
-        for temperature in self.temperatures:
-            number("temperatures", temperature, least=0, most=defaults.LARGEST_TEMPERATURE)
+        ranged = ("max_new_tokens", "seed", "gammas", "temperatures")
+        checks.decoding(**{name: getattr(self, name) for name in ranged})
         if self.file and self.dataset:
             raise ValueError("pass either file or dataset, not both")
         if (self.file or self.dataset) and len(self.tasks) > 1:
@@ -171,7 +162,7 @@ def points(grid: Grid, task_names: Sequence[str]) -> list[Point]:
         verifier = verify.get(name)
         if grid.lossless:
             verifier.require_lossless()
-    given = grid.drafts or (BUNDLED_DRAFTS if grid.target == BUNDLED else ())
+    given = grid.drafts or (defaults.DRAFTS if grid.target == defaults.TARGET else ())
     curves = grid.drafters or (("model", "ngram") if given else ("ngram",))
     curves = curves if isinstance(curves, Mapping) else {"": curves}
     found: list[tuple[str, Strategy, tuple[str, ...]]] = []

@@ -144,11 +144,9 @@ def _judged(job: Any, chosen: Sequence[verify.Verifier], key: jax.Array) -> Iter
     judge = _judge(static["model"], static["drafter"], static["stages"], tuple(one.fn for one in chosen))
     number = 0
     while bool(jnp.any(state.stop == int(Stop.RUNNING))):
-        judged = jax.device_get(judge(job.params, state, jax.random.fold_in(key, number)))
-        with jax.debug_key_reuse(False):  # the round repeats the draft that was judged
-            state, _ = loop.one_round(job.params, state, **static)
+        yield jax.device_get(judge(job.params, state, jax.random.fold_in(key, number)))
+        state, _ = loop.one_round(job.params, state, **static)
         number += 1
-        yield judged
 
 
 @memoize

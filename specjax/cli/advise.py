@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from specjax import files
+from specjax import checks, files
 from specjax.checks import check_name
-from specjax.cli import INTERRUPTED, checks, process
+from specjax.cli import INTERRUPTED, outputs, process
 from specjax.cli.arguments import parse
-from specjax.cli.options import DRAFT, TARGET, Flag, Several, arg
+from specjax.config import Flag, Several, arg
+from specjax.defaults import DRAFTS, TARGET
 
 PROG = "specjax advise"
 DONE = 0
@@ -21,7 +22,7 @@ class AdviceModels:
     """A model is a Hugging Face id, a folder, a GGUF file, or bundled/NAME."""
 
     target: Annotated[str, arg(metavar="MODEL")] = TARGET
-    draft: Annotated[Several, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFT} for {TARGET})")] = ()
+    draft: Annotated[Several, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFTS[0]} for {TARGET})")] = ()
     """A smaller model with the same tokenizer. May be given twice, the larger first: each is considered, and both as a
     cascade."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -155,8 +156,8 @@ def main(args: Sequence[str]) -> int:
 def check(options: AdviceOptions) -> None:
     """Raises ValueError for invalid options, before a model is loaded."""
     use, measuring, text = options.use, options.measuring, options.text
-    checks.once(drafters=measuring.drafters)
-    checks.request(temperature=use.temperature, max_new_tokens=use.max_new_tokens, seed=use.seed)
+    checks.distinct(drafters=measuring.drafters, draft=draft_names(options.models))
+    checks.decoding(temperature=use.temperature, max_new_tokens=use.max_new_tokens, seed=use.seed)
     checks.at_least(1, count=text.count, batch=use.batch, repeats=measuring.repeats)
     checks.at_least(0, verify=measuring.verify)
     names = draft_names(options.models)
@@ -170,11 +171,10 @@ def check(options: AdviceOptions) -> None:
             raise ValueError(f"drafter {name!r} requires {needed} --draft models, got {len(names)}")
     if len(names) > 2:
         raise ValueError(f"--draft may be given at most twice, got {len(names)}")
-    checks.once(draft=names)
     if text.prompts is not None and text.task is not None:
         raise ValueError("pass either --prompts or --task, not both")
-    checks.writable(output=options.showing.output)
-    checks.picture(picture=options.showing.picture)
+    outputs.writable(output=options.showing.output)
+    outputs.picture(picture=options.showing.picture)
     from specjax.bench import tasks
 
     if text.task is not None:
@@ -183,7 +183,7 @@ def check(options: AdviceOptions) -> None:
 
 def draft_names(models: AdviceModels) -> tuple[str, ...]:
     """The draft models; by default that of the bundled target."""
-    return models.draft or ((DRAFT,) if models.target == TARGET else ())
+    return models.draft or (DRAFTS[:1] if models.target == TARGET else ())
 
 
 def given_prompts(text: AdvicePrompts) -> list[str] | None:
@@ -206,14 +206,12 @@ def sample_prompts(text: AdvicePrompts, target: Any) -> list[str]:
 
 def load(models: AdviceModels, tell: Any) -> tuple[Any, list[Any]]:
     """Target and drafts."""
-    import specjax  # `load` is looked up when it is called
+    from specjax.config import load_model
 
-    loaded = []
     with process.interrupts_wait(lambda: False):
-        for name in (models.target, *draft_names(models)):
-            tell(f"loading {name}")
-            loaded.append(specjax.load(name, dtype=models.dtype))
-    return loaded[0], loaded[1:]
+        names = (models.target, *draft_names(models))
+        target, *drafts = [load_model(name, dtype=models.dtype, progress=tell) for name in names]
+    return target, drafts
 
 
 # --- in the terminal -------------------------------------------------------------------------------------------------

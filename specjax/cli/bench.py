@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from specjax import checks
 from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
-from specjax.cli import checks, process
+from specjax.cli import outputs, process
 from specjax.cli.arguments import parse
 from specjax.strategy import Strategy
 
@@ -113,13 +114,13 @@ def check(options: Bench) -> None:
 
     if options.size:
         check_name(options.size, opt.sizes(), "size")
-    checks.writable(json=options.json, markdown=options.markdown)
+    outputs.writable(json=options.json, markdown=options.markdown)
     listed = {"dtype": options.dtype, "rows": options.rows, "temperature": options.temperature}
-    checks.some(**listed)
-    checks.once(**listed, gamma=options.gamma)
+    checks.distinct(least=1, **listed)
+    checks.distinct(gamma=options.gamma)
     for dtype in options.dtype:
         check_name(dtype, BYTES, "dtype")
-    checks.request(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
+    checks.decoding(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
     checks.at_least(
         1, repeats=options.repeats, rows=options.rows, rounds=options.rounds, prompt_tokens=options.prompt_tokens,
         budget=options.budget,

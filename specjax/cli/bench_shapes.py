@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from specjax import checks
 from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
-from specjax.cli import checks, process
+from specjax.cli import outputs, process
 from specjax.cli.arguments import parse
-from specjax.cli.options import Flag, arg
+from specjax.config import Flag, arg
 from specjax.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -118,16 +119,15 @@ def main(args: Sequence[str]) -> int:
 
 def check(options: BenchShapes) -> None:
     """Raises ValueError for invalid options, before JAX is imported."""
-    checks.writable(json=options.json, markdown=options.markdown)
+    outputs.writable(json=options.json, markdown=options.markdown)
     listed = {"alpha": options.alpha, "gamma": options.gamma, "dtype": options.dtype, "rows": options.rows}
-    checks.some(**listed)
-    checks.once(**listed)
+    checks.distinct(least=1, **listed)
     for dtype in options.dtype:
         check_name(dtype, BYTES, "dtype")
     for text in options.alpha:
         probabilities(text)
-    checks.numbers(0, 1, inner_alpha=options.inner_alpha)
-    checks.request(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
+    checks.number("inner_alpha", options.inner_alpha, least=0, most=1)
+    checks.decoding(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
     checks.at_least(1, repeats=options.repeats, rows=options.rows, prompt_tokens=options.prompt_tokens)
     Strategy.parse(options.drafter).check_files()
 
@@ -138,8 +138,7 @@ def probabilities(text: str) -> tuple[float, ...]:
         found = tuple(map(float, text.split("/")))
     except ValueError:
         raise ValueError(f"--alpha must be a number, or numbers joined by /, got {text!r}") from None
-    checks.numbers(0, 1, alpha=found)
-    return found
+    return tuple(checks.number("alpha", one, least=0, most=1) for one in found)
 
 
 def runs(options: BenchShapes) -> "list[ShapeRun]":

@@ -1,5 +1,6 @@
 """Speculative and plain decoding of the same prompts, interleaved: medians, and where greedy outputs differ."""
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,9 +8,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, drafters, measuring
+from specjax import drafters, measuring
 from specjax.api import Generation
-from specjax.drafters import LoadedDrafter
+from specjax.config import Run
 from specjax.model import Model
 from specjax.request import tokenize
 
@@ -77,37 +78,25 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    target: Model,
-    prompts: Sequence[str],
-    drafter: LoadedDrafter,
-    options: dict[str, Any],
-    *,
-    repeats: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    run: Run, prompts: Sequence[str], *, repeats: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Comparison:
     """Decodes the prompts with and without the drafter: once to compile, then `repeats` times interleaved.
 
     Args:
-      target, prompts, drafter: as for `specjax.generate`; `options` are its other keyword arguments.
       progress: called after each run with the number of runs done and of all runs.
     """
-    chosen = {"plain": drafters.plain(), "fast": drafter}
     # Plain decoding with a lossy verifier would not be plain.
-    settings = {"plain": options | {"verifier": None}, "fast": options}
-    programs = {
-        name: lambda name=name: api.generate(target, prompts, drafter=chosen[name], **settings[name])
-        for name in chosen
-    }  # fmt: skip
+    plain = run._replace(drafter=drafters.plain(), config=dataclasses.replace(run.config, verifier=None))
+    programs = {"plain": lambda: plain.generate(prompts), "fast": lambda: run.generate(prompts)}
     found = measuring.interleave(programs, repeats, progress=progress)
     runs = {}
     for name, measured in found.items():
         seconds = {part: statistics.median(measured.each(lambda out, p=part: out.stats.seconds[p])) for part in PARTS}
-        runs[name] = RunMedian(
-            **seconds, tokens=measured.warm_up.stats.tokens, compile=measured.warm_up.stats.seconds["compile"]
-        )
-    greedy = bool(np.all(np.asarray(options["temperature"]) == 0))
+        stats = measured.warm_up.stats
+        runs[name] = RunMedian(**seconds, tokens=stats.tokens, compile=stats.seconds["compile"])
+    greedy = run.config.temperature == 0
     first = [found[name].warm_up for name in ("plain", "fast")]
-    apart = differences(target, *tokenize(target, prompts), *first) if greedy else ()
+    apart = differences(run.target, *tokenize(run.target, prompts), *first) if greedy else ()
     return Comparison(runs["plain"], runs["fast"], repeats, greedy, apart)
 
 

@@ -1,14 +1,11 @@
 """`specjax generate`: continue text, show it while it is generated, and report what it took."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from specjax import files
-from specjax.cli import INTERRUPTED, checks, process
-from specjax.cli.arguments import parse
-from specjax.cli.options import Drafting, Options, merge_preset, preset_defaults
-from specjax.cli.prompts import read_prompts
+from specjax import checks, files
+from specjax.cli import INTERRUPTED, outputs, process
+from specjax.cli.options import Options, read_request
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,70 +14,39 @@ if TYPE_CHECKING:
     from specjax.cli.comparing import Comparison
     from specjax.cli.live import Sink
     from specjax.cli.progress import Progress
-    from specjax.drafters import LoadedDrafter
-    from specjax.model import Model
+    from specjax.config import Run
 
+PROG = "specjax generate"
 DONE, BROKEN_MODEL = 0, 1
-HELP = "help"  # instead of the name of a drafter or a policy
 
 
 def main(args: Sequence[str]) -> int:
-    """Parses the arguments and runs; returns the exit code.
+    """Runs the command and returns its exit code.
 
     Raises:
       ValueError, OSError: bad input; nothing has been decoded.
     """
-    prog = "specjax generate"
-    options = parse(Options, args, prog=prog)
-    if printed_help(options.drafting):
+    found = read_request(Options, args, PROG)
+    if found is None:
         return DONE
-    if options.config is not None:
-        process.import_library()
-        from specjax import config
-
-        preset = config.read(options.config)
-        options = merge_preset(parse(Options, args, prog=prog, default=preset_defaults(preset)), preset)
-    prompts = read_prompts(options.prompt, options.prompts)
-    return run(options, prompts)
-
-
-def printed_help(chosen: Drafting) -> bool:
-    """Prints all drafters or policies if one of them is named `help`, and returns whether it did."""
-    if HELP not in (chosen.drafter, chosen.policy):
-        return False
-    process.import_library()
-    from specjax import registry
-
-    print(registry.help_text("drafter" if chosen.drafter == HELP else "policy"))
-    return True
-
-
-def run(options: Options, prompts: Sequence[str]) -> int:
-    """Checks, loads, decodes and reports."""
-    process.import_library()
-    from specjax.cli import setup
+    options, config, prompts = found
     from specjax.cli.progress import Progress, open_console
-    from specjax.request import named_verifier
+    from specjax.config import build
 
-    chosen, printing = setup.plan(options), options.printing
-    checks.writable(output=printing.output)
+    checks.at_least(1, repeats=options.printing.repeats)
+    outputs.writable(output=options.printing.output)
     console, errors = open_console(), open_console(stderr=True)
-    with Progress(errors, show=not printing.quiet) as progress:
+    with Progress(errors, show=not options.printing.quiet) as progress:
         with process.interrupts_wait(lambda: False):
-            target, drafter = setup.load_models(options, chosen, progress.tell)
-        verifier = named_verifier(drafter, chosen.verifier).name
-        work = Work(target, prompts, drafter, verifier, setup.decode_options(options, chosen), progress)
-        return decode_and_report(options, work, console, errors)
+            run = build(config, progress.tell)
+        return decode_and_report(options, Work(run, prompts, progress), console, errors)
 
 
 class Work(NamedTuple):
-    """What is decoded; `options` are the keyword arguments of `specjax.generate` without the drafter."""
+    """What is decoded."""
 
-    target: "Model"
+    run: "Run"
     prompts: Sequence[str]
-    drafter: "LoadedDrafter"
-    verifier: str
-    options: dict[str, Any]
     progress: "Progress"
 
 
@@ -91,9 +57,9 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
     """
     from specjax.cli import live, report
 
-    printing = options.printing
+    printing, run = options.printing, work.run
     quiet = printing.json or printing.quiet
-    heads = [""] * len(work.prompts) if quiet or work.target.encoder_decoder else work.prompts
+    heads = [""] * len(work.prompts) if quiet or run.target.encoder_decoder else work.prompts
     reporting = False
 
     def open_sink() -> "Sink":
@@ -103,15 +69,9 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
         return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
 
     def write(out: "Generation", compared: "Comparison | None" = None) -> str:
-        settings = report.settings(options)
-        content = report.to_json(
-            report.record(
-                out, prompts=work.prompts, target=work.target, drafter=work.drafter, verifier=work.verifier,
-                settings=settings, compared=compared,
-            )
-        )  # fmt: skip
+        content = report.to_json(report.record(run, out, work.prompts, printing, compared))
         if printing.output is not None:
-            files.write_text(Path(printing.output), content + "\n")
+            files.write_text(printing.output, content + "\n")
         return content
 
     with process.interrupts_wait(lambda: reporting):
@@ -123,9 +83,8 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
         reporting = True
         content = write(out)  # before printing, which may fail
         if not quiet:
-            report.show(console, report.closing_table(out, work.target, work.drafter, work.verifier))
-        for line in report.warnings(out):
-            errors.print(f"specjax generate: warning: {line}", style="yellow", soft_wrap=True, markup=False)
+            report.show(console, report.closing_table(run, out))
+        report.warn(errors, PROG, out)
         if printing.compare and not interrupted:
             reporting = False
             compared = measure(work, repeats=printing.repeats)
@@ -169,7 +128,8 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
     progress = work.progress
     progress.tell("compiling, and reading the prompt")
     with process.interrupts_wait(lambda: False):
-        stream = api.stream(work.target, work.prompts, drafter=work.drafter, **work.options)
+        run = work.run
+        stream = api.stream(run.target, work.prompts, drafter=run.drafter, **run.config.options)
     progress.tell("compiling a round")
     with process.deferred_interrupt(once=lambda: stream.rounds > 0 or stream.in_round) as asked:
         try:
@@ -194,8 +154,8 @@ def _show(
     """Feeds each round to the rows' text until all rows have ended or `asked()`."""
     from specjax.cli.live import RowText
 
-    stops = work.options["stop"]
-    running = {row: RowText(work.target.text, stops=stops, marks=marks) for row in range(len(work.prompts))}
+    text, stops = work.run.target.text, work.run.config.stop
+    running = {row: RowText(text, stops=stops, marks=marks) for row in range(len(work.prompts))}
     rounds = iter(stream)
     event = next(rounds, None)
     work.progress.clear()
@@ -225,7 +185,7 @@ def measure(work: Work, *, repeats: int) -> "Comparison | None":
     tell = lambda done, total: work.progress.tell(f"comparing with plain decoding: {done} of {total} runs")
     tell(0, 2 * (repeats + 1))
     try:
-        return compare(work.target, work.prompts, work.drafter, work.options, repeats=repeats, progress=tell)
+        return compare(work.run, work.prompts, repeats=repeats, progress=tell)
     except KeyboardInterrupt:
         return None
     finally:

@@ -1,122 +1,39 @@
-"""Options of `specjax generate`, shared with `trace`, and presets below them. The docstrings are the help texts."""
+"""Options of `specjax generate`, shared with `specjax trace`, and presets below them. Docstrings are the help texts."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from specjax import defaults, registry
+from specjax import config as presets
+from specjax import registry
+from specjax.cli import process
+from specjax.cli.arguments import parse
+from specjax.cli.prompts import read_prompts
+from specjax.config import Drafting, Flag, Models, RunConfig, Sampling, Stopping, arg
 from specjax.strategy import Strategy
 
-if TYPE_CHECKING:
-    from specjax.config import RunConfig
-
-T = TypeVar("T")
-TARGET = "bundled/opt-target"  # the default target
-SMALLER = ("bundled/opt-draft", "bundled/opt-tiny")  # its draft models where none is named, as many as are needed
-DRAFT = SMALLER[0]
-GAMMA = 3  # draft length of this pair: faster than 5 at the default temperature (specjax/bundled/README.md)
-REPEATS = 5
-
-arg = tyro.conf.arg
-Flag = Annotated[bool, arg(help_behavior_hint="")]
-Several = tyro.conf.UseAppendAction[tuple[str, ...]]
-
-DRAFTER_HELP = (
-    f"How draft tokens are proposed: {', '.join(registry.DRAFTERS)}. Settings follow a colon: ngram:gamma=4, "
-    'small-kv:budget=256,cache=snapkv. "help" prints all drafters with their settings and defaults.'
-)
-POLICY_HELP = (
-    f'Draft length of the drafter "model", chosen per row while decoding: {", ".join(registry.POLICIES)}. '
-    '"help" prints all policies with their settings.'
-)
-DRAFT_HELP = (
-    "A smaller model with the same tokenizer; for the drafters bridge and reencode, with another one. Give it twice "
-    "for a cascade: the middle model, then the smaller one."
-)
-VERIFIER_HELP = (
-    "How draft tokens are accepted. For chains: token, block. For trees: multiround, multiround-without, traversal, "
-    "traversal-without, kseq, deterministic. As a baseline: non-iterative. These are lossless: the text follows the "
-    "target distribution exactly. lossy-typical, lossy-lenient, lossy-lenient-greedy and lossy-threshold do not."
-)
+R = TypeVar("R", bound="Request")
+HELP = "help"  # instead of the name of a drafter or a policy
+LISTS = ("draft", "stop", "stop_token", "logit_bias")  # tyro appends to their default, so a preset's is filled in later
 
 
 @dataclasses.dataclass(frozen=True)
-class Models:
-    """Each model is a Hugging Face id, a folder, a GGUF file, or bundled/NAME."""
+class Request:
+    """What is decoded, with which models and options."""
 
-    target: Annotated[str, arg(metavar="MODEL")] = TARGET
-    """The model that the output comes from."""
-    draft: Annotated[
-        Several, arg(metavar="MODEL", help=DRAFT_HELP, help_behavior_hint=f"(default: {DRAFT} for {TARGET})")
-    ] = ()
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights. In float32, greedy text equals that of plain decoding token for token."""
-    mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
-    """Shard over several devices: 2x4 splits the batch in 2 and the weights in 4. The product must be the number of
-    devices."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drafting:
-    """How draft tokens are proposed and verified. With a lossless verifier the output distribution is the target's."""
-
-    drafter: Annotated[
-        str | None,
-        arg(
-            metavar="NAME[:KEY=VALUE,...]", help=DRAFTER_HELP,
-            help_behavior_hint="(default: model with one draft, cascade with two, else ngram)",
-        ),
-    ] = None  # fmt: skip
-    gamma: Annotated[
-        int | None, arg(metavar="N", help_behavior_hint="(default: that of the drafter; 3 for the bundled pair)")
-    ] = None
-    """Draft tokens per round; the same as the setting gamma=N of the drafter."""
-    policy: Annotated[
-        str | None, arg(metavar="NAME[:KEY=VALUE,...]", help=POLICY_HELP, help_behavior_hint="(default: gamma)")
-    ] = None
-    verifier: Annotated[
-        str | None,
-        arg(metavar="NAME", help=VERIFIER_HELP, help_behavior_hint="(default: the one that suits the drafter)"),
-    ] = None
-    lossless: Flag = False
-    """Fail if the verifier is lossy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How tokens are sampled."""
-
-    temperature: Annotated[float, arg(metavar="T")] = defaults.TEMPERATURE
-    """0: always the most probable token (greedy). 1: the model's own distribution."""
-    top_k: Annotated[int, arg(metavar="K", help_behavior_hint="(default: off)")] = 0
-    """Sample from the K most probable tokens."""
-    top_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 1.0
-    """Sample from the smallest set of tokens with total probability P."""
-    min_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 0.0
-    """Drop tokens less probable than P times the most probable one."""
-    repetition_penalty: Annotated[float, arg(metavar="X", help_behavior_hint="(default: 1, off)")] = 1.0
-    """Above 1: tokens that occurred before become less likely."""
-    logit_bias: Annotated[Several, arg(metavar="TOKEN=VALUE")] = ()
-    """Add VALUE to the logit of the token id TOKEN; -inf bans the token. May be repeated."""
-    seed: Annotated[int, arg(metavar="N")] = defaults.SEED
-    """Seed of the random numbers: the same seed gives the same text."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stopping:
-    """When a text ends."""
-
-    max_new_tokens: Annotated[int, arg(metavar="N")] = defaults.MAX_NEW_TOKENS
-    """At most this many new tokens for each prompt."""
-    stop: Annotated[Several, arg(metavar="STRING")] = ()
-    """Stop before this string. May be repeated."""
-    stop_token: Annotated[tyro.conf.UseAppendAction[tuple[int, ...]], arg(metavar="ID")] = ()
-    """Stop at this token id. May be repeated."""
-    ignore_eos: Flag = False
-    """Continue past the model's end-of-text token."""
+    prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
+    """Text to continue; several prompts form a batch."""
+    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
+    """A preset, as in configs/: default values for options that are not given. It is Python code and is executed."""
+    models: Models = dataclasses.field(default_factory=Models)
+    drafting: Drafting = dataclasses.field(default_factory=Drafting)
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    stopping: Stopping = dataclasses.field(default_factory=Stopping)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +45,7 @@ class Printing:
     {+blue+}."""
     compare: Flag = False
     """Also decode without a draft: print the speed-up, and whether greedy texts are equal."""
-    repeats: Annotated[int, arg(metavar="N")] = REPEATS
+    repeats: Annotated[int, arg(metavar="N")] = 5
     """Timed runs of each kind for --compare; medians are reported."""
     json: Flag = False
     """Print one JSON object instead: texts, tokens, stop reasons, statistics, models, versions."""
@@ -139,7 +56,7 @@ class Printing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Request):
     """Continue text with speculative decoding: several tokens per target forward pass, the same output distribution.
 
     specjax generate "Once upon a time"
@@ -153,71 +70,71 @@ class Options:
     specjax generate --prompts questions.jsonl --drafter ngram --json > answers.json
     """
 
-    prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
-    """Text to continue; several prompts form a batch."""
-    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line; - reads stdin."""
-    config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
-    """A preset, as in configs/: default values for options that are not given. It is Python code and is executed."""
-    models: Models = Models()
-    drafting: Drafting = Drafting()
-    sampling: Sampling = Sampling()
-    stopping: Stopping = Stopping()
     printing: Printing = Printing()
 
 
-# --- presets ---------------------------------------------------------------------------------------------------------
+def read_request(kind: type[R], args: Sequence[str], prog: str) -> tuple[R, RunConfig, list[str]] | None:
+    """Options, configuration and prompts of a command line; None after printing what `help` names.
 
-LISTS = ("stop", "draft")  # repeatable options: parsed values would be appended to those of the preset
+    Raises:
+      ValueError, OSError: bad input.
+    """
+    options = parse(kind, args, prog=prog)
+    if HELP in (options.drafting.drafter, options.drafting.policy):
+        process.import_library()
+        print(registry.help_text("drafter" if options.drafting.drafter == HELP else "policy"))
+        return None
+    preset = None
+    if options.config is not None:
+        process.import_library()
+        preset = presets.read(options.config)
+        options = parse(kind, args, prog=prog, default=with_defaults(kind(), preset))
+    prompts = read_prompts(options.prompt, options.prompts)
+    process.import_library()
+    return options, merged(options, preset), prompts
 
 
-def preset_defaults(config: "RunConfig") -> Options:
-    """The preset as default values. Lists and everything about the drafter are left to `merge_preset`."""
-    values = {name: value for name, value in dataclasses.asdict(config).items() if name not in LISTS}
-    plain = Options()
-    return dataclasses.replace(
-        plain,
-        models=_take(plain.models, values),
-        sampling=_take(plain.sampling, values),
-        stopping=_take(plain.stopping, values),
-    )
+def with_defaults(options: R, preset: RunConfig) -> R:
+    """The options with the values of a preset, apart from lists and the drafter, which `merged` fills in."""
+    groups = {}
+    for name in ("models", "sampling", "stopping"):
+        group = getattr(options, name)
+        own = [field.name for field in dataclasses.fields(group) if field.name not in LISTS]
+        groups[name] = dataclasses.replace(group, **{field: getattr(preset, field) for field in own})
+    return dataclasses.replace(options, **groups)
 
 
-def merge_preset(options: Options, config: "RunConfig") -> Options:
-    """Options parsed over `preset_defaults(config)`, completed with the lists, drafter and draft models of the preset.
+def merged(options: Request, preset: RunConfig | None = None) -> RunConfig:
+    """The configuration that options parsed over `with_defaults(..., preset)` describe.
 
     A list on the command line replaces that of the preset. A drafter or draft model on the command line replaces draft,
-    drafter, gamma and verifier of the preset where they do not fit.
+    drafter, gamma, policy and verifier of the preset where they do not fit.
     """
-    models, stopping = options.models, options.stopping
-    if not stopping.stop:
-        stopping = dataclasses.replace(stopping, stop=tuple(config.stop))
-    chosen = _merge_drafting(options.drafting, models.draft, config)
-    if not models.draft:
-        needed = len(config.drafts) if chosen.drafter is None else Strategy.parse(chosen.drafter).needs
-        models = dataclasses.replace(models, draft=config.drafts[:needed] if len(config.drafts) >= needed else ())
-    return dataclasses.replace(options, models=models, drafting=chosen, stopping=stopping)
+    groups = (options.models, options.drafting, options.sampling, options.stopping)
+    given = {name: value for group in groups for name, value in vars(group).items()}
+    if preset is None:
+        return RunConfig(**given)
+    for name in LISTS:
+        if name != "draft" and not given[name]:
+            given[name] = getattr(preset, name)
+    given["lossless"] = given["lossless"] or preset.lossless
+    given |= _drafting(options.drafting, options.models.draft, preset)
+    if not given["draft"]:
+        needed = len(preset.draft) if given["drafter"] is None else Strategy.parse(given["drafter"]).needs
+        given["draft"] = preset.draft[:needed] if len(preset.draft) >= needed else ()
+    return RunConfig(**given)
 
 
-def _merge_drafting(given: Drafting, drafts: tuple[str, ...], config: "RunConfig") -> Drafting:
-    own = Strategy.parse(config.drafter)
-    given = dataclasses.replace(given, lossless=given.lossless or config.lossless)
+def _drafting(given: Drafting, drafts: tuple[str, ...], preset: RunConfig) -> dict[str, Any]:
+    """Drafter, gamma, policy and verifier."""
+    own = Strategy.parse(preset.drafter or preset.strategy.name)
     if given.drafter is not None and Strategy.parse(given.drafter) != own:
-        return given
+        return {}
+    length = {"gamma": given.gamma, "policy": given.policy}
+    if not any(length.values()):
+        length = {"gamma": preset.gamma, "policy": preset.policy}
     if drafts and len(drafts) != own.needs:
-        gamma = config.gamma if given.gamma is None else given.gamma
-        return dataclasses.replace(given, drafter=None, gamma=None if given.policy else gamma)
-    chosen = dataclasses.replace(given, drafter=config.drafter, verifier=given.verifier or config.verifier)
-    if given.policy is not None:  # it replaces the preset's draft length
-        return dataclasses.replace(chosen, drafter=own.replace_settings(gamma=None, policy=None).text)
-    if given.gamma is None:
-        return dataclasses.replace(chosen, gamma=config.gamma)
-    if own.get("gamma") is not None and given.drafter is None:
-        return dataclasses.replace(chosen, drafter=own.replace_settings(gamma=given.gamma).text, gamma=None)
-    return chosen
-
-
-def _take(group: T, values: Mapping[str, Any]) -> T:
-    """The group of options with the values that belong to it."""
-    names = {field.name for field in dataclasses.fields(group)}  # pyright: ignore[reportArgumentType]
-    return dataclasses.replace(group, **{k: v for k, v in values.items() if k in names})  # pyright: ignore
+        return length | {"drafter": None}
+    if given.drafter is None and (given.policy or given.gamma):  # they replace those of the preset's drafter
+        own = own.replace_settings(**{key: None for key in ("gamma", "policy") if own.get(key) is not None})
+    return length | {"drafter": own.text, "verifier": given.verifier or preset.verifier}

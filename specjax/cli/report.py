@@ -17,13 +17,14 @@ from rich.table import Table
 from specjax import __version__
 from specjax.api import Generation
 from specjax.cli.comparing import Comparison
-from specjax.drafters import LoadedDrafter
+from specjax.cli.options import Printing
+from specjax.config import Run
 from specjax.model import Model
 
 SUSPICIOUS = 32  # with at least this many draft tokens, all rejected, a warning is printed
 
 
-def closing_table(out: Generation, target: Model, drafter: LoadedDrafter, verifier: str) -> Table:
+def closing_table(run: Run, out: Generation) -> Table:
     """Tokens, acceptance rates, times, stop reasons and models, one line each."""
     stats, seconds = out.stats, out.stats.seconds
     table = _grid("summary")
@@ -45,9 +46,10 @@ def closing_table(out: Generation, target: Model, drafter: LoadedDrafter, verifi
     table.add_row("compile (not included)", f"{_seconds(seconds.get('compile', 0.0))}")
     table.add_row("speed", f"{_number(stats.tokens_per_second, 1)} tokens/s while decoding")
     table.add_row("stopped by", ", ".join(f"{name} {count}" if rows > 1 else name for name, count in _reasons(out)))
-    table.add_row("lossless", f"{'yes' if out.lossless else 'NO'}, verifier {verifier}")
-    table.add_row("target", described(target))
-    table.add_row("drafter", drafter.name + (f", {described(drafter.source)}" if drafter.source is not None else ""))
+    table.add_row("lossless", f"{'yes' if out.lossless else 'NO'}, verifier {run.verifier.name}")
+    table.add_row("target", described(run.target))
+    source = run.drafter.source
+    table.add_row("drafter", run.drafter.name + (f", {described(source)}" if source is not None else ""))
     return table
 
 
@@ -83,8 +85,8 @@ def comparison_lines(compared: Comparison) -> list[str]:
     return lines
 
 
-def warnings(out: Generation) -> list[str]:
-    """One line for each problem of the run."""
+def warn(errors: Console, prog: str, out: Generation) -> None:
+    """Prints one line for each problem of the run."""
     broken = [str(row + 1) for row, reason in enumerate(out.stop_reasons) if reason == "nan"]
     found = []
     if broken:
@@ -97,7 +99,8 @@ def warnings(out: Generation) -> list[str]:
             f"none of {out.stats.tested} draft tokens was accepted: the text is valid, but the drafter does not fit "
             "this target, or its weights are broken"
         )
-    return found
+    for line in found:
+        errors.print(f"{prog}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
 
 
 def show(console: Console, table: Table, lines: Sequence[str] = ()) -> None:
@@ -145,24 +148,18 @@ def _seconds(value: float) -> str:
 
 
 def record(
-    out: Generation,
-    *,
-    prompts: Sequence[str],
-    target: Model,
-    drafter: LoadedDrafter,
-    verifier: str,
-    settings: Mapping[str, Any],
-    compared: Comparison | None = None,
+    run: Run, out: Generation, prompts: Sequence[str], printing: Printing, compared: Comparison | None = None
 ) -> dict[str, Any]:
     """Everything about a run as plain values for JSON."""
-    models = {"target": _model_record(target)}
+    models, drafter = {"target": _model_record(run.target)}, run.drafter
     if drafter.source is not None:
         models["draft"] = _model_record(drafter.source)
     return finite({
         "texts": out.texts, "tokens": out.tokens, "stop_reasons": out.stop_reasons, "prompts": list(prompts),
-        "lossless": out.lossless, "verifier": verifier, "drafter": drafter.name, "stats": out.stats.as_dict(),
-        "compare": None if compared is None else compared.as_dict(), "settings": dict(settings),
-        "models": models, "versions": {"specjax": __version__, "jax": jax.__version__},
+        "lossless": out.lossless, "verifier": run.verifier.name, "drafter": drafter.name,
+        "stats": out.stats.as_dict(), "compare": None if compared is None else compared.as_dict(),
+        "settings": dataclasses.asdict(run.config) | dataclasses.asdict(printing), "models": models,
+        "versions": {"specjax": __version__, "jax": jax.__version__},
     })  # fmt: skip
 
 
@@ -196,11 +193,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(one) for one in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def settings(options: Any) -> dict[str, Any]:
-    """The options of a command as a flat dict."""
-    flat: dict[str, Any] = {}
-    for name, value in dataclasses.asdict(options).items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat

@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 import tyro
 
 from specjax import plotting
-from specjax.checks import lookup
-from specjax.cli import checks, process
+from specjax.checks import distinct, lookup
+from specjax.cli import outputs, process
 from specjax.cli.arguments import parse
-from specjax.cli.options import Flag, arg
+from specjax.cli.rows import NO_FILE, RowFiles
+from specjax.config import Flag, arg
 from specjax.reproduce.report import Report
 from specjax.reproduce.setup import Experiment, Setup, read_preset, read_prompts
 
@@ -21,14 +22,10 @@ ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
-class ReproduceOutput:
-    """Output files, in addition to the terminal."""
+class ReproduceOutput(RowFiles):
+    """Output files, in addition to the terminal. The Markdown has tables, verdicts and notes."""
 
-    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Append one JSON object per row. Rows that the file has are not measured again, so that a stopped run resumes."""
-    markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Write tables, verdicts and notes as Markdown."""
-    figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
+    figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint=NO_FILE)] = None
     """Write the figures into this folder (needs matplotlib)."""
     format: tuple[Literal["svg", "png"], ...] = ("svg", "png")
     """Formats of the figures."""
@@ -78,7 +75,9 @@ def main(args: Sequence[str]) -> int:
     if not options.name:
         raise ValueError(f"name one of {', '.join(known)}, or {ALL}; {PROG} --list describes them")
     one = lookup(options.name, {**known, ALL: None}, "experiment")
-    check(options.output)
+    options.output.check()
+    distinct(least=1, format=options.output.format)
+    outputs.writable_folder(figures=options.output.figures)
     return run(
         options.setup.quick() if options.quick else options.setup,
         known if one is None else {options.name: one},
@@ -93,15 +92,6 @@ def experiments() -> dict[str, Experiment]:
     return opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
 
 
-def check(output: ReproduceOutput) -> None:
-    """Raises ValueError for output files that cannot be written, before any work."""
-    checks.writable(json=output.json, markdown=output.markdown)
-    checks.formats(output.format)
-    if output.figures is not None:
-        checks.writable_folder("figures", output.figures)
-        plotting.require()
-
-
 def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput) -> int:
     """Measures, prints and writes. Imports jax only after the arguments have been parsed."""
     wanted = list(dict.fromkeys(task for one in chosen.values() for task in one.tasks))
@@ -109,13 +99,10 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
 
     process.import_library()
     from specjax.bench import record
-    from specjax.cli.progress import Progress, tables_and_errors
+    from specjax.cli.progress import Progress
     from specjax.reproduce import pairs, report
 
-    about = record.versions()
-    kept = record.Record(output.json, about)
-    console, errors = tables_and_errors()
-    console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
+    kept, console, errors = output.open()
     parts: list[str] = []
     measured, sizes = False, pairs.family(setup).sizes
     with Progress(errors, show=True) as progress:

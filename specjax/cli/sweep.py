@@ -11,24 +11,22 @@ from specjax import plotting
 from specjax.bench import grid as grids
 from specjax.bench.grid import Grid
 from specjax.checks import lookup
-from specjax.cli import checks, process
+from specjax.cli import outputs, process
 from specjax.cli.arguments import parse
-from specjax.cli.options import Flag, arg
+from specjax.cli.rows import NO_FILE, RowFiles
+from specjax.config import Flag, arg
 
 PROG = "specjax sweep"
-output = lambda metavar, default="none": arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+DRAFTERS = arg(metavar="NAME[:KEY=VALUE,...] ...", help_behavior_hint="(default: model if there is a draft, ngram)")
 HOMES = (Path("configs/sweeps"), Path(__file__).resolve().parents[2] / "configs" / "sweeps")
 
 
 @dataclasses.dataclass(frozen=True)
-class Results:
-    """Where results are written; the terminal shows the table in any case."""
+class Results(RowFiles):
+    """Where results are written; the terminal shows the table in any case. The rows of a preset are also written to
+    NAME.jsonl."""
 
-    json: Annotated[Path | None, output("FILE", "NAME.jsonl of a preset, else none")] = None
-    """Append one JSON object per row. Rows that the file contains are not measured again: a stopped run resumes."""
-    markdown: Annotated[Path | None, output("FILE")] = None
-    """Write the table as Markdown."""
-    picture: Annotated[Path | None, output("FILE.svg")] = None
+    picture: Annotated[Path | None, arg(metavar="FILE.svg", help_behavior_hint=NO_FILE)] = None
     """Draw tokens per target pass and speed over the axis, as .svg or .png (requires matplotlib)."""
 
 
@@ -51,7 +49,7 @@ class SweepOptions:
     """Print the presets in configs/sweeps, and exit."""
     quick: Flag = False
     """The smallest size, which checks that everything runs but does not measure speed."""
-    drafters: Annotated[tuple[str, ...], output("NAME[:KEY=VALUE,...] ...", "model if there is a draft, ngram")] = ()
+    drafters: Annotated[tuple[str, ...], DRAFTERS] = ()
     """As for specjax generate --drafter; "specjax generate --drafter help" lists them. Every combination with the
     gammas, verifiers, temperatures and tasks is measured, and plain decoding is timed beside each."""
     grid: Annotated[Grid, tyro.conf.SuppressFixed] = dataclasses.field(default_factory=Grid)
@@ -78,8 +76,8 @@ def main(args: Sequence[str]) -> int:
         grid = grid.quick()
     if file and results.json is None:
         results = dataclasses.replace(results, json=Path(f"{file.stem}.jsonl"))
-    checks.writable(json=results.json, markdown=results.markdown)
-    checks.picture(picture=results.picture)
+    results.check()
+    outputs.picture(picture=results.picture)
     if grid.peer:
         from specjax.bench import peer
 
@@ -118,12 +116,9 @@ def run(grid: Grid, title: str, results: Results) -> int:
 
     process.import_library()
     from specjax.bench import record
-    from specjax.cli.progress import Progress, tables_and_errors
+    from specjax.cli.progress import Progress
 
-    about = record.versions()
-    kept = record.Record(results.json, about)
-    console, errors = tables_and_errors()
-    console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
+    kept, console, errors = results.open()
     found: list[tuple[Any, record.Row]] = []
     left_out: list[str] = []
     done = 0

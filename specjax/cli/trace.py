@@ -2,35 +2,19 @@
 
 import dataclasses
 import json
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import tyro
-
-from specjax import files, plotting
-from specjax.cli import checks, process
-from specjax.cli.arguments import parse
-from specjax.cli.generate import printed_help
-from specjax.cli.options import (
-    Drafting,
-    Flag,
-    Models,
-    Options,
-    Sampling,
-    Stopping,
-    arg,
-    merge_preset,
-    preset_defaults,
-)
-from specjax.cli.prompts import read_prompts
-from specjax.defaults import LARGEST_TREE
+from specjax import checks, files, plotting
+from specjax.cli import INTERRUPTED, outputs, process
+from specjax.cli.options import Request, read_request
+from specjax.config import Flag, Run, RunConfig, arg, build
 from specjax.strategy import Strategy
 
 PROG = "specjax trace"
-DONE, BROKEN_MODEL, INTERRUPTED = 0, 1, 128 + signal.SIGINT
+DONE, BROKEN_MODEL = 0, 1
 FILE = "rounds.jsonl"
 LANES = (3, 7)  # draft lengths of the walltime diagram next to that of the request: the first that differs
 
@@ -56,7 +40,7 @@ class Tracing:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceOptions:
+class TraceOptions(Request):
     """Show every round of a request: tokens that were drafted, accepted, rejected and corrected, and the time spent.
 
     specjax trace "Once upon a time"
@@ -68,23 +52,7 @@ class TraceOptions:
     specjax trace --prompts questions.jsonl --drafter ngram --json > rounds.jsonl
     """
 
-    prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
-    """Text to continue; several make a batch."""
-    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """More prompts: a text file, one per line, or .jsonl with a "prompt" in each line; - reads stdin."""
-    config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
-    """A preset, as in configs/; command-line options override it. The file is executed as Python."""
-    models: Models = dataclasses.field(default_factory=Models)
-    drafting: Drafting = dataclasses.field(default_factory=Drafting)
-    sampling: Sampling = dataclasses.field(default_factory=Sampling)
-    stopping: Stopping = dataclasses.field(default_factory=Stopping)
     tracing: Tracing = Tracing()
-
-    def request(self) -> Options:
-        """These options as options of `specjax generate`."""
-        own = {"tracing"}
-        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in own}
-        return Options(**shared)
 
 
 def main(args: Sequence[str]) -> int:
@@ -93,67 +61,46 @@ def main(args: Sequence[str]) -> int:
     Raises:
       ValueError, OSError: invalid input, before anything is decoded.
     """
-    options = parse(TraceOptions, args, prog=PROG)
-    if printed_help(options.drafting):
+    found = read_request(TraceOptions, args, PROG)
+    if found is None:
         return DONE
-    request = options.request()
-    if options.config is not None:
-        process.import_library()
-        from specjax import config
-
-        read = config.read(options.config)
-        given = preset_defaults(read)
-        default = dataclasses.replace(
-            TraceOptions(), models=given.models, drafting=given.drafting, sampling=given.sampling,
-            stopping=given.stopping,
-        )  # fmt: skip
-        options = parse(TraceOptions, args, prog=PROG, default=default)
-        request = merge_preset(options.request(), read)
-    prompts = read_prompts(options.prompt, options.prompts)
-    return run(request, options.tracing, prompts)
+    options, config, prompts = found
+    check(options.tracing, config.strategy)
+    return run(config, options.tracing, prompts)
 
 
-def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
-    """Checks, loads, traces and prints. Imports jax only after the arguments have been parsed."""
-    process.import_library()
-    from specjax.cli import report, setup
+def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str]) -> int:
+    """Loads, traces and prints."""
+    from specjax.cli import report
     from specjax.cli.progress import Progress, open_console
-    from specjax.request import named_verifier
     from specjax.trace import rounds, strip
 
-    chosen = setup.plan(request)
-    strategy = chosen.drafter
-    check(tracing, strategy)
     console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=True) as progress:
         with process.interrupts_wait(lambda: False):
-            target, drafts = setup.load_parts(request, chosen, progress.tell)
-            drafter = strategy.build(target, drafts)
-        verifier = named_verifier(drafter, chosen.verifier)
-        options = setup.decode_options(request, chosen)
+            built = build(config, progress.tell)
+        strategy, target = config.strategy, built.target
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.tell("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
         with process.deferred_interrupt(once=lambda: bool(begun)) as stopped:
-            trace = trace_with(drafter, options, stop=lambda: begun.append(True) or stopped())
+            trace = trace_with(built.drafter, config.options, stop=lambda: begun.append(True) or stopped())
             interrupted = stopped()
         lanes = []
         if (tracing.output is not None or not tracing.json) and not interrupted:
-            make = lambda gamma: strategy.replace_settings(gamma=gamma).build(target, drafts)
+            make = lambda gamma: strategy.replace_settings(gamma=gamma).build(target, built.drafts)
             gammas = lane_gammas(strategy.gamma, tracing.gammas) if strategy.takes_gamma else []
-            lanes = measure_lanes(trace, gammas, make, trace_with, options, progress.tell)
-    content = [header(request, target, trace, prompts, verifier)]
-    content += [*rounds.records(trace, strip.speller(target.text)), closing(trace)]
+            lanes = measure_lanes(trace, gammas, make, trace_with, config.options, progress.tell)
+    content = [header(built, trace, prompts), *rounds.records(trace, strip.speller(target.text)), closing(trace)]
     written = "\n".join(map(json_line, content))
-    drawn = figures(trace, target, lanes, most=tracing.rounds, warning="" if verifier.lossless else ", LOSSY")
+    drawn = figures(trace, target, lanes, most=tracing.rounds, warning="" if built.verifier.lossless else ", LOSSY")
     if tracing.json:
         report.tell(written)
     else:
         for figure in drawn:
             figure.in_terminal(console)
-        report.show(console, report.closing_table(trace.out, target, drafter, verifier.name))
-    for line in report.warnings(trace.out):
-        errors.print(f"{PROG}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
+        report.show(console, report.closing_table(built, trace.out))
+    report.warn(errors, PROG, trace.out)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
         files.write_text(tracing.output / FILE, written + "\n")
@@ -170,18 +117,13 @@ def run(request: Options, tracing: Tracing, prompts: Sequence[str]) -> int:
 
 def check(tracing: Tracing, strategy: Strategy) -> None:
     """Raises ValueError for invalid options, before any work."""
-    for gamma in tracing.gammas:
-        if not 1 <= gamma < LARGEST_TREE:
-            raise ValueError(f"--gammas must be in 1..{LARGEST_TREE - 1}, got {gamma}")
-    checks.once(gammas=tracing.gammas)
+    checks.decoding(gammas=tracing.gammas)
+    checks.distinct(gammas=tracing.gammas)
+    checks.distinct(least=1, format=tracing.format)
     if tracing.gammas and not strategy.takes_gamma:
-        raise ValueError(f"--gammas does not apply to drafter {strategy.text!r}, which has no draft length")
+        raise ValueError(f"gammas does not apply to drafter {strategy.text!r}, which has no draft length")
     checks.at_least(1, rounds=tracing.rounds, repeats=tracing.repeats)
-    checks.formats(tracing.format)
-    if tracing.output is None:
-        return
-    checks.writable_folder("output", tracing.output)
-    plotting.require()
+    outputs.writable_folder(output=tracing.output)
 
 
 # --- lanes of the walltime diagram -----------------------------------------------------------------------------------
@@ -230,19 +172,18 @@ def measure_lanes(
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def header(request: Options, target: Any, trace: Any, prompts: Sequence[str], verifier: Any) -> dict[str, Any]:
+def header(run: Run, trace: Any, prompts: Sequence[str]) -> dict[str, Any]:
     """The first record: models, settings, prompts and their prefill time."""
     from specjax import __version__
     from specjax.bench.record import versions
-    from specjax.cli import report
 
-    drafter = trace.drafter
+    drafter, verifier = trace.drafter, run.verifier
     return {
-        "kind": "run", "target": target.name, "drafter": drafter.name,
+        "kind": "run", "target": run.target.name, "drafter": drafter.name,
         "draft": drafter.source.name if drafter.source is not None else None, "verifier": verifier.name,
         "lossless": verifier.lossless, "draft_steps": trace.draft_steps, "prompts": list(prompts),
         "prompt_tokens": trace.prompts, "seconds": trace.prefill._asdict(),
-        "settings": report.settings(request), "versions": {"specjax": __version__, **versions()},
+        "settings": dataclasses.asdict(run.config), "versions": {"specjax": __version__, **versions()},
     }  # fmt: skip
 
 

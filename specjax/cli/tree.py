@@ -10,7 +10,7 @@ import tyro
 
 from specjax import files, trees
 from specjax.checks import lookup
-from specjax.cli import checks
+from specjax.cli import outputs
 from specjax.cli.arguments import parse
 from specjax.theory import tokens
 from specjax.trees import ROOT, Tree
@@ -76,7 +76,7 @@ def main(args: Sequence[str]) -> int:
     """
     options = parse(TreeOptions, args, prog=PROG, compiles=False)
     if options.output is not None:
-        checks.picture(output=options.output)
+        outputs.picture(output=options.output)
     view = build(options)
     if options.output is not None:
         from specjax.trees import picture

@@ -66,11 +66,11 @@ def model(
     2023, arXiv 2302.01318.
 
     Args:
-      draft: a model from `specjax.load` that shares the target's tokenizer, or one from `drafters.bounded`. gamma:
-      draft tokens per round, at least 1. None: 5, or up to the policy's gamma_max. policy: from `specjax.policies`;
-      each row then drafts its own number of tokens, at most the policy's gamma_max. buckets: draft lengths for which a
-      target forward pass is compiled, if the policy varies the length. None: those of
-        `policies.ladder`; (): gamma_max alone.
+      draft: a model from `specjax.load` that shares the target's tokenizer, or one from `drafters.bounded`.
+      gamma: draft tokens per round, at least 1. None: 5, or up to the policy's gamma_max.
+      policy: from `specjax.policies`; each row then drafts its own number of tokens, at most the policy's gamma_max.
+      buckets: draft lengths for which a target forward pass is compiled, if the policy varies the length. None: those
+        of `policies.ladder`; (): gamma_max alone.
 
     Returns:
       The drafter.
@@ -347,11 +347,11 @@ def cascade(
     arXiv 2308.04623; TriForce, Sun et al. 2024, arXiv 2404.11912, section 4.2.
 
     Args:
-      draft: a model from `specjax.load` or `drafters.bounded` that shares the target's tokenizer. drafter: a
-      `LoadedDrafter` that drafts for it. gamma: draft tokens per round of the target, at least 1; more than a round of
-      the inner levels yields. verifier: verifier of the inner rounds, a lossless one: a name of `specjax.verify.TABLE`,
-      or a `Verifier`. None: the
-        default for the drafter.
+      draft: a model from `specjax.load` or `drafters.bounded` that shares the target's tokenizer.
+      drafter: a `LoadedDrafter` that drafts for it.
+      gamma: draft tokens per round of the target, at least 1; more than a round of the inner levels yields.
+      verifier: verifier of the inner rounds, a lossless one: a name of `specjax.verify.TABLE`, or a `Verifier`. None:
+        the default for the drafter.
 
     Returns:
       The drafter.

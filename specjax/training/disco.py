@@ -187,6 +187,9 @@ def save(params: Disco, file: Path | str) -> None:
 def load(file: Path | str) -> Disco:
     """Reads a classifier written by `save`.
 
+    Args:
+      file: a classifier that `training.disco.save` wrote.
+
     Raises:
       ValueError: no such file, or the file contains something else.
     """

@@ -13,9 +13,8 @@ from specjax.advisor import measure, rank, report
 from specjax.advisor.measure import BatchRun
 from specjax.advisor.rank import MISS, PLAIN
 from specjax.cli import report as cli_report
-from specjax.cli import setup
 from specjax.cli.arguments import parse
-from specjax.cli.options import Options
+from specjax.cli.options import Options, merged
 from specjax.model import Model
 from specjax.models import opt
 from specjax.strategy import Strategy
@@ -275,12 +274,10 @@ def test_command_lines_parse_to_the_strategy(ask):
     for one in kinds.values():
         used = advice._replace(trials=[advice.trials[0]._replace(candidate=one)])
         words = shlex.split(used.command(dtype="bfloat16"))
-        options = parse(Options, words[2:], prog="specjax generate")
-        plan = setup.plan(options)
+        config = merged(parse(Options, words[2:], prog="specjax generate"))
         assert words[:2] == ["specjax", "generate"] and Strategy.parse(one.strategy.text).text == one.strategy.text
-        assert plan.drafts == ("hub/small",) * len(one.strategy.drafts)
-        assert (plan.verifier.name if plan.verifier else None) == one.strategy.verifier
-        assert (options.models.dtype, options.sampling.temperature) == ("bfloat16", 0.7)
+        assert config.drafts == ("hub/small",) * len(one.strategy.drafts)
+        assert (config.verifier, config.dtype, config.temperature) == (one.strategy.verifier, "bfloat16", 0.7)
 
 
 def test_figure(ask, tmp_path):

@@ -47,13 +47,17 @@ def specjax_program(capsys, monkeypatch):
 
 @pytest.fixture
 def refused(specjax_program):
-    """Runs the program with invalid input: asserts exit code 2 and one line on stderr that contains `said`."""
+    """Runs the program with invalid input: asserts exit code 2 and one line on stderr that contains `name`.
 
-    def run(*args: str, said: str = "") -> Ran:
+    Names of options may be spelled as on the command line or as in Python: --max-new-tokens or max_new_tokens.
+    """
+
+    def run(*args: str, name: str = "") -> Ran:
         ran = specjax_program(*args)
         command, colon, message = ran.err.partition(": error: ")
         assert ran.code == 2 and ran.out == "" and len(ran.err.splitlines()) == 1
-        assert colon and " ".join(["specjax", *args]).startswith(command) and said in message
+        spelled = lambda text: text.replace("--", "").replace("-", "_")
+        assert colon and " ".join(["specjax", *args]).startswith(command) and spelled(name) in spelled(message)
         return ran
 
     return run

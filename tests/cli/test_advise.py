@@ -11,13 +11,13 @@ from specjax.advisor.measure import BatchRun
 from specjax.strategy import Strategy
 
 BAD = {
-    "drafter": (["--drafters", "modle"], "did you mean 'model'"),
+    "drafter": (["--drafters", "modle"], "'model'"),
     "twice": (["--drafters", "ngram", "ngram"], "--drafters"),
     "no draft": (["--target", "x", "--drafters", "tree"], "--draft"),
     "cascade": (["--drafters", "cascade"], "--draft"),
     "same draft": (["--draft", "a", "--draft", "a"], "--draft"),
     "three drafts": (["--draft", "a", "--draft", "b", "--draft", "c"], "--draft"),
-    "task": (["--task", "storey"], "did you mean 'story'"),
+    "task": (["--task", "storey"], "'story'"),
     "two sources": (["--task", "story", "--prompts", "x.txt"], "--task"),
     "no file": (["--prompts", "absent.txt"], "absent.txt"),
     "count": (["--count", "0"], "--count"),
@@ -39,8 +39,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.usefixtures("no_model_is_loaded")
 def test_invalid_options_are_one_line(case, refused):
-    args, said = BAD[case]
-    refused("advise", *args, said=said)
+    args, name = BAD[case]
+    refused("advise", *args, name=name)
 
 
 def test_models_that_do_not_fit_are_refused(specjax_program, models):

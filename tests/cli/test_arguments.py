@@ -102,7 +102,7 @@ def test_streams_may_be_closed_or_full(command, option, tmp_path):
     ],
 )
 def test_settings_are_checked_before_a_model_is_loaded(args, option, refused):
-    refused("generate", "hi", *args, said=option)
+    refused("generate", "hi", *args, name=option)
 
 
 def test_a_full_disk_keeps_the_output_file(models, tmp_path):

@@ -55,8 +55,8 @@ BAD = {
 @pytest.mark.usefixtures("prompts", "nothing_is_measured")
 def test_bad_options_get_one_line(case, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args, said = BAD[case]
-    refused("bench", *args, said=said)
+    args, name = BAD[case]
+    refused("bench", *args, name=name)
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ BAD = {
 @pytest.mark.usefixtures("nothing_is_computed")
 def test_bad_options_get_one_line(case, refused, monkeypatch):
     monkeypatch.setattr(shapes, "free_memory", lambda: 8e9)
-    args, said = BAD[case]
-    refused("bench", "shapes", *args, said=said)
+    args, name = BAD[case]
+    refused("bench", "shapes", *args, name=name)
 
 
 @pytest.mark.slow

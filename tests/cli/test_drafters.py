@@ -1,7 +1,6 @@
 """Every drafter and policy through the program, by the names of the registry."""
 
 import json
-import re
 
 import pytest
 
@@ -102,7 +101,7 @@ WRONG = {  # arguments, and the option or value that the message must name
     "policy and gamma": (["--draft", "{draft}", "--policy", "heuristic", "--gamma", "3"], "--gamma 3"),
     "gamma of a tree": (["--drafter", "tree", "--draft", "{draft}", "--gamma", "3"], "--gamma 3"),
     "gamma twice": (["--drafter", "ngram:gamma=4", "--gamma", "3"], "--gamma 3"),
-    "one draft of two": (["--drafter", "cascade", "--draft", "{draft}"], "--draft 2 times"),
+    "one draft of two": (["--drafter", "cascade", "--draft", "{draft}"], "--draft"),
     "three drafts": (["--draft", "a", "--draft", "b", "--draft", "c"], "--drafter"),
     "draft too many": (["--drafter", "model", "--draft", "{draft}", "--draft", "b"], "--draft b"),
     "lossy": (["--drafter", "ngram", "--verifier", "lossy-typical", "--lossless"], "lossy-typical"),
@@ -116,8 +115,7 @@ WRONG = {  # arguments, and the option or value that the message must name
 @pytest.mark.usefixtures("nothing_is_computed")
 def test_bad_options_are_refused_in_one_line_before_any_work(case, refused, family):
     args, name = WRONG[case]
-    ran = refused("generate", "x", "--target", family["target"], *(arg.format(**family) for arg in args))
-    assert re.search(name, ran.err)
+    refused("generate", "x", "--target", family["target"], *(arg.format(**family) for arg in args), name=name)
 
 
 def test_a_lossy_run_reports_it(specjax_program, family):
@@ -132,5 +130,5 @@ def test_help_lists_everything(specjax_program):
     assert ran.code == 0 and ran.err == ""
     for name in registry.DRAFTERS:
         assert f"\n{name}: " in ran.out and all(key in ran.out for key in registry.settings("drafter", name))
-    told = specjax_program("trace", "--policy", "help")
-    assert told.code == 0 and all(f"\n{name}: " in told.out for name in registry.POLICIES)
+    found = specjax_program("trace", "--policy", "help")
+    assert found.code == 0 and all(f"\n{name}: " in found.out for name in registry.POLICIES)

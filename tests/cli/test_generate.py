@@ -199,11 +199,11 @@ def test_bad_input_is_one_line_and_nothing_is_computed(case, refused, models, tm
     bad.write_text('{"prompt": "a"}\n{"prompt": \n')
     empty = tmp_path / "empty"
     empty.mkdir()
-    args, said = BAD[case]
+    args, name = BAD[case]
     filled = [a.format(empty=empty, bad=bad, **models) if a.startswith("{") else a for a in args]
-    refused("generate", "--target", models["target"], *filled, said=said)
+    refused("generate", "--target", models["target"], *filled, name=name)
 
 
 def test_errors_can_be_traced(models, monkeypatch):
-    with pytest.raises(ValueError, match="prompt 1 is empty"):
+    with pytest.raises(ValueError, match="prompt 1"):
         generate_main(["--target", models["target"], ""])

@@ -168,8 +168,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.usefixtures("no_model_is_loaded", "preset")
 def test_bad_options_get_one_line(case, refused):
-    args, said = BAD[case]
-    refused("sweep", *args, said=said)
+    args, name = BAD[case]
+    refused("sweep", *args, name=name)
 
 
 @pytest.mark.slow

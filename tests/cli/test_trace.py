@@ -125,7 +125,7 @@ BAD = {
     "format": (["x", "--format", "gif"], "--format"),
     "a file": (["x", "--output", "{file}"], "--output"),
     "no parent": (["x", "--output", "{file}/a/b"], "--output"),
-    "verifier": (["x", "--verifier", "tokn"], "did you mean 'token'"),
+    "verifier": (["x", "--verifier", "tokn"], "'token'"),
 }
 
 
@@ -134,8 +134,8 @@ BAD = {
 def test_invalid_options_are_refused_before_any_work(case, refused, models, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    args, said = BAD[case]
-    refused("trace", "--target", models["target"], *[a.format(file=file) for a in args], said=said)
+    args, name = BAD[case]
+    refused("trace", "--target", models["target"], *[a.format(file=file) for a in args], name=name)
 
 
 def test_missing_matplotlib_is_reported_before_any_work(specjax_program, models, tmp_path, monkeypatch):

@@ -1,0 +1,47 @@
+"""What commands that measure rows share: where rows are written, and the record that a stopped run resumes from."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from specjax.cli import outputs
+from specjax.config import arg
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specjax.bench.record import Record
+
+NO_FILE = "(default: none)"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFiles:
+    """Where results are written; the terminal shows them in any case."""
+
+    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=NO_FILE)] = None
+    """Append one JSON object per row. Rows that the file has are not measured again: a stopped run resumes."""
+    markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=NO_FILE)] = None
+    """Write the rows as Markdown."""
+
+    def check(self) -> None:
+        """Raises ValueError for files that cannot be written."""
+        outputs.writable(json=self.json, markdown=self.markdown)
+
+    def open(self) -> "Measurement":
+        """The record of the JSON file, and the consoles; prints the versions."""
+        from specjax.bench import record
+        from specjax.cli.progress import tables_and_errors
+
+        about = record.versions()
+        console, errors = tables_and_errors()
+        console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
+        return Measurement(record.Record(self.json, about), console, errors)
+
+
+class Measurement(NamedTuple):
+    """Rows measured so far, and consoles on stdout and stderr."""
+
+    kept: "Record"
+    console: "Console"
+    errors: "Console"
