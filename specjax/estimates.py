@@ -16,6 +16,8 @@ Counts = Sequence[int] | Sequence[float] | np.ndarray
 
 CONFIDENCE = 0.95
 STEP = 1e-5  # of numerical derivatives
+ROUNDING = 1e-9  # relative size of an effect that is none
+MEDIAN = 1.25  # standard error of a median over that of a mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +97,10 @@ def of_totals(f: Callable[..., Any], *columns: Counts, sample: Hashable = "promp
     totals = [column.sum(0) for column in counts]
     shift = STEP * len(counts[0])
     moved = lambda unit, by: float(f(*(t + by * c[unit] for t, c in zip(totals, counts, strict=True))))
-    slopes = [(moved(unit, shift) - moved(unit, -shift)) / (2 * shift) for unit in range(len(counts[0]))]
-    return Estimate(float(f(*totals)), {sample: np.asarray(slopes)})
+    slopes = np.array([(moved(unit, shift) - moved(unit, -shift)) / (2 * shift) for unit in range(len(counts[0]))])
+    value = float(f(*totals))
+    slopes[np.abs(slopes) < ROUNDING * abs(value)] = 0.0
+    return Estimate(value, {sample: slopes})
 
 
 def ratio(sums: Counts, weights: Counts, *, sample: Hashable = "prompts") -> Estimate:
@@ -121,8 +125,25 @@ def combine(f: Callable[..., Any], *given: Estimate) -> Estimate:
     return Estimate(float(f(*values)), effects)
 
 
+def typical(seconds: Any, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds and tokens of each prompt: mean tokens at the median seconds per token over the turns.
+
+    Args:
+      seconds, tokens: [turns, prompts].
+    """
+    took, count = np.asarray(seconds, float), np.asarray(tokens, float)
+    some = np.maximum(count, 1.0)  # a text may end with its prompt
+    return np.median(took / some, axis=0) * some.mean(0), count.mean(0)
+
+
 def speedup(
-    own_tokens: np.ndarray, own_seconds: np.ndarray, tokens: np.ndarray, seconds: np.ndarray, *, sample: Hashable
+    own_tokens: np.ndarray,
+    own_seconds: np.ndarray,
+    tokens: np.ndarray,
+    seconds: np.ndarray,
+    *,
+    sample: Hashable,
+    turns: Hashable,
 ) -> Estimate:
     """Tokens per second over those of another program on the same prompts in the same turns.
 
@@ -132,16 +153,16 @@ def speedup(
     Args:
       own_tokens, tokens: [turns, prompts].
       own_seconds, seconds: [turns, prompts] of runs next to each other.
-      sample: name of the prompts.
+      sample, turns: names of the prompts and of the turns; speeds of the same turns are paired.
     """
-    columns = [np.asarray(column, float) for column in (own_tokens, own_seconds, tokens, seconds)]
-    rate = lambda n, took, base_n, base_took: (n / took) / (base_n / base_took)
-    over_prompts = of_totals(rate, *(column.sum(0) for column in columns), sample=sample)
-    if len(columns[0]) == 1:
+    rate = lambda took, n, base_took, base_n: (n / took) / (base_n / base_took)
+    columns = [*typical(own_seconds, own_tokens), *typical(seconds, tokens)]
+    over_prompts = of_totals(rate, *columns, sample=sample)
+    if len(seconds) == 1:
         return over_prompts
-    turns = ("turns", tuple(columns[1].ravel()), tuple(columns[3].ravel()))  # its own times: of no other run
-    over_turns = of_totals(rate, *(column.sum(1) for column in columns), sample=turns)
-    return Estimate(over_prompts.value, {**over_prompts.effects, **over_turns.effects})
+    by_turn = [np.sum(column, axis=1) for column in (own_seconds, own_tokens, seconds, tokens)]
+    over_turns = of_totals(rate, *by_turn, sample=turns)
+    return Estimate(over_prompts.value, {**over_prompts.effects, turns: MEDIAN * over_turns.effects[turns]})
 
 
 def repetition(texts: Sequence[Sequence[int]], *, n: int = 4) -> Estimate:

@@ -26,7 +26,7 @@ class Stats:
         distribution is a point mass.
       tokens_per_call: tokens / rounds, the tokens per target pass (block efficiency), bonus or correction included.
       by_depth: accepted / tested at depths 1, 2, ...; NaN where no token was tested.
-      rounds_by_row, tokens_by_row: rounds and tokens of each row.
+      by_row: rounds, drafted, tested, accepted, tokens, and the sum of the overlap, of each row.
       seconds: wall time of prefill, decode and compile; with `profile`, decode is also split into draft and verify.
       compiles: functions compiled by this run; 0 if all were compiled before.
     """
@@ -41,8 +41,7 @@ class Stats:
     overlap: float
     tokens_per_call: float
     by_depth: tuple[float, ...]
-    rounds_by_row: tuple[int, ...]
-    tokens_by_row: tuple[int, ...]
+    by_row: Mapping[str, tuple[int, ...] | tuple[float, ...]]
     seconds: Mapping[str, float]
     compiles: int
 
@@ -55,7 +54,6 @@ class Stats:
         """All numbers for JSON, with NaN as None."""
         clean = lambda x: None if isinstance(x, float) and not np.isfinite(x) else x
         record = dataclasses.asdict(self) | {"tokens_per_second": self.tokens_per_second}
-        record["seconds"] = dict(self.seconds)
         record["by_depth"] = [clean(x) for x in self.by_depth]
         return {name: clean(value) for name, value in record.items()}
 
@@ -77,23 +75,24 @@ def stats(
       point_mass: whether the drafter proposes without a distribution, so that no overlap is defined.
     """
     ratio = lambda a, b: float(a) / float(b) if b else float("nan")
-    rounds, drafted, tested, accepted = (
-        int(np.sum(x)) for x in (totals.rounds, totals.drafted, totals.tested, totals.accepted)
-    )
+    by_row = {name: tuple(getattr(totals, name).tolist()) for name in ("rounds", "drafted", "tested", "accepted")}
+    by_row["tokens"] = tuple(tokens.tolist())
+    rounds, drafted, tested, accepted, count = map(sum, by_row.values())
+    if not point_mass:
+        by_row["overlap"] = tuple(totals.overlap.tolist())
     depth = zip(np.sum(totals.depth_accepted, 0)[:-1], np.sum(totals.depth_tested, 0)[:-1], strict=True)
     return Stats(
         rounds=rounds,
         drafted=drafted,
         tested=tested,
         accepted=accepted,
-        tokens=int(np.sum(tokens)),
+        tokens=count,
         accepted_per_tested=ratio(accepted, tested),
         accepted_per_drafted=ratio(accepted, drafted),
         overlap=float("nan") if point_mass else ratio(np.sum(totals.overlap), tested),
-        tokens_per_call=ratio(np.sum(tokens), rounds),
+        tokens_per_call=ratio(count, rounds),
         by_depth=tuple(ratio(a, t) for a, t in depth),
-        rounds_by_row=tuple(int(x) for x in totals.rounds),
-        tokens_by_row=tuple(int(x) for x in tokens),
+        by_row=by_row,
         seconds=dict(seconds),
         compiles=compiles,
     )

@@ -70,7 +70,7 @@ def test_speedups_have_errors_over_prompts_and_turns(prompt_noise, turn_noise):
         base = long * log(0.02, turns, 12) * log(turn_noise, turns, 1)
         own = long / truth * log(0.02, turns, 12) * log(turn_noise, turns, 1) * log(prompt_noise, 1, 12)
         tokens = np.broadcast_to(100 * long, (turns, 12))
-        found = estimates.speedup(tokens, own, tokens, base, sample="prompts")
+        found = estimates.speedup(tokens, own, tokens, base, sample="prompts", turns="turns")
         covered += abs(found.value - truth) <= found.margin
         seconds = own.sum(1)
         half = (seconds.max() - seconds.min()) / 2 / np.median(seconds) / turns**0.5 * found.value

@@ -47,14 +47,21 @@ def table(lines: Sequence[Curve]) -> list[Row]:
         made.append({
             "task": row["task"], "T": row["temperature"], "drafter": row["drafter"], "drafts": row["drafts"],
             "nodes": row["nodes"], "verifier": row["verifier"] + ("" if row["lossless"] else " (LOSSY)"),
-            "tokens/pass": row["tokens_per_call"], "accepted/tested": row["accepted_per_tested"],
-            "tokens/s": row["tokens_per_second"], "\u00d7 plain": row["speedup"],
-            **{f"\u00d7 {name}": row.get(f"ratio_to_{name}") for name in ("assisted", "lookup")},
-            "plain \u00d7 plain": row.get("ratio_to_plain"), "BLEU": row.get("bleu"), "chrF": row.get("chrf"),
+            "tokens/pass": shown(row, "tokens_per_call"), "accepted/tested": shown(row, "accepted_per_tested"),
+            "repeats": row.get("repetition"), "tokens/s": row["tokens_per_second"],
+            "\u00d7 plain": shown(row, "speedup"),
+            **{f"\u00d7 {name}": shown(row, f"ratio_to_{name}") for name in ("assisted", "lookup")},
+            "plain \u00d7 plain": shown(row, "ratio_to_plain"), "BLEU": row.get("bleu"), "chrF": row.get("chrf"),
             "load": max(row["load"].values()),
         })  # fmt: skip
     empty = [name for name in made[0] if all(row[name] in (None, "") for row in made)]
     return [{name: value for name, value in row.items() if name not in empty} for row in made]
+
+
+def shown(row: Row, name: str) -> str | None:
+    """A number of a row with its standard error."""
+    value, error = row.get(name), row.get(f"{name}_error")
+    return None if value is None else f"{value:.2f}" + (f" \u00b1 {error:.2f}" if error else "")
 
 
 def short(rows: Sequence[Row]) -> tuple[list[Row], str]:

@@ -10,15 +10,15 @@ plain decoding and, with `peer`, with transformers on the same weights. Importin
 
 import dataclasses
 import importlib.util
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import tyro
 
 from specjax import checks, defaults, presets
-from specjax.bench import tasks
+from specjax.bench import rates, tasks
 from specjax.bench.record import SMALLEST, Case, Missing, Row, Shelf, check_sizes
 from specjax.bench.tasks import AUTO
 from specjax.checks import check_name
@@ -324,48 +324,49 @@ def _batches(work: Workload, settings: dict[str, Any]) -> Iterator[Any]:
 
 
 def acceptance(work: Workload, settings: dict[str, Any]) -> Row:
-    """Rates over all prompts, decoded in batches."""
-    every = [out.stats for out in _batches(work, settings)]
-    total = lambda name: sum(getattr(stats, name) for stats in every)
-    ratio = lambda a, b: a / b if b else None
-    tested = total("tested")
-    overlap = sum(stats.overlap * stats.tested for stats in every if stats.tested)
-    return {
-        "tokens": total("tokens"), "tokens_per_call": total("tokens") / total("rounds"), "tested": tested,
-        "accepted_per_tested": ratio(total("accepted"), tested),
-        "accepted_per_drafted": ratio(total("accepted"), total("drafted")),
-        "overlap": None if math.isnan(overlap) else ratio(overlap, tested),  # point masses have no q
-    }  # fmt: skip
+    """Rates over all prompts, decoded in batches, and the share of the texts that repeats itself."""
+    from specjax import estimates
+
+    every = list(_batches(work, settings))
+    counts = {name: [n for out in every for n in out.stats.by_row[name]] for name in every[0].stats.by_row}
+    repeated = estimates.repetition([row for out in every for row in out.tokens])
+    return rates.rate_columns(counts, work.prompts) | repeated.columns("repetition")
 
 
 def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:
-    """Tokens per second of single requests, interleaved, and ratios; greedy outputs are compared, token for token."""
+    """Speed of single requests, each prompt interleaved; greedy outputs are compared, token for token."""
     from specjax import api, measuring
     from specjax.request import tokenize
 
-    prompts = work.prompts[: work.timed]
+    def ours(place: int, settings: dict[str, Any]) -> tuple[list[int], float]:
+        out = api.generate(work.target, [work.prompts[place]], rows=[place], **settings)
+        return out.tokens[0], out.stats.seconds["decode"]
 
-    def ours(settings: dict[str, Any]) -> list[list[int]]:
-        outputs = [api.generate(work.target, [one], rows=[row], **settings) for row, one in enumerate(prompts)]
-        return [out.tokens[0] for out in outputs]
-
-    programs: dict[str, Callable[[], Any]] = {"drafted": lambda: ours(drafted), "plain": lambda: ours(plain)}
-    for name, decode in peer_decoders(work, strategy, plain["temperature"]):
-        tokens, length = tokenize(work.target, prompts)
-        given = [tokens[row, :count].tolist() for row, count in enumerate(length)]
-        programs[name] = lambda decode=decode, given=given: [decode([prompt])[0] for prompt in given]
-    runs = measuring.interleave(programs, work.repeats, pause=0.0 if work.peer is None else measuring.PAUSE)
-    outputs = {name: one.values[-1] for name, one in runs.items()}
-    rate = {name: sum(map(len, outputs[name])) / one.median for name, one in runs.items()}
-    row: Row = {
-        "tokens_per_second": rate["drafted"], "plain_tokens_per_second": rate["plain"],
-        "speedup": rate["drafted"] / rate["plain"], "seconds": list(measuring.spread(runs["drafted"].seconds)),
-        "plain_seconds": list(measuring.spread(runs["plain"].seconds)),
-    }  # fmt: skip
-    if plain["temperature"] == 0:
+    timed = work.prompts[: work.timed]
+    tokens, length = tokenize(work.target, timed)
+    decoders = dict(peer_decoders(work, strategy, plain["temperature"]))
+    programs: dict[tuple[int, str], Callable[[], Any]] = {}
+    for place, count in enumerate(length):
+        programs[place, "drafted"] = lambda n=place: ours(n, drafted)
+        programs[place, "plain"] = lambda n=place: ours(n, plain)
+        for name, decode in decoders.items():
+            given = [tokens[place, :count].tolist()]
+            programs[place, name] = lambda decode=decode, given=given: (decode(given)[0], None)
+    found = measuring.interleave(programs, work.repeats, pause=0.0 if work.peer is None else measuring.PAUSE)
+    names = ("drafted", "plain", *decoders)
+    by_turn = lambda name, of: np.transpose([of(found[n, name]) for n in range(len(timed))]).tolist()
+    seconds, written = lambda run: run.seconds, lambda run: run.each(lambda value: float(len(value[0])))
+    runs: Row = {name: {"seconds": by_turn(name, seconds), "tokens": by_turn(name, written)} for name in names}
+    for name in names[:2]:
+        runs[name]["decode_seconds"] = by_turn(name, lambda run: run.each(lambda value: value[1]))
+    outputs = {name: [found[n, name].values[-1][0] for n in range(len(timed))] for name in names}
+    row = rates.run_columns(runs, timed)
+    row |= rates.speed_columns(row)
+    greedy = plain["temperature"] == 0
+    if greedy:
         row["equal_to_plain"] = equal(outputs["drafted"], outputs["plain"])
-    row |= peer_columns(rate, outputs, greedy=plain["temperature"] == 0)
-    return row | {"load": {name: one.load for name, one in runs.items()}}
+    row |= peer_columns(row, outputs, greedy=greedy)
+    return row | {"load": {name: max(found[n, name].load for n in range(len(timed))) for name in names}}
 
 
 def peer_decoders(work: Workload, strategy: Strategy, temperature: float) -> Iterator[tuple[str, Callable]]:
@@ -381,16 +382,16 @@ def peer_decoders(work: Workload, strategy: Strategy, temperature: float) -> Ite
     yield "transformers plain", work.peer.plain(**common)
 
 
-def peer_columns(rate: dict[str, float], outputs: dict[str, list[list[int]]], *, greedy: bool) -> Row:
+def peer_columns(timed: Row, outputs: dict[str, list[list[int]]], *, greedy: bool) -> Row:
     """Tokens per second of transformers, ours over theirs, and the share of equal greedy outputs."""
     row: Row = {}
-    for name, theirs in rate.items():
+    for name in timed["runs"]:
         if not name.startswith("transformers"):
             continue
         short = name.removeprefix("transformers ")
         own = "plain" if short == "plain" else "drafted"
-        row[f"transformers_{short}_tokens_per_second"] = theirs
-        row[f"ratio_to_{short}"] = rate[own] / theirs
+        row[f"transformers_{short}_tokens_per_second"] = rates.per_second(timed, name)
+        row |= rates.speed(timed, own, name).columns(f"ratio_to_{short}")
         if greedy:
             row[f"equal_to_transformers_{short}"] = equal(outputs[own], outputs[name])
     return row

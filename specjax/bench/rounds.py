@@ -3,15 +3,17 @@
 All are timed inside the loop that users run; the prompt's own reading is left out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import api, drafters, measuring, trees
 from specjax.base import Drafter
-from specjax.bench import peer
+from specjax.bench import peer, rates
 from specjax.bench.decode import NEW, agreeing, random_model, random_prompts
 from specjax.bench.record import Row
 from specjax.drafters import LoadedDrafter
@@ -130,33 +132,56 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
 # --- on given models and prompts -------------------------------------------------------------------------------------
 
 
-def step_times(models: dict[str, Model], prompts: Sequence[Any], settings: dict[str, Any], repeats: int) -> Row:
-    """Milliseconds of a step of plain decoding of each model, and the load beside each."""
-    programs = {name: round_program(model, prompts, None, settings) for name, model in models.items()}
-    runs = measuring.interleave(programs, repeats)
-    return {
-        "step_ms": {name: _milliseconds(one).median for name, one in runs.items()},
-        "load": {name: one.load for name, one in runs.items()},
-    }
-
-
-def round_times(
-    target: Model, prompts: Sequence[Any], drafter: LoadedDrafter, gamma: int, settings: dict[str, Any], repeats: int
+def round_runs(
+    programs: Mapping[str, tuple[Model, LoadedDrafter | None]],
+    prompts: Sequence[Any],
+    settings: dict[str, Any],
+    repeats: int,
 ) -> Row:
-    """A round of a chain of gamma tokens and its parts.
-
-    Returns:
-      step_ms, verify_ms, round_ms: plain decoding, a round whose draft is free, and a round. c and verify_cost: a
-      draft step, (round - verification) / gamma, and a verification of gamma + 1 tokens, over a step of the target.
-    """
-    programs = {
-        "step": round_program(target, prompts, None, settings),
-        "verify": round_program(target, prompts, load_free(trees.chain(gamma)), settings),
-        "round": round_program(target, prompts, drafter, settings),
+    """Seconds of decoding and rounds of several programs, interleaved prompt by prompt: `rates.run_columns`."""
+    generate = lambda number, model, drafter: api.generate(
+        model, [prompts[number]], drafter=drafter, rows=[number], **settings
+    ).stats  # fmt: skip
+    each = {
+        (number, name): functools.partial(generate, number, *program)
+        for number in range(len(prompts))
+        for name, program in programs.items()
     }
-    runs = measuring.interleave(programs, repeats)
-    step, verify, whole = (_milliseconds(runs[name]).median for name in programs)
-    return {
-        "step_ms": step, "verify_ms": verify, "round_ms": whole, "c": max(whole - verify, 0.0) / gamma / step,
-        "verify_cost": verify / step, "load": {name: one.load for name, one in runs.items()},
+    found = measuring.interleave(each, repeats)
+    by_turn = lambda name, of: np.transpose([found[n, name].each(of) for n in range(len(prompts))]).tolist()
+    runs = {
+        name: {
+            "seconds": by_turn(name, lambda stats: stats.seconds["decode"]),
+            "rounds": by_turn(name, lambda stats: float(stats.rounds)),
+        }
+        for name in programs
+    }
+    load = {name: max(found[n, name].load for n in range(len(prompts))) for name in programs}
+    return rates.run_columns(runs, prompts) | {"load": load}
+
+
+def round_costs(
+    target: Model,
+    prompts: Sequence[Any],
+    drafter: Callable[[int], LoadedDrafter],
+    gamma: int,
+    settings: dict[str, Any],
+    repeats: int,
+    *,
+    draft: Model | None,
+) -> Row:
+    """Runs of a step of plain decoding, of a round whose draft is free, of a round, and of what gives the draft's cost.
+
+    Args:
+      drafter: draft length -> drafter.
+      draft: the draft model, whose own steps are measured; None: a draft of twice the length is measured instead.
+    """
+    programs: dict[str, tuple[Model, LoadedDrafter | None]] = {
+        "step": (target, None), "verify": (target, load_free(trees.chain(gamma))), "round": (target, drafter(gamma)),
     }  # fmt: skip
+    if draft is not None:
+        programs["draft"] = draft, None
+    else:
+        longer = 2 * gamma
+        programs |= {"long round": (target, drafter(longer)), "long verify": (target, load_free(trees.chain(longer)))}
+    return round_runs(programs, prompts, settings, repeats) | {"gamma": gamma, "longer": 2 * gamma}

@@ -271,7 +271,7 @@ def _ratios(own: Sequence[float], base: Sequence[float]) -> list[float]:
 
 def _round_seconds(out: Generation) -> float:
     """Seconds of a round; the rows of a batch share their rounds."""
-    return out.stats.seconds["decode"] / max(out.stats.rounds_by_row)
+    return out.stats.seconds["decode"] / max(out.stats.by_row["rounds"])
 
 
 def _request_seconds(out: Generation) -> float:

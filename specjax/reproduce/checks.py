@@ -1,7 +1,7 @@
 """Verdicts on published claims: pure functions from measured numbers to a verdict and its explanation.
 
-Two measured numbers differ if their difference exceeds twice its standard error; otherwise the comparison is open.
-Published numbers are taken as printed.
+Two measured numbers differ if zero is outside the 95 % interval of their difference; otherwise the comparison is open.
+Errors are clustered by prompt, and numbers of the same prompts are paired. Published numbers are taken as printed.
 """
 
 import enum
@@ -10,9 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from specjax.bench.record import Row
-
-SIGMAS = 2.0
+from specjax.estimates import Estimate, combine
 
 
 class ClaimVerdict(enum.Enum):
@@ -33,20 +31,7 @@ class ClaimCheck(NamedTuple):
     why: str
 
 
-class Estimate(NamedTuple):
-    """A number with its standard error; None if not measured."""
-
-    value: float | None
-    error: float = 0.0
-
-    def shown(self, show: Callable[[float], str]) -> str:
-        """The number as text, with its error if it has one."""
-        if self.value is None:
-            return "–"
-        return show(self.value) + (f" ± {show(self.error)}" if self.error else "")
-
-
-NOTHING, ONE = Estimate(None), Estimate(1.0)
+ONE = Estimate(1.0)
 
 
 class Pair(NamedTuple):
@@ -57,44 +42,33 @@ class Pair(NamedTuple):
     less: Estimate
 
 
-# --- numbers of rows -------------------------------------------------------------------------------------------------
-
-
-def share(value: float | None, of: int) -> Estimate:
-    """A share of `of` items with its standard error, that of (k + 1) / (n + 2), which is never 0."""
-    if value is None:
-        return NOTHING
-    smooth = (value * of + 1) / (of + 2)
-    return Estimate(value, math.sqrt(smooth * (1 - smooth) / (of + 2)))
-
-
-def alpha(row: Row | None) -> Estimate:
-    """Acceptance probability: the mean overlap of p and q if the drafter has a q, else accepted / tested."""
-    if row is None:
-        return NOTHING
-    return share(row["accepted_per_tested"] if row["overlap"] is None else row["overlap"], row["tested"])
-
-
-def speed(row: Row | None) -> Estimate:
-    """Speed-up with an error from the spread of its runs; a quarter of the value for a single run."""
-    if row is None:
-        return NOTHING
-    low, middle, high = row["seconds"]
-    spread = (high - low) / 2 / middle / row["repeats"] ** 0.5 if row["repeats"] > 1 else 0.25
-    return Estimate(row["speedup"], row["speedup"] * spread)
-
-
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
 def differs(greater: Estimate, less: Estimate) -> ClaimVerdict:
-    """Whether one number is significantly greater than another."""
-    if greater.value is None or less.value is None:
+    """Whether one number is significantly greater than another: beyond the 95 % interval of their difference."""
+    gap = combine(lambda a, b: a - b, greater, less)
+    if not gap.measured:
         return ClaimVerdict.UNMEASURED
-    gap, error = greater.value - less.value, math.hypot(greater.error, less.error)
-    if abs(gap) <= SIGMAS * error:
+    if abs(gap.value) <= gap.margin:
         return ClaimVerdict.OPEN
-    return ClaimVerdict.REPRODUCED if gap > 0 else ClaimVerdict.NOT
+    return ClaimVerdict.REPRODUCED if gap.value > 0 else ClaimVerdict.NOT
+
+
+def within(here: Estimate, other: Estimate, factor: float) -> ClaimVerdict:
+    """Whether two numbers are equal within a factor: two one-sided tests at 5 %.
+
+    The 90 % interval of their ratio is inside the factor, outside it, or neither: a large error proves nothing.
+    """
+    if not (here.measured and other.measured):
+        return ClaimVerdict.UNMEASURED
+    if here.value <= 0 or other.value <= 0:
+        return ClaimVerdict.REPRODUCED if here.value == other.value else ClaimVerdict.NOT
+    apart = combine(lambda a, b: math.log(a / b), here, other)
+    half, limit = apart.quantile(0.95), math.log(factor)
+    if abs(apart.value) + half <= limit:
+        return ClaimVerdict.REPRODUCED
+    return ClaimVerdict.NOT if abs(apart.value) - half > limit else ClaimVerdict.OPEN
 
 
 def each_greater(claim: str, pairs: Sequence[Pair], *, show: Callable[[float], str] = "{:.2f}".format) -> ClaimCheck:
@@ -112,7 +86,7 @@ def same_order(claim: str, named: Sequence[tuple[str, float, Estimate]], *, show
     """
     ranked = sorted(named, key=lambda one: -one[1])
     found = [differs(a[2], b[2]) for a, b in itertools.combinations(ranked, 2) if a[1] != b[1]]
-    here = sorted(named, key=lambda one: -(one[2].value if one[2].value is not None else -math.inf))
+    here = sorted(named, key=lambda one: -one[2].value if one[2].measured else math.inf)
     published = " > ".join(f"{name} {show(there)}" for name, there, _ in ranked)
     measured = ", ".join(f"{name} {value.shown(show)}" for name, _, value in here)
     return concluded(claim, found, f"published {published}; here {measured}")
@@ -128,25 +102,22 @@ def all_within(claim: str, named: Sequence[tuple[str, float, float]], *, digits:
 
 def near(
     claim: str,
-    named: Sequence[tuple[str, float, Estimate]],
+    named: Sequence[tuple[str, Estimate, Estimate]],
     *,
     factor: float,
     because: str = "",
     there: str = "published",
 ) -> ClaimCheck:
-    """Checks that measured numbers are within a factor of others.
+    """Checks that measured numbers are equal to others within a factor.
 
     Args:
       named: (name, other number, measured number).
       because: explanation if they are not.
       there: source of the other numbers.
     """
-    found, texts = [], []
-    for name, other, here in named:
-        inside = here.value is not None and other / factor <= here.value <= other * factor
-        verdict = ClaimVerdict.REPRODUCED if inside else ClaimVerdict.NOT
-        found.append(ClaimVerdict.UNMEASURED if here.value is None else verdict)
-        texts.append(f"{name} {here.shown('{:.3g}'.format)} here, {other:.3g} {there}")
+    show = "{:.3g}".format
+    found = [within(here, other, factor) for _, other, here in named]
+    texts = [f"{name} {here.shown(show)} here, {other.shown(show)} {there}" for name, other, here in named]
     reason = f" ({because})" if because and ClaimVerdict.NOT in found else ""
     return concluded(claim, found, grouped(found, texts) + reason)
 

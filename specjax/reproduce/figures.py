@@ -43,16 +43,10 @@ def best_gammas() -> list[Row]:
 def best_report(setup: Setup, rows: Sequence[Row]) -> Report:
     del setup
     table: list[Row] = [{"α": a} | {f"c = {row['c']}": at(row, "gamma", a) for row in rows} for a in SHOWN]
-    gammas = np.array([row["gamma"] for row in rows])
-    in_alpha = bool(np.all(np.diff(gammas) >= 0) and np.all(gammas[:, -1] > gammas[:, 0]))
-    in_cost = bool(np.all(np.diff(gammas, axis=0) <= 0) and np.any(gammas[0] != gammas[-1]))
-    ends = lambda place: ", ".join(f"{row['gamma'][place]} at c = {row['c']}" for row in rows)
-    checks = [
-        holds("the best γ rises with α", in_alpha, f"from {ends(0)} (α {ALPHAS[0]}) to {ends(-1)} (α {ALPHAS[-1]})"),
-        holds("the best γ falls with c", in_cost, f"at every α; at α {ALPHAS[-1]}: {ends(-1)}"),
-    ]
-    notes = [FREE.format(what="c"), "the γ of greatest theorem 3.8 among 0 .. 64, in float64"]
-    return Report(table, checks, notes, partial(draw_best_gamma, rows=rows))
+    notes = [
+        FREE.format(what="c"), "the γ of greatest theorem 3.8 among 0 .. 64, in float64: nothing is measured",
+    ]  # fmt: skip
+    return Report(table, [], notes, partial(draw_best_gamma, rows=rows))
 
 
 # --- figure 4 --------------------------------------------------------------------------------------------------------
@@ -73,9 +67,6 @@ def factor_report(setup: Setup, rows: Sequence[Row]) -> Report:
     table: list[Row] = [
         {"α": a} | {f"{name}, γ = {row['gamma']}": at(row, name, a) for name in names for row in rows} for a in SHOWN
     ]
-    up, down = (np.diff([row[name] for row in rows]) for name in names)
-    span = lambda name: "; ".join(f"γ {row['gamma']}: {row[name][0]:.2f} to {row[name][-1]:.2f}" for row in rows)
-    ends = f"from α {ALPHAS[0]} to {ALPHAS[-1]}: "
     points = [
         (f"{name} at α {one.alpha}, γ {one.gamma}", getattr(one, name), at(row, name, one.alpha))
         for one in TABLE_1
@@ -83,11 +74,7 @@ def factor_report(setup: Setup, rows: Sequence[Row]) -> Report:
         if row["gamma"] == one.gamma
         for name in names
     ]
-    checks = [
-        holds("speed rises with α", bool(np.all(up > 0)), ends + span("speed")),
-        holds("the increase in operations falls with α", bool(np.all(down < 0)), ends + span("operations")),
-        all_within("the curves run through the points of table 1", points, digits=2),
-    ]
+    checks = [all_within("the curves run through the points of table 1", points, digits=2)]
     notes = [FREE.format(what="γ"), "theorems 3.8 and 3.11 with c = 0; crosses: table 1 as printed"]
     return Report(table, checks, notes, partial(draw_factors, rows=rows, points=TABLE_1))
 
@@ -160,20 +147,13 @@ def trace_report(setup: Setup, rows: Sequence[Row]) -> Report:
 
 
 def trace_checks(rows: Sequence[Row]) -> list[ClaimCheck]:
-    seven, three, plain = (find(rows, gamma=gamma) or {} for gamma in LANES)
-    drafted = [row for row in rows if row["gamma"]]
-    before = all(count(row, "DRAFT") == row["gamma"] * row["target_calls"] for row in drafted)
-    read = all(count(row, "TARGET_PROMPT") == 1 and count(row, "DRAFT_PROMPT") == bool(row["gamma"]) for row in rows)
-    calls = [row["target_calls"] for row in (seven, three, plain)]
-    times = [1e3 * row["seconds"] for row in (seven, three, plain)]
+    """Claims about one request. That γ drafts precede each pass, and prompts are read once, is how lanes are drawn."""
+    found = [find(rows, gamma=gamma) or {} for gamma in LANES]
+    calls = [row["target_calls"] for row in found]
+    times = [1e3 * row["seconds"] for row in found]
     each = "γ 7 {:.4g}, γ 3 {:.4g}, standard {:.4g}"
     return [
-        holds(
-            "each call of M_p is preceded by γ calls of M_q", before,
-            "; ".join(f"{row['lane']}: {count(row, 'DRAFT')} for {row['target_calls']}" for row in drafted),
-        ),
-        holds("the encoders of M_p and M_q are called once each, before", read, "M_q's where there is one"),
-        holds("M_p is called less with a longer draft", calls[0] <= calls[1] < calls[2], each.format(*calls)),
+        holds("M_p is called less with a longer draft", calls[0] < calls[1] < calls[2], each.format(*calls)),
         holds(
             "both speculative lanes are shorter than standard decoding", max(times[:2]) < times[2],
             each.format(*times) + " ms",

@@ -4,29 +4,19 @@ The published numbers are those of the report; it does not give gamma, temperatu
 acceptance rate.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from specjax import theory
+from specjax.bench import rates
+from specjax.bench.rates import alpha, speed
 from specjax.bench.record import Case, Row, Shelf
 from specjax.bench.tasks import digest
-from specjax.reproduce.checks import (
-    NOTHING,
-    ONE,
-    SIGMAS,
-    Estimate,
-    Pair,
-    alpha,
-    each_greater,
-    holds,
-    near,
-    same_order,
-    share,
-    speed,
-)
+from specjax.estimates import MISSING, Estimate, combine
+from specjax.reproduce.checks import ONE, Pair, each_greater, near, same_order
 from specjax.reproduce.pairs import PairRun, Stand, Target, family, own_model, pair_case
-from specjax.reproduce.report import Report, busy, find
+from specjax.reproduce.report import Report, busy, find, shown
 from specjax.reproduce.setup import Experiment, Items, Setup
 from specjax.strategy import Strategy
 
@@ -41,6 +31,8 @@ CONTRADICTION = (
     "and 0.015 by its own, so no times of one machine in one state can give all three"
 )
 STEP = "a step: one token of greedy decoding of one request, the prompt's reading apart"
+SAME = 1.15  # factor within which two acceptance rates count as equal
+OUTER, LONGEST = 7, 16  # block lengths of three levels: the shortest outer one, and the longest of both
 PLACED = "the report puts the loss of three levels down to how the models were placed on its devices"
 
 
@@ -65,16 +57,19 @@ def cost_cases(setup: Setup, items: Items) -> list[Case]:
         models = {role: shelf.model(name) for role, name in names.items()}
         settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": True, "seed": setup.seed, "temperature": 0.0}
         texts = [item.text for item in items[TASK]][: setup.timed]
-        return [rounds.step_times(models, texts, settings, setup.repeats)]
+        return [
+            rounds.round_runs({role: (model, None) for role, model in models.items()}, texts, settings, setup.repeats)
+        ]
 
     return [Case(setup.key("c-matrix", of=names, digest=digest(items[TASK])), "a step of each model", measure)]
 
 
 def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
-    step = rows[0]["step_ms"] if rows else {}
-    here = {pair: Estimate(step[pair[1]] / step[pair[0]] if step else None) for pair in COSTS}
+    found = rows[0] if rows else None
+    here = {pair: speed(found, *pair, unit="rounds") for pair in COSTS}
+    step = lambda model: 1e3 / rates.per_second(found, model, unit="rounds") if found else None
     table = [
-        {"target": pair[0], "draft": pair[1], "c": c, "c here": here[pair].value, "ms a step here": step.get(pair[1])}
+        {"target": pair[0], "draft": pair[1], "c": c, "c here": shown(here[pair]), "ms a step here": step(pair[1])}
         for pair, c in COSTS.items()
     ]
     small, middle = here["opt-13b", "opt-125m"], here["opt-13b", "opt-1.3b"]
@@ -85,7 +80,7 @@ def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
         ),
         near(
             "c is 0.015 to 0.022 (within a factor of 2)",
-            [(f"{pair[1]} for {pair[0]}", c, here[pair]) for pair, c in COSTS.items()], factor=2.0,
+            [(f"{pair[1]} for {pair[0]}", Estimate(c), here[pair]) for pair, c in COSTS.items()], factor=2.0,
             because="a step of a small model is made of fixed costs that shrink less than its weights",
         ),
         each_greater(
@@ -130,20 +125,40 @@ def rate_cases(rates: Sequence[Rate], setup: Setup, items: Items) -> list[Case]:
 def rate_case(setup: Setup, items: Items, rate: Rate) -> Case:
     names = family(setup).opt
     drafts = tuple(names[draft] for draft in rate.drafts)
-    stand, measure = own_model(drafts[0]), PairRun.speed
-    if len(drafts) > 1:
-        strategy = Strategy.of("cascade", inner=Strategy.of("model", gamma=setup.gamma))
-        stand, measure = Stand(" > ".join(drafts), strategy, drafts), lambda run: run.speed() | run.inner()
+    measure = PairRun.speed if len(drafts) == 1 else partial(three_levels, drafts=drafts)
     return pair_case(
-        setup, items, Target(names[rate.target], TASK, {}), stand, measure, title=rate.name, experiment="opt",
-        gamma=setup.gamma, temperature=TEMPERATURE, named={"of": rate.name},
+        setup, items, Target(names[rate.target], TASK, {}), own_model(drafts[0]), measure, title=rate.name,
+        experiment="opt", gamma=setup.gamma, temperature=TEMPERATURE, named={"of": rate.name},
     )  # fmt: skip
 
 
-def plain_speed(rows: Sequence[Row], target: str) -> Estimate:
+def three_levels(run: PairRun, drafts: tuple[str, ...]) -> Row:
+    """The row of a cascade with the block lengths that are best by theory with measured acceptance and costs."""
+    from specjax.bench import rounds
+
+    middle, small = (run.shelf.model(name) for name in drafts)
+    pairs = [
+        run._replace(gamma=1),
+        run._replace(gamma=1, stand=own_model(drafts[1]), work=run.work._replace(target=middle)),
+    ]
+    alphas = [alpha(one.acceptance()) for one in pairs]
+    settings = run.work.settings | {"ignore_eos": True, "temperature": run.temperature}
+    models = {"target": (run.work.target, None), "middle": (middle, None), "small": (small, None)}
+    steps = rounds.round_runs(models, run.work.prompts[: run.work.timed], settings, run.setup.repeats)
+    costs = [speed(steps, "target", name, unit="rounds") for name in ("middle", "small")]
+    at = [one.value for one in alphas], [one.value for one in costs]
+    best = theory.best_cascade(*at, gamma_max=LONGEST, gamma_min=(OUTER, 1))
+    two = theory.best_gamma(at[0][0], at[1][0], gamma_max=LONGEST)
+    inner = Strategy.of("cascade", inner=Strategy.of("model", gamma=best.gammas[1]))
+    chosen = run._replace(gamma=best.gammas[0], stand=Stand(" > ".join(drafts), inner, drafts))
+    predicted = {"gammas": list(best.gammas), "alphas": at[0], "costs": at[1], "three": best.factor}
+    return chosen.speed() | chosen.inner() | {"predicted": predicted | {"two": float(two.factor)}}
+
+
+def plain_speed(rows: Sequence[Row], target: str) -> float | None:
     """Tokens per second of the target alone: the mean over the measurements next to its drafts."""
     found = [row["plain_tokens_per_second"] for row in rows if row["of"].split(" > ")[0] == target]
-    return Estimate(sum(found) / len(found) if found else None)
+    return sum(found) / len(found) if found else None
 
 
 def side_by_side(rates: Sequence[Rate], rows: Sequence[Row]) -> list[Row]:
@@ -152,12 +167,12 @@ def side_by_side(rates: Sequence[Rate], rows: Sequence[Row]) -> list[Row]:
     for rate in rates:
         row = find(rows, of=rate.name)
         base = next(one.tokens_per_second for one in rates if one.target == rate.target and not one.drafts)
-        here = (row["tokens_per_second"] if row else None) if rate.drafts else plain_speed(rows, rate.target).value
+        here = (row["tokens_per_second"] if row else None) if rate.drafts else plain_speed(rows, rate.target)
         table.append({
             "target": rate.target, "drafts": ", ".join(rate.drafts) or "none",
             "tokens/s": rate.tokens_per_second, "tokens/s here": here,
             "× plain": rate.tokens_per_second / base if rate.drafts else None,
-            "× plain here": row["speedup"] if row else None,
+            "× plain here": shown(speed(row)),
             "accepted": ", ".join(f"{x:.0%}" for x in rate.accepted) or None,
             "per drafted here": percents(row, "accepted_per_drafted") if row else None,
             "per tested here": percents(row, "accepted_per_tested") if row else None,
@@ -166,7 +181,7 @@ def side_by_side(rates: Sequence[Rate], rows: Sequence[Row]) -> list[Row]:
 
 
 def percents(row: Row, name: str) -> str:
-    return ", ".join(f"{row[one]:.0%}" for one in (name, f"inner_{name}") if one in row)
+    return ", ".join(f"{one[name]:.0%}" for one in (row, row.get("inner")) if one)
 
 
 def pays(rates: Sequence[Rate], row: dict[str, Row | None]) -> list[Pair]:
@@ -178,7 +193,9 @@ def pair_report(setup: Setup, rows: Sequence[Row]) -> Report:
     pairs = [rate for rate in PAIRS if rate.drafts]
     row = {rate.name: find(rows, of=rate.name) for rate in pairs}
     beside = f"{LARGER} against {SMALLER}:"
-    plain = [plain_speed(rows, name) for name in ("opt-1.3b", "opt-13b")]
+    # The step of opt-1.3b is measured as the draft of opt-13b.
+    larger = row[LARGER]
+    plain = combine(lambda c: 1 / c, rates.draft_cost(larger["costs"])) if larger else MISSING
     checks = [
         each_greater("every draft makes its target faster", pays(PAIRS, row)),
         same_order(
@@ -193,7 +210,7 @@ def pair_report(setup: Setup, rows: Sequence[Row]) -> Report:
             "the larger draft makes opt-13b faster than the smaller one does",
             [Pair(beside, speed(row[LARGER]), speed(row[SMALLER]))],
         ),
-        each_greater("the smaller target is the faster one", [Pair("plain, tokens/s:", *plain)], show="{:.0f}".format),
+        each_greater("a step of the smaller target is shorter", [Pair("opt-13b over opt-1.3b, steps:", plain, ONE)]),
     ]  # fmt: skip
     return Report(side_by_side(PAIRS, rows), checks, notes(setup, rows, row))
 
@@ -204,11 +221,11 @@ def notes(setup: Setup, rows: Sequence[Row], row: dict[str, Row | None], *more: 
     for name, found in row.items():
         if found is None:
             continue
-        spent, gamma = found["costs"], found["gamma"]
-        steps = gamma * spent["c"] + spent["verify_cost"]
+        gamma, c, v = found["gamma"], rates.draft_cost(found["costs"]), rates.cost(found["costs"], "verify")
+        whole, show = rates.cost(found["costs"], "round"), "{:.2f}".format
         lines.append(
-            f"{name}: a round takes {gamma} draft steps of c = {spent['c']:.2f} and a verification of "
-            f"{spent['verify_cost']:.2f}, {steps:.2f} steps of the target in all, and yields "
+            f"{name}: a round takes {whole.shown(show)} steps of the target: {gamma} draft steps of c = "
+            f"{c.shown(show)}, a verification of {v.shown(show)}, and fixed costs; it yields "
             f"{found['tokens_per_call']:.2f} tokens"
         )
     return [*lines, *busy(rows)]
@@ -217,7 +234,8 @@ def notes(setup: Setup, rows: Sequence[Row], row: dict[str, Row | None], *more: 
 def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
     row = {rate.name: find(rows, of=rate.name) for rate in HIERARCHY if rate.drafts}
     last, middle = row[THREE], row[LARGER]
-    inner = share(last["inner_accepted_per_tested"], last["inner_tested"]) if last else NOTHING
+    inner = rates.rate(last["inner"], "accepted_per_tested") if last else MISSING
+    outer = rates.rate(last, "accepted_per_tested")
     checks = [
         each_greater(
             "three levels are slower than plain decoding (0.030 against 0.047)",
@@ -230,23 +248,25 @@ def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
         each_greater("two levels are faster than plain decoding", pays(HIERARCHY, row)),
         each_greater(
             "the inner level accepts more than the outer one (33 % against 17 %)",
-            [Pair("inner against outer:", inner, alpha(last))],
+            [Pair("inner against outer:", inner, outer)],
         ),
-    ]
-    a, b = alpha(last), alpha(middle)
-    lines = notes(setup, rows, row, PLACED)
-    if a.value is not None and b.value is not None:
         # The inner level is lossless: drafts follow the distribution of the middle model with or without a third model.
-        checks.append(
-            holds(
-                "acceptance of the middle model is about the same with a third level (17 % against 19 %)",
-                abs(a.value - b.value) <= SIGMAS * math.hypot(a.error, b.error),
-                f"{a.value:.3f} ± {a.error:.3f} with it, {b.value:.3f} ± {b.error:.3f} without",
-            )
-        )
+        near(
+            f"a third level leaves the acceptance of the middle model as it is (within a factor of {SAME})",
+            [("with it", alpha(middle), alpha(last))], factor=SAME, there="without",
+        ),
+    ]  # fmt: skip
+    lines = notes(setup, rows, row, PLACED)
     if last is not None:
-        per = last["inner_rounds"] / max(last["tokens"] / last["tokens_per_call"], 1)
-        lines.append(f"three levels: {per:.2f} inner rounds in each of the target's")
+        of, (outer_gamma, inner_gamma) = last["predicted"], last["predicted"]["gammas"]
+        acceptance, cost = (", ".join(f"{value:.3f}" for value in of[name]) for name in ("alphas", "costs"))
+        per = sum(last["inner"]["counts"]["rounds"]) / sum(last["counts"]["rounds"])
+        lines += [
+            f"three levels: outer γ {outer_gamma} of at least {OUTER}, inner γ {inner_gamma}, the best by theory for α "
+            f"{acceptance} and c {cost}: {of['three']:.2f} times plain decoding, and {of['two']:.2f} with two levels, "
+            "a verification counted as one step",
+            f"three levels: {per:.2f} inner rounds in each of the target's",
+        ]
     return Report(side_by_side(HIERARCHY, rows), checks, lines)
 
 

@@ -76,13 +76,6 @@ BUNDLED = StandIns(
             "bundled/t5-target", "translation",
             {SMALL: own_model("bundled/t5-draft"), BASE: layers(0, 1, 3, of=4), LARGE: INT8} | TABLES,
         ),
-        CNNDM: Target(
-            "bundled/opt-target", "summarization",
-            {
-                SMALL: own_model("bundled/opt-tiny"), BASE: own_model("bundled/opt-draft"),
-                LARGE: layers(0, 1, 2, 4, 6, 7, of=8),
-            } | TABLES,
-        ),
         GPT: Target("bundled/opt-target", "story", {"GPT-like (6M)": own_model("bundled/opt-draft")} | TABLES),
     },
     notes=(
@@ -161,10 +154,16 @@ class PairRun(NamedTuple):
         return drafters.table(fitted, gamma=self.gamma)
 
     def acceptance(self) -> Row:
-        """Acceptance of the draft over all prompts."""
+        """Overlap of p and q at every place of texts of the target: a draft token is tested after each, none accepted.
+
+        Places that a verifier tests are chosen by its own acceptances, since the place after an accepted draft is not
+        tested.
+        """
+        from specjax import verify
         from specjax.bench import grid
 
-        options = {"temperature": self.temperature, "drafter": self.drafter(), "verifier": "token"}
+        none = verify.TABLE["simulated"]._replace(fn=verify.simulated(0.0))
+        options = {"temperature": self.temperature, "drafter": self.drafter(), "verifier": none}
         return grid.acceptance(self.work, self.work.settings | options) | {"prompts": len(self.work.prompts)}
 
     def speed(self) -> Row:
@@ -173,30 +172,35 @@ class PairRun(NamedTuple):
         from specjax.bench import grid, rounds
 
         work, drafter, repeats = self.work, self.drafter(), self.setup.repeats
-        strategy = Strategy.of("model", gamma=self.gamma)
-        row = grid.measure(work, strategy, self.temperature, drafter, verify.TABLE["token"])
+        row = grid.measure(
+            work, Strategy.of("model", gamma=self.gamma), self.temperature, drafter, verify.TABLE["token"]
+        )
         settings = work.settings | {"ignore_eos": True, "temperature": self.temperature}
-        costs = rounds.round_times(work.target, work.prompts[: work.timed], drafter, self.gamma, settings, repeats)
-        return row | {"drafter": self.stand.name, "repeats": repeats, "costs": costs}
+        alone = self.stand.strategy is not None and self.stand.strategy.name == "model"
+        draft = self.shelf.model(self.stand.drafts[0]) if alone else None
+        of_length = lambda gamma: self._replace(gamma=gamma).drafter()
+        costs = rounds.round_costs(
+            work.target, work.prompts[: work.timed], of_length, self.gamma, settings, repeats, draft=draft
+        )
+        return row | {"drafter": self.stand.name, "costs": costs}
 
     def inner(self) -> Row:
         """Acceptance in the inner rounds of a cascade, over all prompts."""
         import jax
 
         from specjax import decoding
+        from specjax.bench import rates
         from specjax.request import prepare
 
-        tested = taken = drafted = rounds = 0
+        counts: dict[str, list[float]] = {name: [] for name in ("rounds", "drafted", "tested", "accepted", "tokens")}
         settings = self.work.settings | {"drafter": self.drafter(), "temperature": self.temperature}
         for number, prompt in enumerate(self.work.prompts):
             request = prepare(self.work.target, [prompt], rows=[number], **settings)
             tally = jax.device_get(decoding.generate(request.params, request.state, **request.static).draft.tally)
-            tested, taken = tested + int(tally.tested.sum()), taken + int(tally.accepted.sum())
-            drafted, rounds = drafted + int(tally.drafted.sum()), rounds + int(tally.rounds.sum())
-        return {
-            "inner_tested": tested, "inner_rounds": rounds, "inner_accepted_per_tested": taken / max(tested, 1),
-            "inner_accepted_per_drafted": taken / max(drafted, 1),
-        }  # fmt: skip
+            for name in ("rounds", "drafted", "tested", "accepted"):
+                counts[name].append(float(getattr(tally, name).sum()))
+            counts["tokens"].append(counts["rounds"][-1] + counts["accepted"][-1])
+        return {"inner": rates.rate_columns(counts, self.work.prompts)}
 
 
 def pair_case(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from specjax import files
 from specjax.bench.record import Row, markdown_table, terminal_table, to_text
+from specjax.estimates import Estimate
 from specjax.plotting import COLORS, INK, finish
 from specjax.reproduce.checks import ClaimCheck, ClaimVerdict
 
@@ -16,7 +17,7 @@ VERDICT_COLORS = {
 }  # fmt: skip
 LEGEND = (
     "Columns named here hold measured numbers, their counterparts the published ones. Partly: some of the comparisons "
-    "hold; open: the difference is within two standard errors"
+    "hold; open: the errors are too large for a verdict. ±: one standard error, over prompts, and over runs for times"
 )
 
 
@@ -39,6 +40,11 @@ class Report(NamedTuple):
 def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
     """The first row with these values, or None."""
     return next((row for row in rows if all(row.get(name) == value for name, value in wanted.items())), None)
+
+
+def shown(number: Estimate) -> str | None:
+    """A measured number with its standard error for a table; None if not measured."""
+    return number.shown("{:.3g}".format) if number.measured else None
 
 
 def busy(rows: Sequence[Row]) -> list[str]:

@@ -9,6 +9,7 @@ rounds of level k + 1 fill; the last model drafts token by token.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,21 +99,25 @@ class BestCascade(NamedTuple):
     factor: float
 
 
-def best_cascade(alphas: Numbers, costs: Numbers, *, gamma_max: int = 8) -> BestCascade:
-    """The block lengths in 0..gamma_max of greatest `cascade_factor_whole_rounds`, by exhaustive search.
+def best_cascade(alphas: Numbers, costs: Numbers, *, gamma_max: int = 8, gamma_min: Sequence[int] = ()) -> BestCascade:
+    """The block lengths up to gamma_max of greatest `cascade_factor_whole_rounds`, by exhaustive search.
 
     An inner 0 means that the smaller models are not worth their cost; an outer 0 that plain decoding is the fastest:
     then all are 0 and the factor is 1. In a tie the shortest blocks win, outer levels first.
 
+    >>> best_cascade([0.8, 0.9], [0.2, 0.01]).gammas
+    (8, 7)
+
     Args:
       alphas, costs: [levels], as in `cascade_factor`.
       gamma_max: longest block; the search takes (gamma_max + 1)^levels evaluations.
+      gamma_min: shortest block of each level; default: 0.
     """
     if np.ndim(alphas) != 1:
         raise ValueError(f"alphas must have one number per level, got shape {np.shape(alphas)}")
-    lengths = range(int(integers("gamma_max", gamma_max)) + 1)
-    best = BestCascade((0,) * np.size(alphas), 1.0)
-    for gammas in itertools.product(lengths, repeat=np.size(alphas)):
+    least, most = gamma_min or (0,) * np.size(alphas), int(integers("gamma_max", gamma_max))
+    best = BestCascade(tuple(least), 0.0)
+    for gammas in itertools.product(*(range(shortest, most + 1) for shortest in least)):
         factor = float(cascade_factor_whole_rounds(alphas, costs, gammas))
         if factor > best.factor:
             best = BestCascade(gammas, factor)

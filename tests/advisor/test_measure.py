@@ -43,7 +43,7 @@ def test_decode_equals_generate(work, pair):
     assert found.tokens == wanted.tokens and found.committed == 24
     assert found.reached[0] == wanted.stats.rounds and sum(found.reached[1:]) == wanted.stats.accepted
     assert len(found.reached) == 4 and list(found.reached) == sorted(found.reached, reverse=True)
-    assert found.passes == max(wanted.stats.rounds_by_row) and found.prefill > 0 and found.decode > 0
+    assert found.passes == max(wanted.stats.by_row["rounds"]) and found.prefill > 0 and found.decode > 0
     plain = measure.decode(work, PLAIN, 1)
     assert plain.tokens == found.tokens and plain.passes == 12 and plain.tokens_per_round == 1
 

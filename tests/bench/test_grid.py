@@ -1,13 +1,15 @@
 """The grid: points, cases, counts, ratios beside transformers, curves, tables and pictures; presets."""
 
+import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import plotting, presets
-from specjax.bench import curves
+from specjax import estimates, plotting, presets
+from specjax.bench import curves, rates
 from specjax.bench import grid as grids
 from specjax.bench.grid import Grid
 from specjax.strategy import Strategy
@@ -139,6 +141,23 @@ def test_the_counts_are_those_of_generate():
     assert found["accepted_per_drafted"] == total("accepted") / total("drafted")
     expected = sum(stats.overlap * stats.tested for stats in parts) / total("tested")
     assert found["overlap"] == pytest.approx(expected, rel=1e-5)
+    assert found["counts"]["accepted"] == [stats.accepted for stats in parts]  # of each prompt, no filler rows
+    rate = estimates.ratio([stats.accepted for stats in parts], [stats.tested for stats in parts])
+    assert (
+        found["accepted_per_tested_error"] == pytest.approx(rate.error) and rates.alpha(found).value == found["overlap"]
+    )
+
+
+def test_speeds_have_errors_over_prompts_and_turns():
+    target, prompts = battery.target("opt"), [[5, 6, 7], [8, 9]]
+    drafter = sj.drafters.model(battery.draft("opt"), gamma=2)
+    work = grids.Workload(target, prompts, {"max_new_tokens": 6, "ignore_eos": True, "seed": 0}, 2, 2, 3)
+    found = grids.measure(work, Strategy.of("model", gamma=2), 0.0, drafter, sj.verify.TABLE["token"])
+    assert np.shape(found["runs"]["drafted"]["seconds"]) == np.shape(found["runs"]["plain"]["tokens"]) == (3, 2)
+    assert found["speedup"] == pytest.approx(found["tokens_per_second"] / found["plain_tokens_per_second"])
+    assert found["speedup_error"] > 0 and found["decode_speedup_error"] > 0 and 0 <= found["repetition"] <= 1
+    again = json.loads(json.dumps(found))  # as in a file
+    assert rates.speed(again).error == pytest.approx(rates.speed(found).error) == pytest.approx(found["speedup_error"])
 
 
 class FakePeer:
@@ -172,14 +191,17 @@ def test_each_strategy_has_its_counterpart_in_transformers(strategy, names):
 
 def test_ratios_compare_plain_with_plain_and_drafted_with_drafted():
     rate = {"drafted": 30.0, "plain": 10.0, "transformers assisted": 15.0, "transformers plain": 5.0}
+    runs = {name: {"seconds": [[30 / n, 30 / n]], "tokens": [[30, 30]]} for name, n in rate.items()}
+    timed = rates.run_columns(runs, ["a", "b"])
     outputs = {"drafted": [[1, 2], [3]], "plain": [[1, 2], [3]], "transformers assisted": [[1, 2], [4]],
                "transformers plain": [[1, 2], [3]]}  # fmt: skip
-    assert grids.peer_columns(rate, outputs, greedy=True) == {
-        "transformers_assisted_tokens_per_second": 15.0, "ratio_to_assisted": 2.0,
+    assert grids.peer_columns(timed, outputs, greedy=True) == pytest.approx({
+        "transformers_assisted_tokens_per_second": 15.0, "ratio_to_assisted": 2.0, "ratio_to_assisted_error": 0.0,
         "equal_to_transformers_assisted": 0.5,
-        "transformers_plain_tokens_per_second": 5.0, "ratio_to_plain": 2.0, "equal_to_transformers_plain": 1.0,
-    }  # fmt: skip
-    assert "equal_to_transformers_plain" not in grids.peer_columns(rate, outputs, greedy=False)
+        "transformers_plain_tokens_per_second": 5.0, "ratio_to_plain": 2.0, "ratio_to_plain_error": 0.0,
+        "equal_to_transformers_plain": 1.0,
+    })  # fmt: skip
+    assert "equal_to_transformers_plain" not in grids.peer_columns(timed, outputs, greedy=False)
 
 
 def test_scores_of_plain_decoding():

@@ -121,11 +121,11 @@ def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, withi
     settings = {"drafter": load_free(tree), "verifier": shapes.verifier(alpha), "max_new_tokens": 128}
     out = sj.generate(target, [[5, 6]] * 4, rows=streams, **settings)
     assert len(set(streams)) == 4
-    for rounds in out.stats.rounds_by_row:
+    for rounds in out.stats.by_row["rounds"]:
         assert 128 / rounds == pytest.approx(shapes.expected_tokens(tree, alpha), rel=within)
     if len(alpha) == 1 and tree.is_chain:
         assert out.stats.accepted_per_tested == pytest.approx(alpha[0], rel=within)
-    others = sj.generate(target, [[5, 6]] * 4, **settings).stats.rounds_by_row
+    others = sj.generate(target, [[5, 6]] * 4, **settings).stats.by_row["rounds"]
     assert max(abs(128 / rounds / shapes.expected_tokens(tree, alpha) - 1) for rounds in others) > 2 * within
 
 

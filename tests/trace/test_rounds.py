@@ -85,7 +85,7 @@ def test_traced_request_equals_generate(name):
     assert found.prompts == PROMPTS and found.draft_steps == {"model": 3, "ngram": 1, "plain": 0}[name]
     for row in range(2):
         own = found.row(row)
-        assert [t for b in own for t in b.tokens] == expected.tokens[row] and len(own) == stats.rounds_by_row[row]
+        assert [t for b in own for t in b.tokens] == expected.tokens[row] and len(own) == stats.by_row["rounds"][row]
         assert [b.ended for b in own] == [None] * (len(own) - 1) + [expected.stop_reasons[row]]
     every = [b for one in found.rounds for b in one.rows]
     assert (sum(b.tested for b in every), sum(b.accepted for b in every)) == (stats.tested, stats.accepted)
