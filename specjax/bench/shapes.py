@@ -104,11 +104,13 @@ def check_run(run: ShapeRun) -> None:
     needed, free = bytes_needed(run), free_memory()
     if free is None or needed <= free:
         return
+    largest = max((weight_bytes(*known[name], default_format()) for name in run.drafts), default=0)
     sizes = {
         name: bytes_needed(dataclasses.replace(run, target=name))
         for name, (other, shape) in known.items()
         if other is family and shape.vocab_size == config.vocab_size
-    }
+        and weight_bytes(other, shape, default_format()) > largest
+    }  # fmt: skip
     fits = [name for name, size in sizes.items() if size <= free]
     best = max(fits, key=lambda name: (sizes[name], _common_start(name, run.target)), default=None)
     remedy = f"the largest target that fits is {best} ({sizes[best] / 1e9:.1f} GB)" if best else "no other target fits"

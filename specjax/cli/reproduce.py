@@ -72,6 +72,8 @@ def main(args: Sequence[str]) -> int:
         preset = read_preset(options.name)
         default = dataclasses.replace(Reproduce(), setup=preset.setup)
         options = dataclasses.replace(parse(Reproduce, args, prog=PROG, default=default), name=preset.name)
+    if options.setup.shapes:
+        known = experiments(real=True)
     if not options.name:
         raise ValueError(f"name one of {', '.join(known)}, or {ALL}; {PROG} --list describes them")
     one = lookup(options.name, {**known, ALL: None}, "experiment")
@@ -85,10 +87,12 @@ def main(args: Sequence[str]) -> int:
     )
 
 
-def experiments() -> dict[str, Experiment]:
-    """All experiments by name."""
-    from specjax.reproduce import figures, opt, paper
+def experiments(*, real: bool = False) -> dict[str, Experiment]:
+    """All experiments by name; `real`: those at the size of the published models."""
+    from specjax.reproduce import figures, opt, paper, shapes
 
+    if real:
+        return shapes.EXPERIMENTS
     return opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
 
 
@@ -102,6 +106,7 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
     from specjax.cli.progress import Progress
     from specjax.reproduce import pairs, report
 
+    cases = {name: experiment.cases(setup, items) for name, experiment in chosen.items()}
     kept, console, errors = output.open()
     parts: list[str] = []
     measured, sizes = False, pairs.family(setup).sizes
@@ -112,7 +117,7 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
             left_out: list[str] = []
             tell = lambda text, name=name: progress.tell(f"{name}, {text}")
             try:
-                for _, found in record.run(experiment.cases(setup, items), kept, shelf, tell, left_out):
+                for _, found in record.run(cases[name], kept, shelf, tell, left_out):
                     rows += found
             finally:  # on Ctrl-C, report the finished rows
                 progress.clear()
@@ -125,7 +130,7 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
                     parts.append(report.as_markdown(experiment.title, experiment.source, made, picture))
                 if output.markdown is not None and parts:
                     report.write_markdown(output.markdown, parts, kept.about)
-            if sizes:  # models of some size: the next experiment loads its own
+            if sizes or setup.shapes:  # models of some size: the next experiment loads its own
                 shelf.clear()
     if not measured:
         raise ValueError("nothing was measured: none of the required models is available")

@@ -1,6 +1,7 @@
 """Published shapes of all families by name, their memory, and random weights for them."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from specjax.models import llama, opt, t5
 from specjax.models.family import Family
 from specjax.models.format import Format
+from specjax.programs import memoize
 from specjax.types import Params
 
 ALIASES = {"t5-xl": "t5-v1_1-xl", "t5-xxl": "t5-v1_1-xxl"}  # sizes that T5 v1.0 does not have
@@ -23,9 +25,20 @@ def published_shapes() -> dict[str, tuple[Family, Any]]:
     return found | {name: found[same] for name, same in ALIASES.items() if same in found}
 
 
+@memoize
 def weight_bytes(family: Family, config: Any, fmt: Format) -> int:
     """Bytes of the parameters."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(family.abstract(config, fmt)))
+
+
+@memoize
+def step_bytes(family: Family, config: Any, fmt: Format) -> int:
+    """Bytes of the parameters that a decoding step reads: no encoder or what reads its output, no untied embedding."""
+    params = family.abstract(config, fmt)
+    unread = [r"^\['encoder'\]", r"\['cross'\]\['[kv]'\]", *([r"^\['embed'\]"] if "head" in params else [])]
+    read = lambda path: not any(re.search(pattern, jax.tree_util.keystr(path)) for pattern in unread)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return sum(leaf.size * leaf.dtype.itemsize for path, leaf in leaves if read(path))
 
 
 def cache_bytes(family: Family, config: Any, fmt: Format, slots: int) -> int:

@@ -85,14 +85,21 @@ LANES = (7, 3, 0)  # draft lengths; 0 is standard decoding
 
 
 def lane_of(run: PairRun) -> Row:
-    """One lane of the diagram: every forward pass of a greedy request, on a time axis."""
-    from specjax.trace import lanes, rounds
+    """One lane of the diagram, of a greedy request."""
+    from specjax.trace import rounds
 
     options = run.work.settings | {"temperature": run.temperature}
     trace = rounds.record(run.work.target, run.work.prompts, run.drafter(), options, repeats=run.setup.repeats)
-    lane = lanes.lane(f"γ = {run.gamma}" if run.gamma else "standard", trace)
+    return lane_row(run.gamma, trace)
+
+
+def lane_row(gamma: int, trace: Any) -> Row:
+    """Every forward pass of a recorded run, on a time axis."""
+    from specjax.trace import lanes
+
+    lane = lanes.lane(f"γ = {gamma}" if gamma else "standard", trace)
     return {
-        "gamma": run.gamma, "lane": lane.name, "tokens": lane.tokens, "target_calls": lane.target_passes,
+        "gamma": gamma, "lane": lane.name, "tokens": lane.tokens, "target_calls": lane.target_passes,
         "seconds": lane.seconds, "calls": [[span.kind.name, span.start, span.seconds] for span in lane.spans],
     }  # fmt: skip
 

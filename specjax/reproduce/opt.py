@@ -41,6 +41,8 @@ def stand_ins(setup: Setup) -> list[str]:
     return [*chosen.notes, "; ".join(f"{of} by {name}" for of, name in chosen.opt.items())]
 
 
+DRAFTS = ("opt-1.3b", "opt-125m")
+
 # --- the c matrix ----------------------------------------------------------------------------------------------------
 
 # (target, draft) -> c: time of a forward pass of the draft, relative to the target.

@@ -15,6 +15,9 @@ from specjax.reproduce.report import Report
 
 SENTENCE = re.compile(r"(?<=[.?!])\s+")
 FAMILIES = ("bundled", "original")
+SHAPES = ("", "real")
+OPT_SHAPES = ("opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b")  # targets of the report on OPT, and of the paper on T5
+T5_SHAPES = ("t5-v1_1-xxl", "t5-v1_1-xl", "t5-v1_1-large", "t5-v1_1-base")
 Items = Mapping[str, Sequence[tasks.Item]]
 
 
@@ -24,6 +27,11 @@ class Setup:
 
     models: str = "bundled"
     """bundled, or original: the published models, if their weights are available (downloads them)."""
+    shapes: str = ""
+    """real: random weights of the published shapes, and simulated acceptance at the published rates."""
+    targets: tuple[str, ...] = ()
+    """Targets of --shapes real: opt-13b, opt-6.7b, opt-2.7b, opt-1.3b, t5-v1_1-xxl, -xl, -large, -base; by default the
+    largest OPT and the largest T5 that fit into memory."""
     prompts: tuple[str, ...] = ()
     """TASK=FILE, or FILE if the experiment has one task; by default the prompts of the package."""
     dtype: str = "float32"
@@ -47,6 +55,9 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_name(self.models, FAMILIES, "models")
+        check_name(self.shapes, SHAPES, "shapes")
+        for name in self.targets:
+            check_name(name, (*OPT_SHAPES, *T5_SHAPES), "target")
         check_sizes(self, (*SMALLEST, "gamma", "draws"))
         integer("seed", self.seed, least=0, most=LARGEST_SEED)
 

@@ -7,7 +7,7 @@ import pytest
 
 from specjax.models import t5
 from specjax.models.format import default_format
-from specjax.models.shapes import _hashed, cache_bytes, published_shapes, random_params, weight_bytes
+from specjax.models.shapes import _hashed, cache_bytes, published_shapes, random_params, step_bytes, weight_bytes
 from tests.models import small
 
 T5 = t5.T5Config(
@@ -74,3 +74,12 @@ def test_sizes_are_the_published_ones():
                 "t5-xxl": 11135, "llama-2-7b": 6738}  # fmt: skip
     assert {name: pytest.approx(value, rel=0.01) for name, value in millions.items()} == {n: count(n) for n in millions}
     assert shapes["t5-xl"] == shapes["t5-v1_1-xl"]
+
+
+def test_a_step_reads_the_decoder_and_the_head():
+    (family, config), fmt = MODELS["t5"], default_format()
+    decoder = 3 * ((4 + 2) * 16 * 16 + 3 * 16 * 24)  # self-attention, queries and outputs to the encoder, gated MLP
+    rest = 71 * 16 + config.buckets * config.heads + (3 * 3 + 1) * 16  # head, relative positions, norms
+    assert step_bytes(family, config, fmt) == 4 * (decoder + rest)
+    family, config = MODELS["opt"]
+    assert step_bytes(family, config, fmt) == weight_bytes(family, config, fmt)
