@@ -88,32 +88,32 @@ def combinations():
         yield target, {"drafter": drafter, "verifier": verifier, **setting}
 
 
-def check_combinations(count: int, max_maps: int) -> int:
-    """Runs that many; returns how many programs were evicted."""
+def check_combinations(start: int, stop: int, max_maps: int, more: int) -> int:
+    """Runs those, with at most that many maps `more` at any time; returns how many programs were evicted."""
     programs.limit_programs(max_maps=max_maps)
     before, first = programs.compiled_programs().evicted, None
-    for target, options in itertools.islice(combinations(), count):
+    for target, options in itertools.islice(combinations(), start, stop):
         out = sj.generate(target, [[5, 6, 7]], max_new_tokens=6, ignore_eos=True, **options)
         first = first or (target, options, out.tokens)
         now = programs.compiled_programs()
-        assert now.maps < max_maps + 2_000 and now.count <= now.capacity and len(out.tokens[0]) == 6
+        assert now.maps < max_maps + more and now.count <= now.capacity and len(out.tokens[0]) == 6
     target, options, tokens = first
     assert sj.generate(target, [[5, 6, 7]], max_new_tokens=6, ignore_eos=True, **options).tokens == tokens
     return programs.compiled_programs().evicted - before
 
 
 @pytest.mark.skipif(not programs.memory_maps(), reason="the system does not report memory maps")
-def test_dozens_of_combinations_stay_within_the_memory_maps(limits):
+def test_combinations_stay_within_the_memory_maps(limits):
     jax.clear_caches()
     programs.limit_programs(capacity=1)  # the programs of other tests
     programs.limit_programs(capacity=256)
     gc.collect()
-    assert check_combinations(24, programs.memory_maps() + 2_500) > 10
+    assert check_combinations(9, 17, programs.memory_maps() + 700, 500) > 4
 
 
 @pytest.mark.slow
 def test_a_process_survives_400_combinations(limits):
-    assert check_combinations(400, 20_000) > 100
+    assert check_combinations(0, 400, 20_000, 2_000) > 100
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 100, 4097])
@@ -126,10 +126,9 @@ def test_buckets_double_and_end_at_the_positions(size, limits):
 
 
 @pytest.mark.parametrize("family", ["opt", "t5"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_tokens_do_not_depend_on_the_buckets(family, temperature, limits):
+def test_tokens_do_not_depend_on_the_buckets(family, limits):
     drafter, prompts = sj.drafters.model(battery.draft(family), gamma=3), [[5, 6, 7], [3] * 9]
-    options = {"max_new_tokens": [20, 7], "temperature": temperature, "drafter": drafter, "ignore_eos": True}
+    options = {"max_new_tokens": [20, 7], "temperature": [0.0, 0.9], "drafter": drafter, "ignore_eos": True}
     outputs = []
     for smallest in ({"smallest_cache": 1, "smallest_prompt": 1}, {"smallest_cache": 48, "smallest_prompt": 16}, {}):
         programs.limit_programs(**{"smallest_cache": 128, "smallest_prompt": 32} | smallest)

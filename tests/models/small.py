@@ -87,7 +87,7 @@ def noisy(params: Params, seed: int, scale: Callable[[np.ndarray], float]) -> Pa
     leaves, structure = jax.tree.flatten(jax.device_get(params))
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     added = [
-        leaf + np.float32(scale(leaf)) * np.asarray(jax.random.normal(key, leaf.shape))
+        leaf + leaf.dtype.type(scale(leaf)) * np.asarray(jax.random.normal(key, leaf.shape, leaf.dtype))
         for key, leaf in zip(keys, leaves, strict=True)
     ]
     return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, added))

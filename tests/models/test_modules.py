@@ -1,6 +1,7 @@
 """Every family as a Flax module: one tree of parameters, trainable, differentiable, with a cache."""
 
 import dataclasses
+import itertools
 
 import chex
 import jax
@@ -16,7 +17,7 @@ from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import Format, default_format
 from tests import battery
-from tests.models.small import assert_close
+from tests.models.small import assert_close, noisy
 
 VOCAB = 50
 FAMILIES = {
@@ -37,6 +38,14 @@ FAMILIES = {
 FORMATS = {"default": None, "stacked": Format(stacked=True), "bfloat16": default_format("bfloat16", platform="cpu")}
 each_family = pytest.mark.parametrize("name", list(FAMILIES))
 each_format = pytest.mark.parametrize("layout", list(FORMATS))
+called = nnx.jit(lambda module, *tokens, **options: module(*tokens, **options))
+
+
+def each(*keep: tuple[str, str]):
+    """Every family in every layout; those outside `keep` are slow."""
+    return pytest.mark.parametrize(
+        ("name", "layout"), battery.others_slow(list(itertools.product(FAMILIES, FORMATS)), keep)
+    )
 
 
 def tokens(columns: int = 8) -> jax.Array:
@@ -47,8 +56,7 @@ def inputs(name: str) -> tuple[jax.Array, ...]:
     return (tokens(), tokens(6)) if name == "t5" else (tokens(),)
 
 
-@each_format
-@each_family
+@each(*((name, "default") for name in FAMILIES), ("llama", "stacked"), ("t5", "bfloat16"))
 def test_the_module_and_the_pure_functions_share_one_tree(name, layout):
     family, cls, config = FAMILIES[name]
     module = cls(config, FORMATS[layout], rngs=nnx.Rngs(0))
@@ -58,8 +66,8 @@ def test_the_module_and_the_pure_functions_share_one_tree(name, layout):
     again = model.module()
     assert nnx.graphdef(again) == nnx.graphdef(module)
     chex.assert_trees_all_equal(model.with_module(again).params, params)
-    logits = module(*inputs(name))
-    chex.assert_trees_all_equal(again(*inputs(name)), logits)
+    logits = called(module, *inputs(name))
+    chex.assert_trees_all_equal(called(again, *inputs(name)), logits)
     assert_close(np.asarray(model.score(*inputs(name))), np.asarray(logits), 1e-2 if layout == "bfloat16" else 1e-5)
 
 
@@ -72,8 +80,7 @@ def test_parameters_of_another_shape_are_refused(name):
         model.with_module(wider)
 
 
-@each_format
-@each_family
+@each(("opt", "default"), ("llama", "stacked"), ("t5", "bfloat16"))
 def test_an_optimizer_trains_the_module(name, layout):
     _, cls, config = FAMILIES[name]
     model = cls(config, FORMATS[layout], rngs=nnx.Rngs(0))
@@ -99,9 +106,9 @@ def test_an_optimizer_trains_the_module(name, layout):
 def test_blocks_through_a_cache_equal_one_pass(name):
     _, cls, config = FAMILIES[name]
     model = cls(config, rngs=nnx.Rngs(0))
-    first, cache = model(tokens()[:, :5], cache=model.init_cache(2, 16))
-    rest, cache = model(tokens()[:, 5:], cache=cache)
-    assert_close(np.asarray(jnp.concatenate([first, rest], 1)), np.asarray(model(tokens())), 1e-5)
+    first, cache = called(model, tokens()[:, :5], cache=model.init_cache(2, 16))
+    rest, cache = called(model, tokens()[:, 5:], cache=cache)
+    assert_close(np.concatenate([first, rest], 1), called(model, tokens()), 1e-5)
     np.testing.assert_array_equal(cache.length, [8, 8])
 
 
@@ -110,13 +117,13 @@ def test_decoder_blocks_of_t5_through_a_cache_equal_one_pass(layout):
     model = models.T5(FAMILIES["t5"][2], FORMATS[layout], rngs=nnx.Rngs(0))
     encoder, decoder = inputs("t5")
     length = jnp.asarray([8, 3], jnp.int32)
-    whole = model(encoder, decoder, encoder_length=length)
-    first, cache = model(encoder, decoder[:, :4], encoder_length=length, cache=model.init_cache(2, 16))
-    rest, cache = model(None, decoder[:, 4:], cache=cache)
+    whole = called(model, encoder, decoder, encoder_length=length)
+    first, cache = called(model, encoder, decoder[:, :4], encoder_length=length, cache=model.init_cache(2, 16))
+    rest, cache = called(model, None, decoder[:, 4:], cache=cache)
     bound = 2e-2 if layout == "bfloat16" else 1e-5
-    assert_close(np.asarray(jnp.concatenate([first, rest], 1)), np.asarray(whole), bound)
+    assert_close(np.concatenate([first, rest], 1), whole, bound)
     np.testing.assert_array_equal(cache.length, [6, 6])
-    assert np.abs(np.asarray(whole - model(encoder, decoder))[1]).max() > 10 * bound  # the length is read
+    assert np.abs(np.asarray(whole - called(model, encoder, decoder))[1]).max() > 10 * bound  # the length is read
     with pytest.raises(ValueError, match="encoder_tokens"):
         model(None, decoder, cache=model.init_cache(2, 16))
 
@@ -124,21 +131,16 @@ def test_decoder_blocks_of_t5_through_a_cache_equal_one_pass(layout):
 LAYOUTS = {"cpu": default_format("float16", platform="cpu"), "gpu": default_format("float16", platform="gpu")}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@each_family
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    battery.others_slow(list(itertools.product(FAMILIES, LAYOUTS)), [("opt", "gpu"), ("llama", "cpu"), ("t5", "cpu")]),
+)
 def test_speculative_text_equals_plain_text_in_float16(name, layout):
     family, fmt = FAMILIES[name][0], LAYOUTS[layout]
     config = battery.FAMILIES[name][1]
-
-    def noisy(params, seed, scale):
-        leaves, tree = jax.tree.flatten(params)
-        keys = jax.random.split(jax.random.key(seed), len(leaves))
-        more = [scale * jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(tree, [leaf + one for leaf, one in zip(leaves, more, strict=True)])
-
-    params = noisy(family.init(jax.random.key(0), config, fmt), 1, 0.6)
+    params = noisy(family.init(jax.random.key(0), config, fmt), 1, lambda leaf: 0.6)
     target = Model(name, family, config, fmt, params)
-    draft = Model(name, family, config, fmt, noisy(params, 2, 0.05))
+    draft = Model(name, family, config, fmt, noisy(params, 2, lambda leaf: 0.05))
     prompts = [row[:length].tolist() for row, length in zip(battery.prompts(), battery.LENGTHS, strict=True)]
     plain = sj.generate(target, prompts, max_new_tokens=24, temperature=0.0)
     out = sj.generate(target, prompts, drafter=drafters.model(draft, gamma=3), max_new_tokens=24, temperature=0.0)
@@ -154,7 +156,8 @@ def test_activations_of_t5_past_the_range_of_float16_are_finite():
     for stack in ("encoder", "decoder"):
         for layer in params[stack]["layers"].values():
             layer["mlp"] |= {part: {"kernel": layer["mlp"][part]["kernel"] * 1e3} for part in ("gate", "up")}
-    score = lambda params, fmt: np.asarray(family.score(params, config, fmt, *inputs("t5")))
+    jitted = jax.jit(family.score, static_argnums=(1, 2))
+    score = lambda params, fmt: np.asarray(jitted(params, config, fmt, *inputs("t5")))
     fmt = Format("float16")
     half = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), params, family.abstract(config, fmt))
     assert_close(score(half, fmt), score(params, Format()), 2e-2)
@@ -168,12 +171,16 @@ def test_forward_derivatives_equal_reverse_ones(name):
     family, cls, config = FAMILIES[name]
     model = cls(config, rngs=nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
-    direction = jax.tree.map(lambda leaf: jax.random.normal(next(keys), leaf.shape, leaf.dtype), params)
-    total = lambda params: jnp.square(family.module(params, config, model.fmt)(*inputs(name))).mean()
-    _, forward = jax.jvp(total, (params,), (direction,))
-    products = jax.tree.map(lambda a, b: jnp.vdot(a, b), jax.grad(total)(params), direction)
-    np.testing.assert_allclose(forward, sum(jax.tree.leaves(products)), rtol=1e-3)
+    direction = noisy(jax.tree.map(jnp.zeros_like, params), 1, lambda leaf: 1.0)
+
+    @jax.jit
+    def derivatives(params, direction):
+        total = lambda params: jnp.square(family.module(params, config, model.fmt)(*inputs(name))).mean()
+        _, forward = jax.jvp(total, (params,), (direction,))
+        products = jax.tree.map(jnp.vdot, jax.grad(total)(params), direction)
+        return forward, sum(jax.tree.leaves(products))
+
+    np.testing.assert_allclose(*derivatives(params, direction), rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

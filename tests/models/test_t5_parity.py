@@ -1,6 +1,7 @@
 """T5 against transformers in torch, on tiny random models: layer first, then model, both directions."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from specjax.models.relative import bucket, plain_distance
 pytestmark = pytest.mark.torch
 
 FMT = default_format("float32", platform="cpu")
+SLOTS = 24
 BOUND = 1e-4  # of the scale of what is compared
 SMALL = t5.T5Config(
     vocab_size=67, width=24, head_width=5, heads=4, mlp_width=40, encoder_layers=2, decoder_layers=3, buckets=8,
@@ -92,7 +94,7 @@ def from_torch(model, config):
         assert value.shape == leaf.shape, path
         return jnp.asarray(value)
 
-    params = jax.tree.map_with_path(read, jax.eval_shape(lambda: t5.FAMILY.init(jax.random.key(0), config, FMT)))
+    params = jax.tree.map_with_path(read, t5.FAMILY.abstract(config, FMT))
     shared = {
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
@@ -100,6 +102,14 @@ def from_torch(model, config):
     }
     assert set(state) - used == shared
     return params
+
+
+@functools.cache
+def built(config):
+    """One model of theirs, our parameters, and our compiled functions."""
+    model = theirs(config)
+    lm = t5.FAMILY.language_model(config, FMT, capture=tuple(range(config.decoder_layers)))
+    return model, from_torch(model, config), jax.jit(lm.prefill, static_argnums=3), jax.jit(lm.extend), jax.jit(lm.keep)
 
 
 def to_torch(params, model, config):
@@ -169,8 +179,7 @@ def test_buckets(shape, bidirectional):
 def test_attention_and_mlp_layers(config, stack):
     import torch
 
-    model = theirs(config)
-    params = from_torch(model, config)
+    model, params, *_ = built(config)
     ours = getattr(t5.FAMILY.module(params, config, FMT), stack)
     block = ours.layers["0"]
     x = np.random.default_rng(2).normal(size=(2, 13, config.width)).astype(np.float32)
@@ -189,20 +198,21 @@ def test_attention_and_mlp_layers(config, stack):
 
 def test_logits_and_hidden_states_both_directions(config):
     tokens, length, decoder, mask = inputs(config)
-    model = theirs(config)
-    params = from_torch(model, config)
+    model, params, prefill, extend, _ = built(config)
     out = whole(model, tokens, mask, decoder, output_hidden_states=True)
 
-    encoded = t5.FAMILY.module(params, config, FMT).encode(jnp.asarray(tokens), jnp.asarray(length))
-    below = mask.bool()[..., None]
-    close(jnp.where(below.numpy(), encoded, 0), out.encoder_last_hidden_state * below)
-    given = jnp.asarray(tokens), jnp.asarray(decoder)
-    close(t5.FAMILY.score(params, config, FMT, *given, encoder_length=jnp.asarray(length)), out.logits)
+    @jax.jit
+    def read(params, tokens, length, decoder):
+        module = t5.FAMILY.module(params, config, FMT)
+        return module.encode(tokens, length), module(tokens, decoder, encoder_length=length)
 
-    lm = t5.FAMILY.language_model(config, FMT, capture=tuple(range(config.decoder_layers)))
-    cache = lm.prefill(params, jnp.asarray(tokens), jnp.asarray(length), 16).cache
+    encoded, logits = read(params, tokens, length, decoder)
+    below = mask.bool()[..., None]
+    close(np.where(below.numpy(), encoded, 0), out.encoder_last_hidden_state * below)
+    close(logits, out.logits)
+
     tree = trees.chain(decoder.shape[1] - 1)
-    ours, _ = jax.jit(lm.extend)(params, jnp.asarray(decoder), cache, tree.mask, tree.depth)
+    ours, _ = extend(params, decoder, prefill(params, tokens, length, SLOTS).cache, tree.mask, tree.depth)
     for hidden, other in zip((*ours.hiddens, ours.features), out.decoder_hidden_states, strict=True):
         close(hidden, other)
 
@@ -217,11 +227,8 @@ def test_cached_steps(config):
     import torch
 
     tokens, length, decoder, mask = inputs(config)
-    model = theirs(config)
-    params = from_torch(model, config)
-    lm = t5.FAMILY.language_model(config, FMT)
-    cache = lm.prefill(params, jnp.asarray(tokens), jnp.asarray(length), 16).cache
-    extend, one = jax.jit(lm.extend), trees.chain(0)
+    model, params, prefill, extend, keep = built(config)
+    cache, one = prefill(params, tokens, length, SLOTS).cache, trees.chain(0)
     encoded = model.encoder(input_ids=torch.from_numpy(tokens).long(), attention_mask=mask)
     past = None
     for step in range(decoder.shape[1]):
@@ -232,32 +239,32 @@ def test_cached_steps(config):
                 past_key_values=past, use_cache=True,
             )  # fmt: skip
         past = out.past_key_values
-        ours, cache = extend(params, jnp.asarray(token), cache, one.mask, one.depth)
-        cache = lm.keep(cache, None, jnp.ones_like(length))
+        ours, cache = extend(params, token, cache, one.mask, one.depth)
+        cache = keep(cache, None, np.ones_like(length))
         close(ours.logits, out.logits)
 
 
 def test_tree_block(config):
     """A tree below a ragged prefix against transformers run on each node's own path."""
     tokens, length, decoder, mask = inputs(config)
-    model = theirs(config)
-    params = from_torch(model, config)
-    lm = t5.FAMILY.language_model(config, FMT)
-    extend = jax.jit(lm.extend)
-    cache = lm.prefill(params, jnp.asarray(tokens), jnp.asarray(length), 24).cache
+    model, params, prefill, extend, keep = built(config)
     first = trees.chain(decoder.shape[1] - 1)
     before = np.asarray([12, 3, 7], np.int32)
-    _, cache = extend(params, jnp.asarray(decoder), cache, first.mask, first.depth)
-    cache = lm.keep(cache, None, jnp.asarray(before))
+    _, cache = extend(params, decoder, prefill(params, tokens, length, SLOTS).cache, first.mask, first.depth)
+    cache = keep(cache, None, before)
     tree = trees.from_paths([(0, 0), (0, 1), (1, 0, 0)])
     block = np.random.default_rng(8).integers(1, config.vocab_size, (3, tree.size)).astype(np.int32)
-    ours, _ = extend(params, jnp.asarray(block), cache, tree.mask, tree.depth)
-    for row in range(3):
-        for node in range(tree.size):
-            path = tree.paths[node, : tree.depth[node] + 1]
-            sequence = np.concatenate([decoder[row, : before[row]], block[row, path]])[None]
-            out = whole(model, tokens[row : row + 1], mask[row : row + 1], sequence)
-            close(ours.logits[row, node], out.logits[0, -1])
+    ours, _ = extend(params, block, cache, tree.mask, tree.depth)
+    rows, nodes = np.repeat(np.arange(3), tree.size), np.tile(np.arange(tree.size), 3)
+    paths = [
+        np.concatenate([decoder[row, : before[row]], block[row, tree.paths[node, : tree.depth[node] + 1]]])
+        for row, node in zip(rows, nodes, strict=True)
+    ]
+    last = np.asarray([len(path) - 1 for path in paths])
+    padded = np.stack([np.pad(path, (0, last.max() + 1 - len(path))) for path in paths])  # causal: padding is not read
+    out, logits = whole(model, tokens[rows], mask[rows], padded), np.asarray(ours.logits)
+    for index, (row, node) in enumerate(zip(rows, nodes, strict=True)):
+        close(logits[row, node], out.logits[index, last[index]])
 
 
 def test_parameter_counts_of_published_shapes():

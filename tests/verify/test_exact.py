@@ -11,7 +11,7 @@ from specjax import trees
 from specjax.trees import Tree
 from specjax.types import Siblings
 from specjax.verify import block, kseq, multiround, non_iterative, token, traversal, walk
-from tests import distributions
+from tests import battery, distributions
 from tests.distributions import GREEDY_Q, PAIRS, P, Q
 from tests.verify.enumerate import all_drafts, emitted, emitted_by_following, tables, target_joint
 
@@ -73,8 +73,16 @@ def test_trees_of_two_by_two_are_exact(name, kind, pair):
 
 
 @pytest.mark.parametrize(("name", "kind"), ON_TREES)
-def test_trees_of_three_by_two_by_one_are_exact(name, kind):
+def test_trees_of_three_by_two_are_exact(name, kind):
     """Two tokens and three children: without replacement, no token is left for the third."""
+    assert error(name, P2, Q2, 2, trees.regular((3, 2)), kind) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), battery.others_slow(ON_TREES, [("multiround-without", WITHOUT), ("kseq", WITH)])
+)
+def test_trees_of_three_by_two_by_one_are_exact(name, kind):
+    """32,768 drafts."""
     assert error(name, P2, Q2, 2, trees.regular((3, 2, 1)), kind) < 1e-12
 
 
