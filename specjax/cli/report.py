@@ -19,6 +19,7 @@ from specjax.api import Generation
 from specjax.cli.comparing import Comparison
 from specjax.cli.options import Printing
 from specjax.config import Run
+from specjax.drafters.bounded import BoundedDraft
 from specjax.model import Model
 
 SUSPICIOUS = 32  # with at least this many draft tokens, all rejected, a warning is printed
@@ -111,7 +112,7 @@ def show(console: Console, table: Table, lines: Sequence[str] = ()) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def described(model: Model) -> str:
+def described(model: Model | BoundedDraft) -> str:
     """Name, size and dtype."""
     return f"{model.name}, {_count(model.size)} parameters, {model.fmt.dtype}"
 
@@ -177,7 +178,7 @@ def tell(content: str) -> None:
     print(content, flush=True)
 
 
-def _model_record(model: Model) -> dict[str, Any]:
+def _model_record(model: Model | BoundedDraft) -> dict[str, Any]:
     return {
         "name": model.name, "family": model.family.name, "parameters": model.size,
         "dtype": model.fmt.dtype, "vocab_size": model.vocab_size,

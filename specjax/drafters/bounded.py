@@ -60,6 +60,8 @@ class BoundedDraft:
         """Pure functions over the same caches that return the residual streams `capture`."""
         return self.bound(self.model.variant(capture=capture))
 
+    family = property(lambda self: self.model.family)
+    size = property(lambda self: self.model.size)
     params = property(lambda self: self.model.params)
     config = property(lambda self: self.model.config)
     fmt = property(lambda self: self.model.fmt)
