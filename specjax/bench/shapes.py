@@ -26,6 +26,7 @@ from specjax.models.shapes import cache_bytes, published_shapes, random_params, 
 from specjax.programs import cache_bucket, memoize, prompt_bucket
 from specjax.strategy import Strategy
 from specjax.trees import Tree
+from specjax.types import Siblings
 from specjax.verify import TABLE, Verifier, simulated
 
 STREAMS = 1024  # random streams of which those of typical acceptance are taken
@@ -46,7 +47,7 @@ class ShapeRun:
       dtype: of all weights.
       rows: batch size.
       temperature: of target and draft.
-      prompt, new: tokens of each row.
+      prompt, new: tokens of each row; new ones are rounded to the expectation of whole rounds.
     """
 
     target: str
@@ -165,6 +166,8 @@ def verifier(alpha: tuple[float, ...]) -> Verifier:
 
 def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafter:
     """The drafter of a run; acceptance in the inner rounds of a cascade is simulated as well."""
+    if run.strategy.name == "tree" and run.temperature == 0:  # of a one-hot distribution only one sibling is drawn
+        return run.strategy.replace_settings(siblings=Siblings.POINTS).build(target, drafts)
     if run.strategy.name != "cascade":
         return run.strategy.build(target, drafts)
     middle, *rest = drafts
@@ -172,6 +175,12 @@ def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafte
     lm = middle.variant(capture=inner.drafter.capture)
     made = cascade(lm, inner.drafter, simulated(run.inner_alpha), run.strategy.gamma)
     return LoadedDrafter(run.strategy.text, made, CascadeParams(middle.params, inner.params), middle)
+
+
+def whole_rounds(tree: Tree, alpha: Sequence[float], new: int) -> int:
+    """About `new` tokens: the expectation of a whole number of rounds, since a run has no fraction of a round."""
+    each = expected_tokens(tree, alpha)
+    return round(max(round(new / each), 1) * each)
 
 
 @memoize
@@ -208,12 +217,14 @@ def measure(
     """
     target, drafts = model(run.target), [model(name) for name in run.drafts]
     drafter = build(run, target, drafts)
-    tree, static = drafter.drafter.tree, not drafter.drafter.dynamic
-    rows = typical_streams(tree, run.alpha, run.new, run.rows) if static else range(run.rows)
+    tree, rows, new = drafter.drafter.tree, tuple(range(run.rows)), run.new
+    if not drafter.drafter.dynamic:
+        new = whole_rounds(tree, run.alpha, run.new)
+        rows = typical_streams(tree, run.alpha, new, run.rows)
     prompts = random_prompts(run.rows, target.vocab_size, run.prompt)
 
     def request(decoder: Model, drafter: LoadedDrafter | None, alpha: tuple[float, ...]) -> Callable[[], Generation]:
-        settings: dict[str, Any] = {"max_new_tokens": run.new, "temperature": run.temperature, "rows": rows}
+        settings: dict[str, Any] = {"max_new_tokens": new, "temperature": run.temperature, "rows": rows}
         chosen = verifier(alpha) if drafter else None
         return lambda: api.generate(decoder, prompts, drafter=drafter, verifier=chosen, **settings)
 
@@ -245,7 +256,7 @@ def measure(
         if run.strategy.name != "cascade":
             drafting = [sum(cost[one] for one in passes) for cost, _ in at]
             turns["overhead"] = [a - b - c for a, b, c in zip(turns["round"], drafting, turns["verify"], strict=True)]
-    stats, tokens = runs["round"].values[-1].stats, run.rows * run.new
+    stats, tokens = runs["round"].values[-1].stats, run.rows * new
     row: Row = {
         "bench": "shapes", "target": run.target, "draft": " > ".join(run.drafts), "drafter": run.strategy.text,
         "alpha": "/".join(f"{alpha:g}" for alpha in run.alpha), "dtype": run.dtype, "rows": run.rows,

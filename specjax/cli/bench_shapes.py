@@ -55,7 +55,7 @@ class BenchShapes:
     prompt_tokens: int = 64
     """Tokens per prompt."""
     max_new_tokens: int = 128
-    """New tokens per row."""
+    """New tokens per row, rounded to whole rounds."""
     repeats: int = 3
     """Interleaved runs; medians are reported."""
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None

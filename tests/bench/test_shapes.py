@@ -112,21 +112,24 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
 # --- measuring ---
 
 
-@pytest.mark.parametrize(("tree", "alpha", "within"), [
-    (trees.chain(7), (0.75,), 0.02), (trees.chain(3), (0.9, 0.3), 0.02), (trees.regular((3, 2)), (0.6,), 0.02),
+@pytest.mark.parametrize(("tree", "alpha", "new"), [
+    (trees.chain(7), (0.75,), 128), (trees.chain(4), (0.8,), 32), (trees.chain(3), (0.9, 0.3), 128),
+    (trees.regular((3, 2)), (0.6,), 32),
 ])  # fmt: skip
-def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, within):
+def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
     """They were chosen with another model: what is accepted depends on the stream alone."""
-    streams, target = shapes.typical_streams(tree, alpha, 128, 4), random_model("opt-big", "float32")
-    settings = {"drafter": load_free(tree), "verifier": shapes.verifier(alpha), "max_new_tokens": 128}
+    whole, expected = shapes.whole_rounds(tree, alpha, new), shapes.expected_tokens(tree, alpha)
+    assert whole == pytest.approx(new, abs=expected)
+    streams, target = shapes.typical_streams(tree, alpha, whole, 4), random_model("opt-big", "float32")
+    settings = {"drafter": load_free(tree), "verifier": shapes.verifier(alpha), "max_new_tokens": whole}
     out = sj.generate(target, [[5, 6]] * 4, rows=streams, **settings)
     assert len(set(streams)) == 4
     for rounds in out.stats.by_row["rounds"]:
-        assert 128 / rounds == pytest.approx(shapes.expected_tokens(tree, alpha), rel=within)
+        assert whole / rounds == pytest.approx(expected, rel=0.02)
     if len(alpha) == 1 and tree.is_chain:
-        assert out.stats.accepted_per_tested == pytest.approx(alpha[0], rel=within)
+        assert out.stats.accepted_per_tested == pytest.approx(alpha[0], rel=0.02)
     others = sj.generate(target, [[5, 6]] * 4, **settings).stats.by_row["rounds"]
-    assert max(abs(128 / rounds / shapes.expected_tokens(tree, alpha) - 1) for rounds in others) > 2 * within
+    assert max(abs(whole / rounds / expected - 1) for rounds in others) > 0.04
 
 
 SLOW = ("dynamic-tree:size=6,depth=2,width=3", "ngram:gamma=2", "layer-skip:layers=0,gamma=2")
@@ -147,6 +150,14 @@ def test_a_row_has_costs_and_speeds(tiny, drafter):
     costs = {"model": {"opt-small"}, "tree": {"opt-small", "opt-small x3"}, "cascade": {"opt-middle x3", "opt-small"}}
     found = {name.removeprefix("c ") for name in row if name.startswith("c ")}
     assert found == costs.get(drafter.partition(":")[0], set()) and ("closed_form" in row) == bool(found)
+
+
+@pytest.mark.parametrize("drafter", ["model:gamma=3", "tree:3x2"])
+def test_every_drafted_token_can_be_accepted(tiny, drafter):
+    one = run(drafter, alpha=(0.6,), new=64)
+    row = shapes.measure(one, lambda name: random_model(name, "float32"), repeats=1)
+    tree = trees.chain(3) if drafter.startswith("model") else trees.regular((3, 2))
+    assert row["tokens_per_round"] == pytest.approx(shapes.expected_tokens(tree, (0.6,)), rel=0.02)
 
 
 def test_encoder_decoders_are_measured(tiny):
