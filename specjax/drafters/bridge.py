@@ -40,7 +40,7 @@ class BridgeParams(NamedTuple):
 
     model: Params
     reading: Reading
-    telling: Any  # intersection: the draft's token of each target token [V], or NONE; reencoding: a Writing
+    writing: Any  # intersection: the draft's token of each target token [V], or NONE; reencoding: a Writing
 
 
 class BridgeDraft(NamedTuple):
@@ -82,12 +82,12 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
 
         def feed(token, cache):
             logits, cache = next_logits(lm, params.model, cache, spelling.tokens[token, 0])
-            return onto(params.telling, logits), cache
+            return onto(params.writing, logits), cache
 
         room = reader.room(params, state)[:, None]
         logits, cache = reader.feed(params, state)
         draft, cache = write_chain(
-            feed, onto(params.telling, logits), cache, pending, key, warp, gamma=gamma, restricted=True
+            feed, onto(params.writing, logits), cache, pending, key, warp, gamma=gamma, restricted=True
         )
         valid = draft.valid & (room | (jnp.arange(gamma + 1, dtype=jnp.int32)[None] == 0))
         return draft._replace(valid=valid), state._replace(cache=cache)
@@ -137,7 +137,7 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
         first = argmax(logits)
         (cache, _), others = jax.lax.scan(body, (cache, first), length=gamma - 1)
         written = jnp.concatenate([first[:, None], others.T], 1)
-        proposed, count = tell(params.telling, written, gamma)
+        proposed, count = in_target_tokens(params.writing, written, gamma)
         valid = (jnp.arange(gamma, dtype=jnp.int32)[None] < count[:, None]) & reader.room(params, state)[:, None]
         valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
         return Draft(jnp.concatenate([pending[:, None], proposed], 1), valid, None), state._replace(cache=cache)
@@ -233,7 +233,9 @@ def onto(source: Int[Array, "V"], logits: Float[Array, "B U"]) -> Float[Array, "
     return jnp.where(source[None] == NONE, -jnp.inf, logits[:, jnp.maximum(source, 0)])
 
 
-def tell(writing: Writing, written: Int[Array, "B n"], width: int) -> tuple[Int[Array, "B G"], Int[Array, "B"]]:
+def in_target_tokens(
+    writing: Writing, written: Int[Array, "B n"], width: int
+) -> tuple[Int[Array, "B G"], Int[Array, "B"]]:
     """Draft tokens as target tokens: the first `width`, and how many there are.
 
     written   un  believ  ably   s          unbeliev is one target token, ably is two, s is one

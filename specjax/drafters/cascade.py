@@ -8,20 +8,80 @@ is its warped distribution after each prefix, whatever the inner drafter propose
     inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  by their place alone, never by what they are
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import decoding, trees
+from specjax import checks, decoding, trees, verify
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.decoding import committed_block, round_keys
+from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
 from specjax.verify.token import tested
+
+
+def cascade(
+    draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | verify.Verifier | None = None
+) -> LoadedDrafter:
+    """A smaller model drafts a chain, itself sped up by a drafter: speculation of three levels or more.
+
+    `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
+    cascade again. Lossless with any lossless verifier of chains. Staged speculative decoding, Spector and Re 2023,
+    arXiv 2308.04623; TriForce, Sun et al. 2024, arXiv 2404.11912, section 4.2.
+
+    Args:
+      draft: a model from `specjax.load` or `drafters.bounded` that shares the target's tokenizer.
+      drafter: a `LoadedDrafter` that drafts for it.
+      gamma: draft tokens per round of the target, at least 1; more than a round of the inner levels yields.
+      verifier: verifier of the inner rounds, a lossless one: a name of `specjax.verify.TABLE`, or a `Verifier`. None:
+        the default for the drafter.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: parts that do not fit together, a lossy verifier, or a drafter without `rewind`.
+
+    >>> import specjax as sj
+    >>> middle, small = sj.load("bundled/opt-draft"), sj.load("bundled/opt-tiny")
+    >>> sj.drafters.cascade(middle, sj.drafters.model(small, gamma=3), gamma=6).name
+    'bundled/opt-draft x6 (bundled/opt-tiny x3)'
+    """
+    checks.integer("gamma", gamma, least=1)
+    check_model("draft", draft)
+    if not isinstance(drafter, LoadedDrafter):
+        raise ValueError(
+            f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
+            "write specjax.drafters.model(draft)"
+        )
+    part = drafter.drafter
+    if verifier is None:
+        chosen = verify.default(part.tree, part.siblings, part.dynamic)
+    else:
+        chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
+    chosen.require_lossless()
+    drafter.check(draft)
+    chosen.check(part.tree, part.siblings, f"inner drafter {drafter.name!r}", dynamic=part.dynamic)
+    if part.rewind is None:
+        raise ValueError(
+            f"drafter {drafter.name!r} cannot roll tokens back (it has no `rewind`), so a cascade cannot use it: "
+            "use one that shares the middle model's tokenizer, or looks tokens up"
+        )
+    over = gamma - 1 + part.tree.width  # tokens that the last inner round may end at
+    draft.lm.check_rollback(over, f"a cascade of gamma={gamma}")
+    if drafter.source is not None:
+        drafter.source.lm.check_rollback(over + part.tree.size - 1, f"a cascade of gamma={gamma}")
+    return LoadedDrafter(
+        f"{draft.name} x{gamma} ({drafter.name})",
+        cascade_drafter(draft.variant(capture=part.capture), part, chosen.fn, gamma),
+        CascadeParams(draft.params, drafter.params),
+        draft,
+    )
 
 
 class CascadeParams(NamedTuple):
@@ -72,7 +132,7 @@ class Rounds(NamedTuple):
 
 
 @memoize
-def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
+def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
     """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`; `log_q` is that of `lm`.
 
     Guarantees the drafter's contract (tokens drawn from `log_q`) if `verify` is lossless. All rows draft gamma tokens;

@@ -19,7 +19,7 @@ GATHERED = ("embed.positions",)  # of these tables a step reads a row a token
 ONCE = ("cross.k.", "cross.v.")  # read by the prefill alone
 
 
-class Reading(NamedTuple):
+class BytesRead(NamedTuple):
     """Bytes read for each row and drafted (or decoded) token.
 
     Attributes:
@@ -36,24 +36,24 @@ class Reading(NamedTuple):
         return self.weights + self.cache + self.upkeep
 
 
-def of_target(target: Any, *, batch: int, slots: int, prompt: int = 1) -> Reading:
+def of_target(target: Any, *, batch: int, slots: int, prompt: int = 1) -> BytesRead:
     """Plain decoding, and one verifying pass of any block, over rows of `slots` slots.
 
     Args:
       prompt: encoder-decoder: positions of the encoder's output, which every decoder layer reads.
     """
-    return Reading(weight_bytes(target, target.params) / batch, cache_bytes(target, slots=slots, prompt=prompt))
+    return BytesRead(weight_bytes(target, target.params) / batch, cache_bytes(target, slots=slots, prompt=prompt))
 
 
-def of_layer_skip(target: Any, *, batch: int, slots: int, layers: tuple[int, ...], prompt: int = 1) -> Reading:
+def of_layer_skip(target: Any, *, batch: int, slots: int, layers: tuple[int, ...], prompt: int = 1) -> BytesRead:
     """A draft step of `drafters.layer_skip`: the weights and the cache of some layers."""
     cache = cache_bytes(target, slots=slots, prompt=prompt) * len(layers) / layer_count(target)
-    return Reading(weight_bytes(target, target.params, layers) / batch, cache)
+    return BytesRead(weight_bytes(target, target.params, layers) / batch, cache)
 
 
-def of_quantized(target: Any, weights: Params, *, batch: int, slots: int, prompt: int = 1) -> Reading:
+def of_quantized(target: Any, weights: Params, *, batch: int, slots: int, prompt: int = 1) -> BytesRead:
     """A draft step of `drafters.quantized`, whose int8 `weights` are `LoadedDrafter.params`."""
-    return Reading(weight_bytes(target, weights) / batch, cache_bytes(target, slots=slots, prompt=prompt))
+    return BytesRead(weight_bytes(target, weights) / batch, cache_bytes(target, slots=slots, prompt=prompt))
 
 
 def of_small_kv(
@@ -65,7 +65,7 @@ def of_small_kv(
     budget: int = 256,
     selection: Selection = SINKS,
     prompt: int = 1,
-) -> Reading:
+) -> BytesRead:
     """A draft step of `drafters.small_kv`, with its share of the upkeep.
 
     Each round copies gamma + 1 slots from the target's cache (read, and written). A row that commits gamma + 1 tokens a
@@ -81,7 +81,7 @@ def of_small_kv(
     choice = selection.choice(target, kept)
     if choice is not None:
         upkeep += (gamma + 1) / choice.every * (weights + whole + own / 2 + 2 * kept * slot)
-    return Reading(weights, (budget + gamma) * slot + whole - own, upkeep / gamma)
+    return BytesRead(weights, (budget + gamma) * slot + whole - own, upkeep / gamma)
 
 
 def weight_bytes(target: Any, params: Params, layers: tuple[int, ...] | None = None) -> int:

@@ -107,6 +107,16 @@ def ladder(gamma_max: int) -> tuple[int, ...]:
     """Draft lengths at which a round is verified: 0; then 3, 7, 15, ... up to half of gamma_max; and gamma_max.
 
     With `pending` they are blocks of 1, 4, 8, 16 tokens, which fill whole tiles. At most 2 + log2(gamma_max) lengths.
+
+    Args:
+      gamma_max: the greatest length.
+
+    Returns:
+      The lengths, ascending.
+
+    >>> import specjax as sj
+    >>> sj.policies.ladder(10)
+    (0, 3, 10)
     """
     rungs = [0]
     step = 4

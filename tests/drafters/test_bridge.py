@@ -188,7 +188,7 @@ def first_draft(made: LoadedDrafter, temperature=0.0, **options):
 def test_joined_and_split_tokens():
     """Every text of four draft tokens, told in at most three target tokens."""
     written = np.stack(np.meshgrid(*[np.arange(len(ONES))] * 4, indexing="ij"), -1).reshape(-1, 4).astype(np.int32)
-    tokens, count = jax.jit(module.tell, static_argnums=2)(params("reencoding", "opt").telling, written, 3)
+    tokens, count = jax.jit(module.in_target_tokens, static_argnums=2)(params("reencoding", "opt").writing, written, 3)
     for row, some, n in zip(written.tolist(), np.asarray(tokens).tolist(), np.asarray(count), strict=True):
         assert some[:n] == told_back(row)[:3]
 

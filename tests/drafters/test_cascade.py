@@ -11,8 +11,7 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, sampling, stopping, trees, verify
 from specjax.drafters import LoadedDrafter
-from specjax.drafters import cascade as cascade_guide
-from specjax.drafters.cascade import cascade
+from specjax.drafters.cascade import cascade_drafter
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
@@ -33,27 +32,27 @@ def guide(kind: str, family: str = "opt") -> LoadedDrafter:
     """Cascades of every kind, by what drafts for the middle model."""
     middle, small = battery.draft(family), battery.draft(family, 0.3)
     if kind == "model":
-        return cascade_guide(middle, drafters.model(small, gamma=2), gamma=4)
+        return drafters.cascade(middle, drafters.model(small, gamma=2), gamma=4)
     if kind == "ngram":
-        return cascade_guide(middle, drafters.ngram(gamma=3), gamma=4)
+        return drafters.cascade(middle, drafters.ngram(gamma=3), gamma=4)
     if kind == "table":
-        return cascade_guide(middle, table_of(family, 2), gamma=3)
+        return drafters.cascade(middle, table_of(family, 2), gamma=3)
     if kind == "plain":
-        return cascade_guide(middle, drafters.plain(), gamma=3)
+        return drafters.cascade(middle, drafters.plain(), gamma=3)
     if kind == "block":
-        return cascade_guide(middle, drafters.model(small, gamma=3), gamma=3, verifier="block")
+        return drafters.cascade(middle, drafters.model(small, gamma=3), gamma=3, verifier="block")
     if kind == "tree":
-        return cascade_guide(middle, tree_of(small), gamma=4, verifier="multiround")
+        return drafters.cascade(middle, tree_of(small), gamma=4, verifier="multiround")
     if kind == "twins":  # the inner drafter is never wrong about the middle model
-        return cascade_guide(middle, drafters.model(middle, gamma=2), gamma=4)
+        return drafters.cascade(middle, drafters.model(middle, gamma=2), gamma=4)
     if kind == "target":  # the middle model is never wrong about the target
-        return cascade_guide(battery.target(family), drafters.model(small, gamma=2), gamma=4)
+        return drafters.cascade(battery.target(family), drafters.model(small, gamma=2), gamma=4)
     if kind == "four":
-        lower = cascade_guide(battery.draft(family, 0.15), drafters.model(small, gamma=2), gamma=3)
-        return cascade_guide(middle, lower, gamma=5)
+        lower = drafters.cascade(battery.draft(family, 0.15), drafters.model(small, gamma=2), gamma=3)
+        return drafters.cascade(middle, lower, gamma=5)
     assert kind == "three"  # the middle model twice: what the lower one writes is never refused
-    lower = cascade_guide(middle, drafters.model(small, gamma=2), gamma=3)
-    return cascade_guide(middle, lower, gamma=5)
+    lower = drafters.cascade(middle, drafters.model(small, gamma=2), gamma=3)
+    return drafters.cascade(middle, lower, gamma=5)
 
 
 def tree_of(model) -> LoadedDrafter:
@@ -125,7 +124,7 @@ def test_a_drafter_that_does_not_forget_would_be_noticed():
     middle = battery.draft("opt")
     inner = drafters.model(middle, gamma=2)
     forgets = inner._replace(drafter=inner.drafter._replace(rewind=lambda params, state, back, token: state))
-    state = run("opt", cascade_guide(middle, forgets, gamma=4))
+    state = run("opt", drafters.cascade(middle, forgets, gamma=4))
     assert state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
 
 
@@ -180,7 +179,9 @@ def test_sampled_rows_follow_the_joint_distribution_everywhere(kind, family):
 def remade() -> LoadedDrafter:
     """The cascade "block", built anew with what a test has broken."""
     right, inner = guide("block"), drafters.model(battery.draft("opt", 0.3), gamma=3)
-    return right._replace(drafter=cascade.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3))
+    return right._replace(
+        drafter=cascade_drafter.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3)
+    )
 
 
 def test_the_distribution_test_fails_the_distribution_of_the_smallest_model(monkeypatch):
@@ -254,7 +255,7 @@ def test_three_levels_of_published_shapes_are_one_program():
         return Model(f"opt-{size}", opt.FAMILY, config, fmt, params)
 
     rows, target = 4, shapes_of("13b")
-    made = cascade_guide(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)
+    made = drafters.cascade(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)
     warps, stages = sampling.sampling_params(rows, target.vocab_size, temperature=0.8)
     given = loop.DecodeParams(target.params, made.params, warps, stopping.rules(target.vocab_size, eos=[2]))
     init = loop.make_init(target.lm, made.drafter, stages, cache_len=256, max_new=64)
@@ -271,16 +272,16 @@ def test_parts_that_do_not_fit_raise():
     opt, t5 = battery.draft("opt"), battery.draft("t5")
     small = drafters.model(opt)
     with pytest.raises(ValueError, match="gamma"):
-        cascade_guide(opt, small, gamma=0)
+        drafters.cascade(opt, small, gamma=0)
     with pytest.raises(ValueError, match="got str"):
-        cascade_guide(opt, "opt-125m")
+        drafters.cascade(opt, "opt-125m")
     with pytest.raises(ValueError, match="lossy-typical"):
-        cascade_guide(opt, small, verifier="lossy-typical")
+        drafters.cascade(opt, small, verifier="lossy-typical")
     with pytest.raises(ValueError, match="block"):
-        cascade_guide(opt, small, verifier="blok")
+        drafters.cascade(opt, small, verifier="blok")
     with pytest.raises(ValueError, match="'kseq'"):
-        cascade_guide(opt, drafters.ngram(), verifier="kseq")
+        drafters.cascade(opt, drafters.ngram(), verifier="kseq")
     with pytest.raises(ValueError, match="encoder-decoder"):
-        cascade_guide(opt, drafters.model(t5))
+        drafters.cascade(opt, drafters.model(t5))
     with pytest.raises(ValueError, match="rewind"):
-        cascade_guide(opt, small._replace(drafter=small.drafter._replace(rewind=None)))
+        drafters.cascade(opt, small._replace(drafter=small.drafter._replace(rewind=None)))

@@ -9,7 +9,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, trees
-from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead, remember
+from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead_drafter, remember
 from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
 from specjax.verify.deterministic import deterministic
@@ -25,7 +25,7 @@ W, N, G = 4, 4, 3
 
 def guide(w=W, n=N, g=G) -> drafters.LoadedDrafter:
     """A bucket for every token of the small vocabulary: with the default, 12,288 rows would be half a gigabyte."""
-    return drafters.LoadedDrafter("lookahead", lookahead(w, n, g, buckets=battery.VOCAB))
+    return drafters.LoadedDrafter("lookahead", lookahead_drafter(w, n, g, buckets=battery.VOCAB))
 
 
 # --- the window --------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_the_prompt_seeds_the_pool_and_only_the_prompt():
 
 def test_guesses_are_the_ngrams_of_the_pending_token_alone():
     """A bucket shared with another token is no guess."""
-    drafter = lookahead(2, 3, 2, buckets=4)
+    drafter = lookahead_drafter(2, 3, 2, buckets=4)
     prompt = jnp.asarray([[1, 7, 8, 5, 9, 2, 1, 3, 4, 1]], jnp.int32)  # 1 and 5 and 9 share a bucket of two places
     state = drafter.init((), prompt, jnp.asarray([10]), 8, None)
     draft, _ = drafter.propose((), None, state, jnp.asarray([1]), None)

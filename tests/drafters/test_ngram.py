@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters
-from specjax.drafters.ngram import lookup, ngram
+from specjax.drafters.ngram import lookup, ngram_drafter
 from tests import battery
 
 SLOTS = 12
@@ -56,7 +56,7 @@ def test_on_random_rows(longest, shortest):
 
 
 def test_what_is_proposed_is_what_followed_and_no_more():
-    drafter = ngram(4, 3, 1)
+    drafter = ngram_drafter(4, 3, 1)
     prompt = jnp.asarray([[5, 6, 7, 8, 5, 6], [5, 6, 7, 0, 0, 0], [2, 3, 2, 3, 0, 0]], jnp.int32)
     state = drafter.init((), prompt, jnp.asarray([6, 3, 4], jnp.int32), SLOTS, None)
     draft, state = drafter.propose((), None, state, jnp.asarray([6, 7, 3], jnp.int32), None)

@@ -10,8 +10,8 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, policies, trees
 from specjax.drafters import LoadedDrafter, Retrieval, Sinks, SnapKV
-from specjax.drafters.history import History
 from specjax.drafters.lookahead import advanced, moved_back
+from specjax.drafters.ngram import History
 from specjax.types import Siblings
 from specjax.verify.token import token_level
 from tests import battery

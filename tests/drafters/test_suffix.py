@@ -10,8 +10,15 @@ import pytest
 
 from specjax import drafters, trees
 from specjax.drafters.corpus import END, LEAST, NOTHING, Corpus, corpus, load_corpus, matches, save_corpus
-from specjax.drafters.history import History
-from specjax.drafters.suffix import Continuations, beginnings, continuations, most_frequent, suffix, suffix_tree
+from specjax.drafters.ngram import History
+from specjax.drafters.suffix import (
+    Continuations,
+    beginnings,
+    continuations,
+    most_frequent,
+    suffix_drafter,
+    suffix_tree_drafter,
+)
 from specjax.types import Draft
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -209,7 +216,7 @@ def test_the_tree_is_of_the_most_frequent_beginnings(confidence):
 def test_what_is_proposed_by_hand():
     """The corpus has "2 3" followed by 4 5 twice and by 6 once; the request ends in "2 3", and has had a 3 before."""
     past = corpus([[1, 2, 3, 4, 5], [7, 2, 3, 6], [2, 3, 4, 5, 8]])
-    chain, tree = suffix(3), suffix_tree(5, 3)
+    chain, tree = suffix_drafter(3, 16, 1, 0.1), suffix_tree_drafter(5, 3, 16, 1, 0.1)
     prompt = jnp.asarray([[3, 9, 2, 3], [3, 9, 2, 3], [9, 3, 7, 7]], jnp.int32)
     length = jnp.asarray([4, 4, 2], jnp.int32)
     pending = jnp.asarray([3, 3, 3], jnp.int32)
@@ -319,7 +326,7 @@ def test_another_corpus_of_one_size_is_no_trace():
         (drafters.suffix, {"longest": 2, "shortest": 3}, "shortest"),
         (drafters.suffix, {"confidence": 1.5}, "confidence"),
         (drafters.suffix_tree, {"size": 100, "depth": 2}, "size"),
-        (drafters.suffix_tree, {"size": 3, "depth": 3}, "depth"),
+        (drafters.suffix_tree, {"size": 3, "depth": 3}, "size"),
         (drafters.corpus, {"documents": [[], []]}, "documents"),
         (drafters.corpus, {"documents": [[1], [2, -4]]}, "document 1.*-4"),
         (drafters.corpus, {"documents": [[1]], "depth": 0}, "depth"),

@@ -12,8 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import api, drafters
 from specjax import decoding as loop
-from specjax.drafters import fitting, history
-from specjax.drafters.table import Table, bucket, log_probs
+from specjax.drafters import fitting
+from specjax.drafters.fitting import Table, bucket
+from specjax.drafters.table import last_tokens, log_probs
 from specjax.training.table import fit_samples
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -168,13 +169,14 @@ def test_invalid_tables_and_arguments_raise():
 
 def test_history_keeps_what_was_committed():
     prompt = jnp.asarray([[1, 2, 3], [4, 9, 9]], jnp.int32)
-    state = history.start(prompt, jnp.asarray([3, 1], jnp.int32), 6)
-    assert history.last(state, 3, jnp.asarray([3, 4], jnp.int32)).tolist() == [[1, 2, 3], [4, 4, 4]]
-    state = history.append(state, battery.commit_of([[5, 6], [7, 7]], [2, 0]))
-    state = history.append(state, battery.commit_of([[8, 8], [7, 6]], [1, 2]))
+    drafter = drafters.ngram().drafter
+    state = drafter.init((), prompt, jnp.asarray([3, 1], jnp.int32), 6, None)
+    assert last_tokens(state, 3, jnp.asarray([3, 4], jnp.int32)).tolist() == [[1, 2, 3], [4, 4, 4]]
+    state = drafter.commit((), state, battery.commit_of([[5, 6], [7, 7]], [2, 0]))
+    state = drafter.commit((), state, battery.commit_of([[8, 8], [7, 6]], [1, 2]))
     content = lambda s: [row[:n].tolist() for row, n in zip(s.tokens, s.length, strict=True)]
     assert content(state) == [[1, 2, 3, 5, 6, 8], [4, 7, 6]]
-    state = history.rewind(state, jnp.asarray([3, 0]), jnp.asarray([2, 2]))
+    state = drafter.rewind((), state, jnp.asarray([3, 0]), jnp.asarray([2, 2]))
     assert content(state) == [[1, 2, 3, 2], [4, 7, 6]]
 
 

@@ -10,22 +10,74 @@ read: they wait in `missing`, and are fed in one block when a row drafts again, 
 Whether a node is proposed is settled before its token is drawn (invariant 7).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import trees
+from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
 from specjax.decoding import run_if
-from specjax.drafters.chain import draw_node, first_logits, next_logits, roll_back
-from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
+from specjax.drafters.chain import chain, draw_node, first_logits, next_logits, plain, roll_back
+from specjax.drafters.loaded import LoadedDrafter, check_model
+from specjax.policies.policy import Drawn, Policy, PolicyState, Round, Rule, check_buckets, ladder, rows_where
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params
 
+MODEL_GAMMA = 5  # draft tokens per round by default
 BACKLOG = 8  # idle rounds pay an eighth of a draft step each
+
+
+def model(
+    draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: tuple[int, ...] | None = None
+) -> LoadedDrafter:
+    """A smaller model drafts a chain of tokens, each sampled from its own distribution.
+
+    Lossless with any lossless verifier of chains. Leviathan et al. 2023, arXiv 2211.17192, algorithm 1; Chen et al.
+    2023, arXiv 2302.01318.
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer, or one from `drafters.bounded`.
+      gamma: draft tokens per round, at least 1. None: 5, or up to the policy's gamma_max.
+      policy: from `specjax.policies`; each row then drafts its own number of tokens, at most the policy's gamma_max.
+      buckets: draft lengths for which a target forward pass is compiled, if the policy varies the length. None: those
+        of `policies.ladder`; (): gamma_max alone.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: gamma and policy together, not a policy, or buckets that do not fit it.
+
+    >>> import specjax as sj
+    >>> draft = sj.load("bundled/opt-draft")
+    >>> sj.drafters.model(draft, gamma=3).name
+    'bundled/opt-draft x3'
+    >>> sj.drafters.model(draft, policy=sj.policies.heuristic(gamma_max=8)).name
+    'bundled/opt-draft heuristic up to 8'
+    """
+    check_model("draft", draft)
+    if policy is None:
+        if buckets is not None:
+            raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
+        gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
+        draft.lm.check_rollback(gamma, f"a draft of {gamma}")
+        return LoadedDrafter(f"{draft.name} x{gamma}", chain(draft.lm, gamma), draft.params, draft)
+    if not isinstance(policy, Rule):
+        raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
+    if gamma is not None:
+        raise ValueError(f"pass either gamma={gamma} or policy={policy.name!r}, not both")
+    most = policy.gamma_max
+    if policy.policy.constant:
+        check_buckets(buckets or (), most)
+        return plain() if most == 0 else model(draft, gamma=most)
+    draft.lm.check_rollback(most, f"a draft of {most}")
+    chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
+    drafter = adaptive(draft.lm, policy.policy, chosen)
+    params = AdaptiveParams(draft.params, policy.params)
+    return LoadedDrafter(f"{draft.name} {policy.name}", drafter, params, draft)
 
 
 class AdaptiveParams(NamedTuple):
