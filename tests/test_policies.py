@@ -107,7 +107,7 @@ def test_ladder():
         (lambda draft: policies.disco(policies.Disco(*[jnp.zeros((3, 4))] * 5)), "DISCO"),
     ],
 )
-def test_bad_arguments(make, name):
+def test_invalid_arguments_raise(make, name):
     with pytest.raises(ValueError, match=name) as error:
         make(battery.draft("opt"))
     assert "\n" not in str(error.value)
@@ -194,10 +194,10 @@ def test_the_oracle_drafts_what_is_accepted_and_needs_no_more_rounds():
     new = np.array(battery.plain("opt"))
     agrees = policies.agreement(draft, battery.prompts(), battery.LENGTHS, new)
     assert 0.1 < agrees.mean() < 0.99
-    knowing = run("opt", drafters.model(draft, policy=policies.oracle(agrees, gamma_max=6)))
+    bound = run("opt", drafters.model(draft, policy=policies.oracle(agrees, gamma_max=6)))
     fixed = run("opt", drafters.model(draft, gamma=6))
-    assert texts(knowing) == battery.plain("opt")
-    totals, others = jax.device_get((knowing.totals, fixed.totals))
+    assert texts(bound) == battery.plain("opt")
+    totals, others = jax.device_get((bound.totals, fixed.totals))
     assert totals.accepted.tolist() == totals.drafted.tolist()
     assert totals.rounds.tolist() == others.rounds.tolist()
     assert totals.drafted.sum() < others.drafted.sum()
@@ -306,7 +306,7 @@ def test_buckets_change_no_text():
 def test_buckets_of_another_chain_are_refused():
     wrong = guide("model-3", "opt")
     wrong = wrong._replace(drafter=wrong.drafter._replace(buckets=(0, 4)))
-    with pytest.raises(ValueError, match=r"buckets \(0, 4\) need a static chain of 4 draft nodes, got 3"):
+    with pytest.raises(ValueError, match="buckets"):
         run("opt", wrong)
 
 
@@ -327,8 +327,8 @@ def test_no_cache_is_copied_in_the_loop():
 def test_a_constant_policy_is_never_called():
     """`policies.fixed` in the adaptive chain decodes as the plain chain does: two programs of one method."""
     draft = battery.draft("opt")
-    asked = Policy(3, lambda params, length: (), as_planned(3), on_forever, learn_nothing)
-    one = run("opt", drafters.model(draft, policy=Rule("asked", asked)), SAMPLED)
+    always = Policy(3, lambda params, length: (), as_planned(3), on_forever, learn_nothing)
+    one = run("opt", drafters.model(draft, policy=Rule("always", always)), SAMPLED)
     other = run("opt", drafters.model(draft, policy=policies.fixed(3)), SAMPLED)
     assert texts(one) == texts(other)
     assert one.totals.tested.tolist() == other.totals.tested.tolist()

@@ -1,11 +1,11 @@
-"""Speculation of n levels: (model, drafter, verifier) is itself a drafter, whose draft is what the model would write.
+"""Speculation of n levels: (model, drafter, verifier) is itself a drafter, whose draft follows the model.
 
-The model in the middle decodes speculatively, with its own drafter and verifier, until it has written gamma tokens:
-the draft. As the inner verifier is lossless, these tokens follow the joint distribution of the middle model, so `log_q`
-is its warped distribution after each prefix, whatever the inner drafter proposed. The inner drafter may be a cascade.
+The middle model decodes speculatively, with its own drafter and verifier, until it has gamma tokens: the draft. As the
+inner verifier is lossless, these tokens follow the joint distribution of the middle model, so `log_q` is its warped
+distribution after each prefix, whatever the inner drafter proposed. The inner drafter may be a cascade.
 
     target      t0 | p  d1 d2 d3 d4 d5 (d6 d7)      gamma = 5: d6, d7 came with the last inner round and are dropped
-    inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  by their place alone, never by what they are
+    inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  because of their position, never because of their values
 """
 
 from typing import Any, NamedTuple
@@ -103,8 +103,8 @@ class Tally(NamedTuple):
 class CascadeDraft(NamedTuple):
     """State of a cascade.
 
-    Where the inner rounds end at the very last draft token and all of them are accepted, that token was never fed:
-    cache and inner drafter lag by one. The first inner round after it then commits the token that the outer target
+    If the inner rounds end at the last draft token and all draft tokens are accepted, that token was never fed: cache
+    and inner drafter lag by one. The first inner round after it then commits the token that the outer target
     appended in place of its verifier's choice, while rows that do not lag already draft.
     """
 
@@ -119,7 +119,7 @@ class CascadeDraft(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """What inner rounds carry on. Node i of `drafted` is there for i <= count; the places after it repeat the root."""
+    """State of the inner rounds. Nodes 0..count of `drafted` are drawn; later ones repeat the root."""
 
     cache: Cache
     draft: DraftState
@@ -133,10 +133,10 @@ class Rounds(NamedTuple):
 
 @memoize
 def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
-    """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`; `log_q` is that of `lm`.
+    """A chain of gamma tokens of `lm`, drafted by `drafter` and verified by `verify`; `log_q` is that of `lm`.
 
-    Guarantees the drafter's contract (tokens drawn from `log_q`) if `verify` is lossless. All rows draft gamma tokens;
-    a batch takes as many inner rounds as its slowest row, gamma + 1 at the most.
+    The drafter's contract (tokens are sampled from `log_q`) holds if `verify` is lossless. All rows draft gamma tokens;
+    a batch takes as many inner rounds as its slowest row, at most gamma + 1.
 
     Seed of the idea: Leviathan et al. 2023 (arXiv 2211.17192), section 6; TriForce (2404.11912) runs three levels.
     """
@@ -149,7 +149,7 @@ def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma
         return (cache,) if drafter.borrows else ()
 
     def init(params: CascadeParams, prompt, length, cache_len, prefilled):
-        del prefilled  # the inner drafter works for the middle model
+        del prefilled  # the inner drafter reads the middle model
         slots = cache_len + tree.size  # the last inner round starts below the last draft token
         read = lm.prefill(params.model, prompt, length, slots)
         decoding.check_capture(drafter, read.hiddens)
@@ -209,8 +209,8 @@ def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma
     def commit(params: CascadeParams, state: CascadeDraft, committed: Commit):
         n = committed.length
         last = jnp.take_along_axis(committed.tokens, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
-        # Tokens n .. ahead of the inner levels make room for the last one that was committed. A row that keeps
-        # nothing gets its root back; one that keeps more than they have, lags.
+        # Tokens n .. ahead of the inner levels are replaced by the last committed one. A row that keeps nothing gets
+        # its root back; one that keeps more than they have, lags.
         lag = jnp.maximum(n - state.ahead, 0)
         back = jnp.where(lag > 0, 0, state.ahead - n + 1)
         running = n > 0

@@ -1,7 +1,7 @@
-"""Past outputs as a sorted array: what a suffix-match drafter looks up beside the request itself.
+"""Past outputs as a sorted array, in which suffix drafters look up matches besides the request itself.
 
-The positions of the text are sorted by what precedes them, read backwards: a suffix array of the reversed text. The
-continuations of every match of a text's last m tokens then stand side by side, and two binary searches find them.
+The positions of the text are sorted by the tokens before them, read backwards: a suffix array of the reversed text. The
+continuations of all matches of the last m tokens are then adjacent, and two binary searches find them.
 
     text      a  b  c  END  x  b  c  d  END        "b c" has positions 3 and 7: c is followed by END, and by d
     position  0  1  2  3    4  5  6  7  8
@@ -19,9 +19,9 @@ from jaxtyping import Array, Bool, Int
 
 from specjax import checks, files
 
-END = -1  # after every document, and in all that fills the array up
+END = -1  # after every document, and in the padding of the array
 NOTHING = -2  # before the first token of a request: equals nothing, precedes everything
-LEAST = 256  # sizes are powers of two from here on, so that a corpus may grow without another compile
+LEAST = 256  # sizes are powers of two from here on, so that a corpus may grow without another compilation
 FORMAT = "specjax corpus 1"
 
 

@@ -8,9 +8,9 @@ n-grams that were seen to begin with that token. Window W = 4, N = 4, at its pos
     row 2           h  i  j  k         in the last round
     argmax             l  m  n  o      the new row; the columns t d h l, a e i m, b f j n, c g k o go into the pool
 
-A node of row r and column c sees row 0 up to column c, and its own column above it: one text, without a gap. The pool
-keeps the G freshest n-grams of every first token, from the prompt to begin with; those of the last token are branches
-of point masses, so any temperature is served, and the token after a whole n-gram is kept as ever.
+A node of row r and column c attends to row 0 up to column c, and to its own column above it: one text without a gap.
+The pool keeps the G newest n-grams of every first token, at first those of the prompt. The n-grams of the last token
+are branches of point masses, so that every temperature is supported.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from specjax.trees import ROOT, SCRATCH, Tree
 from specjax.types import Commit, Draft, Siblings
 
 EMPTY = -1  # `Pool.first` where there is no n-gram
-BUCKETS = 1024  # first tokens that the pool tells apart: a text uses fewer
+BUCKETS = 1024  # first tokens that the pool distinguishes: a text uses fewer
 
 
 def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> LoadedDrafter:
@@ -65,7 +65,7 @@ def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> LoadedDra
 
 
 class Pool(NamedTuple):
-    """N-grams by their first token, the freshest first. Tokens that share a bucket compete for its G places."""
+    """N-grams by their first token, the newest first. Tokens that share a bucket compete for its G places."""
 
     first: Int[Array, "B H G"]  # the token that the rest follows, or EMPTY
     rest: Int[Array, "B H G R"]  # R = N - 1
@@ -164,7 +164,7 @@ def advanced(columns: Int[Array, "B N C"], length: Int[Array, "B"]) -> Int[Array
 
 
 def moved_back(window: Int[Array, "B R C"], count: Int[Array, "B"]) -> Int[Array, "B R C"]:
-    """The window that stood `count` positions too far: what `advanced` moved out of it returns to its columns.
+    """Moves the window back by `count` positions: columns that `advanced` moved to its end return to the front.
 
     The pool keeps its n-grams: those of rejected text are candidates like any other.
     """
@@ -197,7 +197,7 @@ def remember(pool: Pool, first: Int[Array, "B"], rest: Int[Array, "B R"], active
 
 
 def seeded(pool: Pool, prompt: Int[Array, "B P"], length: Int[Array, "B"]) -> Pool:
-    """The pool with every n-gram of the prompt, the latest freshest."""
+    """The pool with every n-gram of the prompt, the latest one newest."""
     size = pool.rest.shape[3] + 1
     at = jnp.arange(size, dtype=jnp.int32)
 

@@ -1,13 +1,13 @@
-"""A chain whose length a policy decides, row by row: the draft model runs while any row drafts on, and no longer.
+"""A smaller model drafts a chain: of fixed length (`chain.py`), or of a length that a policy decides row by row.
 
-    row 0   t | a b c .      a while_loop of three steps; row 1 stopped after one token, row 2 drafted nothing. What
-    row 1   t | a . . .      the steps drew for them past their end is not proposed (`Draft.valid`), and is rolled
-    row 2   t | . . . .      back like a rejection.
+    row 0   t | a b c .      a while_loop of three steps; row 1 stopped after one token, row 2 drafted nothing. Tokens
+    row 1   t | a . . .      that the steps drew for them past their end are not proposed (`Draft.valid`), and are
+    row 2   t | . . . .      rolled back like rejected ones.
 
 A round in which no row drafts does not run the draft model. Its cache then lags by the committed tokens that it has not
-read: they wait in `missing`, and are fed in one block when a row drafts again, or when `backlog` of them wait.
+read: they are stored in `missing`, and fed in one block when a row drafts again, or when there are `backlog` of them.
 
-Whether a node is proposed is settled before its token is drawn (invariant 7).
+Whether a node is proposed is decided before its token is drawn (invariant 7).
 """
 
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ class AdaptiveDraft(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """What the steps of one round carry on."""
+    """State of the steps of one round."""
 
     cache: Cache
     token: Int[Array, "B"]
@@ -138,7 +138,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         return AdaptiveDraft(read.cache, missing, zero, live, state, jnp.zeros((), jnp.int32), zero)
 
     def catch_up(params: AdaptiveParams, state: AdaptiveDraft, drafting):
-        """(cache, lag): feeds what is missing where it is more than the round's first call takes along."""
+        """(cache, lag): feeds the missing tokens if there are more than the first forward pass of the round feeds."""
         due = (drafting & jnp.any(state.lag > 1)) | jnp.any(state.lag == backlog)
 
         def feed(fed):
@@ -199,8 +199,8 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
 
     def rewind(params, state: AdaptiveDraft, back, token):
         del params, token
-        # In a cascade a row commits nothing where it waits for its neighbors: it has not ended. What the policy has
-        # seen stays seen.
+        # In a cascade a row that waits for the others commits nothing, but has not ended. The policy keeps what it
+        # observed.
         cache, lag = roll_back(lm, state.cache, state.lag, back)
         return state._replace(cache=cache, lag=lag, live=jnp.ones_like(state.live))
 

@@ -4,8 +4,8 @@
               (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374)
     dynamic   each row's most probable paths, expanded and reranked every round (EAGLE-2, arXiv 2406.16858)
 
-The model reads a level in one call, and of a level only the nodes that have children. What it has read of the accepted
-path stays in its cache:
+The model reads a level in one forward pass, and only its nodes that have children. The part of the accepted path that
+it has read stays in its cache:
 
     slots     0 ....... length-1 | length ........ | ...
     content   committed tokens,  | nodes read below the root, level by level, at their `slot`
@@ -96,8 +96,9 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
 class TreeDraft(NamedTuple):
     """State of a draft model that writes trees.
 
-    Where the accepted path ends in a node that was never read, the cache lags the committed tokens by one; no path can
-    end in two. The first call of a round therefore feeds two tokens: the one that lags, if any, and `pending`.
+    If the accepted path ends in a node that was never read, the cache lags the committed tokens by one; no path can end
+    in two such nodes. The first forward pass of a round therefore feeds two tokens: the missing one, if any, and
+    `pending`.
     """
 
     cache: Cache
@@ -109,7 +110,7 @@ class TreeDraft(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that have children: what one call of the model reads."""
+    """The nodes of one depth that have children, which one forward pass reads."""
 
     nodes: np.ndarray  # [n]
     depth: np.ndarray  # [n], counted from the children of the root
@@ -234,7 +235,7 @@ def dynamic_tree_drafter(lm: LanguageModel, size: int, depth: int, width: int) -
 
 
 def plan(tree: Tree) -> tuple[tuple[Level, ...], np.ndarray]:
-    """The calls that read a tree, the root's first, and each node's place among what was read below the root."""
+    """The forward passes that read a tree, the root's first, and each node's index among those read below the root."""
     counts = (tree.children != NO_CHILD).sum(1)
     inner = np.flatnonzero(counts)
     inner = inner[np.argsort(tree.depth[inner], kind="stable")]

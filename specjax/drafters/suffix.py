@@ -1,10 +1,9 @@
 """Suffix matching: what followed the longest match of the last tokens, in the request and in a corpus of past outputs.
 
 SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) keeps suffix trees on the host, REST (He et al. 2023, 2311.08252)
-a suffix array; here everything stays inside jit. Some continuations of the longest matches are taken side by side, and
-counting their beginnings makes the tree of what followed, a chain by its most frequent branches or a tree of the most
-frequent ones. The request counts as text that ends where it ends; of matches in the request and in the corpus the
-longer ones count, and equally long ones together.
+a suffix array; here everything runs inside jit. Some continuations of the longest matches are gathered, and their
+prefixes are counted: the draft is the chain of the most frequent branches, or the tree of the most frequent prefixes.
+Of the matches in the request and in the corpus the longer ones count; equally long ones count together.
 
     continuations     a b c     counts    a 3 ── b 2 ── c 1      chain    a b c
                       a b d               │      │   ╰─ d 1      tree of 4, the root included: a, a b, and e
@@ -106,17 +105,17 @@ def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -
         return LoadedDrafter(name, drafter)
     if longest > int(past.depth):
         raise ValueError(
-            f"matches of {longest} tokens are asked for, and the corpus was sorted by {int(past.depth)}: "
-            f"pass longest={int(past.depth)}, or build it with depth={longest}"
+            f"longest={longest} is more than the depth of the corpus, {int(past.depth)}: pass "
+            f"longest={int(past.depth)}, or build the corpus with depth={longest}"
         )
     return LoadedDrafter(f"{name}, corpus", drafter, past, largest=int(past.text.max()))
 
 
 class Continuations(NamedTuple):
-    """Texts that may follow, side by side: what comes after the longest matches."""
+    """The texts after the longest matches."""
 
-    tokens: Int[Array, "B C D"]  # END where a text is over
-    alive: Bool[Array, "B C"]  # whether the match before it is of the longest
+    tokens: Int[Array, "B C D"]  # END after the end of a text
+    alive: Bool[Array, "B C"]  # whether the match before it is one of the longest
 
 
 @memoize
@@ -155,7 +154,7 @@ def suffix_tree_drafter(size: int, depth: int, longest: int, shortest: int, conf
 
 
 def continuations(params: Corpus | tuple[()], state: History, depth: int, *, longest: int, shortest: int):
-    """What followed the longest matches, in the request and where there is a corpus in it."""
+    """The texts after the longest matches, in the request and in the corpus, if any."""
     tokens, length = state.tokens, state.length
     run = runs(tokens, length, longest)
     best = jnp.max(run, axis=1)
@@ -181,7 +180,7 @@ def continuations(params: Corpus | tuple[()], state: History, depth: int, *, lon
 
 
 def agreeing(texts: Continuations) -> Bool[Array, "B D C C"]:
-    """Which continuations agree up to and with each of their tokens; none with one that is over, or not alive."""
+    """Which continuations agree up to and including each of their tokens; False for ended ones and those not alive."""
     tokens = jnp.moveaxis(texts.tokens, 2, 1)  # [B, D, C]
     here = (tokens != END) & texts.alive[:, None]
     same = (tokens[..., None] == tokens[..., None, :]) & here[..., None] & here[..., None, :]
@@ -213,7 +212,7 @@ def most_frequent(texts: Continuations) -> tuple[Int[Array, "B D"], Int[Array, "
 def beginnings(texts: Continuations, pending: Int[Array, "B"], *, size: int, confidence: float) -> Draft:
     """The tree of the most frequent beginnings; of equal counts the shorter, then the continuation that comes first.
 
-    A beginning is at least as frequent as what goes on from it, and is chosen before it.
+    A beginning is at least as frequent as its continuations, and is chosen before them.
     """
     same = agreeing(texts)
     rows, depth, width = same.shape[:3]

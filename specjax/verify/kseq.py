@@ -12,7 +12,7 @@ from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
 from specjax.verify.walk import SiblingRule, Walked, along, descend, mass_of, verdict_of
 
-HALVINGS = 16  # of [1, K]: rho is found to K / 65,536, and lies on the safe side of the root
+HALVINGS = 16  # of [1, K]: rho is found to K / 65,536, and is on the safe side of the root
 
 
 def kseq(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:

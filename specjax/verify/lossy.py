@@ -1,4 +1,4 @@
-"""Lossy verifiers: they accept more than the target distribution allows, and name, docstring and report say so.
+"""Lossy verifiers accept more than the target distribution allows; names, docstrings and reports state it.
 
 Constructors are cached: equal parameters return the same function, so nothing compiles twice.
 """

@@ -28,7 +28,7 @@ module = importlib.import_module("specjax.drafters.cascade")  # whose name is th
 
 
 @functools.cache
-def guide(kind: str, family: str = "opt") -> LoadedDrafter:
+def cascade_of(kind: str, family: str = "opt") -> LoadedDrafter:
     """Cascades of every kind, by what drafts for the middle model."""
     middle, small = battery.draft(family), battery.draft(family, 0.3)
     if kind == "model":
@@ -71,7 +71,7 @@ def tree_of(model) -> LoadedDrafter:
 
 def assert_drafts_are_the_models_own(kind: str):
     """Greedy drafts of every round, from ragged and rolled-back caches, equal argmaxes of runs without any cache."""
-    made, model = guide(kind), battery.draft("opt")
+    made, model = cascade_of(kind), battery.draft("opt")
     decode, state, static = battery.prepare("opt", made)
     score = jax.jit(lambda tokens: model.family.score(model.params, model.config, battery.FMT, tokens).argmax(-1))
     rows = [battery.prompts()[row, :n].tolist() for row, n in enumerate(battery.LENGTHS)]
@@ -108,9 +108,9 @@ def test_drafts_are_the_models_own_with_every_drafter(kind):
 
 
 @pytest.mark.slow
-def test_a_drafter_that_is_never_wrong_is_never_refused():
+def test_a_perfect_drafter_is_never_rejected():
     """Nor after the target refused what the middle model had accepted: its cache was rolled back with the other."""
-    state = run("opt", guide("twins"))
+    state = run("opt", cascade_of("twins"))
     outer, inner = jax.device_get((state.totals, state.draft.tally))
     assert 0 < outer.accepted.sum() < outer.tested.sum()
     assert inner.accepted.tolist() == inner.tested.tolist()
@@ -119,7 +119,7 @@ def test_a_drafter_that_is_never_wrong_is_never_refused():
 
 
 @pytest.mark.slow
-def test_a_drafter_that_does_not_forget_would_be_noticed():
+def test_control_a_drafter_without_rollback_is_detected():
     """The control: with a `rewind` that takes nothing back, twins disagree."""
     middle = battery.draft("opt")
     inner = drafters.model(middle, gamma=2)
@@ -129,9 +129,9 @@ def test_a_drafter_that_does_not_forget_would_be_noticed():
 
 
 @pytest.mark.slow
-def test_a_middle_model_that_is_never_wrong_is_never_refused():
+def test_a_perfect_middle_model_is_never_rejected():
     """Every round is accepted whole, so that the levels lag whenever an inner round ends at the last draft token."""
-    state = run("opt", guide("target"), setting=Setting(max_new=25))
+    state = run("opt", cascade_of("target"), setting=Setting(max_new=25))
     outer, inner = jax.device_get((state.totals, state.draft.tally))
     assert outer.accepted.tolist() == outer.tested.tolist()
     assert outer.rounds.tolist() == [5] * battery.ROWS
@@ -142,7 +142,7 @@ def test_a_middle_model_that_is_never_wrong_is_never_refused():
 
 
 def assert_greedy_equals_plain(kind: str, family: str):
-    state = run(family, guide(kind, family))
+    state = run(family, cascade_of(kind, family))
     assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum()
@@ -165,7 +165,7 @@ def p_value(made: LoadedDrafter, family: str = "opt") -> float:
 
 
 def test_sampled_rows_follow_the_joint_distribution():
-    assert p_value(guide("block")) > distributions.ALPHA
+    assert p_value(cascade_of("block")) > distributions.ALPHA
 
 
 @pytest.mark.slow
@@ -173,12 +173,12 @@ def test_sampled_rows_follow_the_joint_distribution():
     ("kind", "family"), [("model", "t5"), ("ngram", "llama"), ("table", "opt"), ("three", "opt"), ("tree", "opt")]
 )
 def test_sampled_rows_follow_the_joint_distribution_everywhere(kind, family):
-    assert p_value(guide(kind, family), family) > distributions.ALPHA
+    assert p_value(cascade_of(kind, family), family) > distributions.ALPHA
 
 
 def remade() -> LoadedDrafter:
     """The cascade "block", built anew with what a test has broken."""
-    right, inner = guide("block"), drafters.model(battery.draft("opt", 0.3), gamma=3)
+    right, inner = cascade_of("block"), drafters.model(battery.draft("opt", 0.3), gamma=3)
     return right._replace(
         drafter=cascade_drafter.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3)
     )
@@ -210,7 +210,7 @@ def test_penalties_reach_into_the_inner_rounds():
     """Tokens of earlier inner rounds count as seen: the middle model is the target here, and is never refused."""
     options = {"repetition_penalty": 1.6, "logit_bias": {3: -4.0, 5: 1.5}}
     expected = texts(run("opt", drafters.plain(), **options))
-    state = run("opt", guide("target"), **options)
+    state = run("opt", cascade_of("target"), **options)
     assert texts(state) == expected
     assert state.totals.accepted.tolist() == state.totals.tested.tolist()
     assert expected != battery.plain("opt")
@@ -220,7 +220,7 @@ def test_penalties_reach_into_the_inner_rounds():
 
 
 def test_rows_end_early_move_and_are_traced_once():
-    made = guide("model")
+    made = cascade_of("model")
     whole = texts(run("opt", made, SAMPLED))
     order, budget = np.array([3, 1, 7, 0, 2, 6, 5, 4]), np.array([1, 24, 5, 24, 2, 24, 7, 24])
     traces = loop.trace_count()
@@ -236,7 +236,7 @@ def test_rows_end_early_move_and_are_traced_once():
 
 @pytest.mark.slow
 def test_a_full_cache_stops_it_at_the_same_token():
-    state = run("opt", guide("model"), setting=Setting(cache_len=18))
+    state = run("opt", cascade_of("model"), setting=Setting(cache_len=18))
     room = np.minimum(18 - battery.LENGTHS + 1, Setting.max_new)
     assert texts(state) == [row[:n] for row, n in zip(battery.plain("opt"), room, strict=True)]
     assert state.stop.tolist() == [Stop.CACHE_FULL if n < Setting.max_new else Stop.MAX_TOKENS for n in room]
