@@ -12,6 +12,7 @@ from specjax import defaults
 T = TypeVar("T")
 LARGEST = 2**31 - 1  # int32
 POSITIVE = math.nextafter(0.0, 1.0)  # the least number above 0
+BELOW_ONE = math.nextafter(1.0, 0.0)  # the greatest number below 1
 SUM_TOLERANCE = 1e-3  # of a distribution that was computed in float32 or bfloat16
 RANGES = {
     "temperature": (0, defaults.LARGEST_TEMPERATURE), "max_new_tokens": (1, defaults.LARGEST_NEW),
@@ -84,7 +85,9 @@ def number(name: str, value: Any, *, least: float | int = -math.inf, most: float
     if not is_number(value):
         raise ValueError(f"{name} must be a number, got {reprlib.repr(value)}")
     if not least <= value <= most or not math.isfinite(value):
-        limit = f"at most {most}" if value > most else f"at least {least}" if least > -math.inf else "finite"
+        low = "above 0" if least == POSITIVE else f"at least {least}"
+        high = "below 1" if most == BELOW_ONE else f"at most {most}"
+        limit = "finite" if not math.isfinite(value) else high if value > most else low
         raise ValueError(f"{name} must be {limit}, got {value}")
     return float(value)
 

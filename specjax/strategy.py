@@ -359,7 +359,7 @@ class Strategy:
         """Draft tokens per round: the setting or its default; None for trees, plain decoding and policies."""
         if not self.takes_gamma:
             return None
-        return registry.resolve("drafters.MODEL_GAMMA") if self["gamma"] is None else self["gamma"]
+        return registry.resolve("drafters.model.MODEL_GAMMA") if self["gamma"] is None else self["gamma"]
 
     @property
     def tree(self) -> Any:

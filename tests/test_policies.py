@@ -9,7 +9,8 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, theory
-from specjax.drafters import LoadedDrafter, adaptive
+from specjax.drafters import LoadedDrafter
+from specjax.drafters.model import BACKLOG, AdaptiveParams, adaptive
 from specjax.policies import Policy, Round, Rule
 from specjax.policies.policy import as_planned, learn_nothing, on_forever
 from specjax.verify.token import token_level
@@ -106,7 +107,7 @@ def test_ladder():
         (lambda draft: policies.disco(policies.Disco(*[jnp.zeros((3, 4))] * 5)), "DISCO"),
     ],
 )
-def test_bad_arguments(make, name):
+def test_invalid_arguments_raise(make, name):
     with pytest.raises(ValueError, match=name) as error:
         make(battery.draft("opt"))
     assert "\n" not in str(error.value)
@@ -193,10 +194,10 @@ def test_the_oracle_drafts_what_is_accepted_and_needs_no_more_rounds():
     new = np.array(battery.plain("opt"))
     agrees = policies.agreement(draft, battery.prompts(), battery.LENGTHS, new)
     assert 0.1 < agrees.mean() < 0.99
-    knowing = run("opt", drafters.model(draft, policy=policies.oracle(agrees, gamma_max=6)))
+    bound = run("opt", drafters.model(draft, policy=policies.oracle(agrees, gamma_max=6)))
     fixed = run("opt", drafters.model(draft, gamma=6))
-    assert texts(knowing) == battery.plain("opt")
-    totals, others = jax.device_get((knowing.totals, fixed.totals))
+    assert texts(bound) == battery.plain("opt")
+    totals, others = jax.device_get((bound.totals, fixed.totals))
     assert totals.accepted.tolist() == totals.drafted.tolist()
     assert totals.rounds.tolist() == others.rounds.tolist()
     assert totals.drafted.sum() < others.drafted.sum()
@@ -221,7 +222,7 @@ def scripted(lengths) -> Rule:
     return Rule("scripted", _scripted(4), table)
 
 
-PAUSES = np.array([0] * (adaptive.BACKLOG + 2) + [2] + [0] * 3 + [4, 0, 3])
+PAUSES = np.array([0] * (BACKLOG + 2) + [2] + [0] * 3 + [4, 0, 3])
 LATE = np.roll(PAUSES, 1) * (np.arange(len(PAUSES)) > 0)
 SCRIPT = np.stack([PAUSES, PAUSES, PAUSES * 0, PAUSES, LATE, PAUSES, np.minimum(PAUSES, 1), PAUSES])
 
@@ -262,7 +263,7 @@ def widths_of(script, *, budget=None):
     fed: tuple[list[int], list[int]] = ([], [])
     model = battery.target("opt")
     chosen = drafters.model(model, policy=scripted(script))
-    watched = drafters.adaptive.adaptive(spied(model.lm, fed[1]), _scripted(4), (0, 2, 4))
+    watched = adaptive(spied(model.lm, fed[1]), _scripted(4), (0, 2, 4))
     decode, state, static = prepare("opt", chosen._replace(drafter=watched), budget=budget)
     static["model"] = spied(static["model"], fed[0])
     state = loop.generate(decode, state, verify=token_level, **static)
@@ -279,7 +280,7 @@ def test_a_round_is_as_long_as_its_longest_draft():
     assert target[10:12] == [3, 3]  # round 11: 2 of most rows, 1 of row 6; round 12: of the row that lags behind
     assert set(target) == {1, 3, 5}
     # The backlog is fed when it is full, and what waits before the first draft of two tokens: a pair, then one.
-    assert draft[:4] == [adaptive.BACKLOG, adaptive.BACKLOG, 2, 1]
+    assert draft[:4] == [BACKLOG, BACKLOG, 2, 1]
 
 
 def test_ended_rows_run_no_draft_model():
@@ -291,7 +292,7 @@ def test_ended_rows_run_no_draft_model():
     assert drafting == 2  # the round that ends them, and one in which the drafter has not heard of it
     assert len(target) == NEW
     assert draft.count(2) == 2 and draft.count(1) == 2 * 3
-    assert draft.count(adaptive.BACKLOG) == (NEW - 2) // adaptive.BACKLOG
+    assert draft.count(BACKLOG) == (NEW - 2) // BACKLOG
 
 
 def test_buckets_change_no_text():
@@ -305,7 +306,7 @@ def test_buckets_change_no_text():
 def test_buckets_of_another_chain_are_refused():
     wrong = guide("model-3", "opt")
     wrong = wrong._replace(drafter=wrong.drafter._replace(buckets=(0, 4)))
-    with pytest.raises(ValueError, match=r"buckets \(0, 4\) need a static chain of 4 draft nodes, got 3"):
+    with pytest.raises(ValueError, match="buckets"):
         run("opt", wrong)
 
 
@@ -315,8 +316,8 @@ def test_no_cache_is_copied_in_the_loop():
     Blocks are shorter than the heads are wide, so that scores, which are transposed, are smaller than the caches."""
     guided, model = guide("threshold-4", "opt"), battery.draft("opt")
     rule = policies.threshold(0.6, gamma_max=4)
-    short = adaptive.adaptive(model.lm, rule.policy, backlog=FAMILIES["opt"][1].head_width - 1)
-    params = adaptive.AdaptiveParams(model.params, rule.params)
+    short = adaptive(model.lm, rule.policy, backlog=FAMILIES["opt"][1].head_width - 1)
+    params = AdaptiveParams(model.params, rule.params)
     decode, state, static = prepare("opt", guided._replace(drafter=short, params=params))
     text = loop.generate.lower(decode, state, verify=token_level, **static).compile().as_text()
     assert hlo.copies(hlo.while_body(text), state.cache.layers[0].k.size) == []
@@ -326,8 +327,8 @@ def test_no_cache_is_copied_in_the_loop():
 def test_a_constant_policy_is_never_called():
     """`policies.fixed` in the adaptive chain decodes as the plain chain does: two programs of one method."""
     draft = battery.draft("opt")
-    asked = Policy(3, lambda params, length: (), as_planned(3), on_forever, learn_nothing)
-    one = run("opt", drafters.model(draft, policy=Rule("asked", asked)), SAMPLED)
+    always = Policy(3, lambda params, length: (), as_planned(3), on_forever, learn_nothing)
+    one = run("opt", drafters.model(draft, policy=Rule("always", always)), SAMPLED)
     other = run("opt", drafters.model(draft, policy=policies.fixed(3)), SAMPLED)
     assert texts(one) == texts(other)
     assert one.totals.tested.tolist() == other.totals.tested.tolist()

@@ -6,7 +6,7 @@ from typing import Any
 from specjax import api, drafters, files, measuring
 from specjax.bench.record import Row
 from specjax.drafters import LoadedDrafter, reading
-from specjax.drafters.reading import Reading
+from specjax.drafters.reading import BytesRead
 from specjax.drafters.self_speculation import check_layers
 from specjax.loading import load
 from specjax.model import Model
@@ -89,7 +89,7 @@ def cut(model: Model, text: str, prompt: int, rows: int) -> list[list[int]]:
 
 def _build(
     model: Model, strategy: str, rows: int, slots: int, gamma: int, budget: int
-) -> tuple[LoadedDrafter, Reading | None]:
+) -> tuple[LoadedDrafter, BytesRead | None]:
     """The drafter, and the bytes that one of its steps reads."""
     if strategy == "plain":
         return drafters.plain(), None

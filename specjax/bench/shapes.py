@@ -16,7 +16,7 @@ from specjax.bench.record import Row, free_memory
 from specjax.bench.rounds import load_free
 from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
-from specjax.drafters.cascade import CascadeParams, cascade
+from specjax.drafters.cascade import CascadeParams, cascade_drafter
 from specjax.drafters.model_tree import plan
 from specjax.estimates import Estimate
 from specjax.model import Model
@@ -173,7 +173,7 @@ def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafte
     middle, *rest = drafts
     inner = run.strategy["inner"].build(middle, rest)
     lm = middle.variant(capture=inner.drafter.capture)
-    made = cascade(lm, inner.drafter, simulated(run.inner_alpha), run.strategy.gamma)
+    made = cascade_drafter(lm, inner.drafter, simulated(run.inner_alpha), run.strategy.gamma)
     return LoadedDrafter(run.strategy.text, made, CascadeParams(middle.params, inner.params), middle)
 
 

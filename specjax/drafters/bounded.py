@@ -1,14 +1,15 @@
-"""A model whose cache never grows: first or chosen tokens, a ring of later ones, and a tail that can be taken back.
+"""A model with a bounded KV cache: kept tokens, a ring of later ones, and a tail that can be rolled back.
 
-Where `small_kv.py` follows the target's full cache, this model has no other cache: a small draft model for endless rows
-(StreamingLLM: Xiao et al. 2023, arXiv 2309.17453), or the target itself over retrieved chunks as the middle of a
-hierarchy (TriForce: Sun et al. 2024, arXiv 2404.11912). The prompt is read whole, once; then the slots are chosen.
+The small cache of `small_kv.py` copies from the target's full cache; this model has no other cache. It is a small draft
+model for long rows (StreamingLLM: Xiao et al. 2023, arXiv 2309.17453), or the target itself over retrieved chunks as
+the middle of a hierarchy (TriForce: Sun et al. 2024, arXiv 2404.11912). The prompt is read whole, once; then the slots
+are chosen.
 
     slots      0 ..... kept-1 | kept ..... budget-1 | budget .... budget+slack-1 | ........ + block
     content    kept slots     | a ring, settled     | the tail: the latest       | the block under test
 
-Tokens settle into the ring, over its oldest, when `slack` newer ones are there: until then they can be taken back. What
-is kept is chosen after the prompt, and not again: to choose again takes the keys that are gone.
+A token moves from the tail into the ring, over its oldest token, once there are `slack` newer ones; until then it can
+be rolled back. The kept slots are chosen once, after the prompt: choosing again would require keys that are gone.
 """
 
 import dataclasses
@@ -116,7 +117,7 @@ def over_bounded_cache(
 ) -> LanguageModel:
     """`lm` over bounded caches, with the contract of a `LanguageModel`; blocks have at most `block` tokens.
 
-    `keep` may roll back `slack` tokens since the cache was longest: the ring has overwritten older ones.
+    `keep` may roll back at most `slack` tokens: the ring has overwritten older ones.
     """
     size = budget + slack + block
 
@@ -139,7 +140,7 @@ def over_bounded_cache(
         return read._replace(cache=BoundedCache(small, total))
 
     def positions_of(held: Int[Array, "B"], total: Int[Array, "B"], slots: int) -> Int[Array, "B T"]:
-        """The position that each slot holds, or will."""
+        """The position that each slot holds or will hold."""
         tail = jnp.maximum(held - budget, 0)
         slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32)[None], (held.shape[0], slots))
         ring = held_position(slot, total - tail, kept=kept, budget=budget)
@@ -147,7 +148,7 @@ def over_bounded_cache(
 
     def extend(params, tokens: Int[Array, "B S"], cache: BoundedCache, mask, depth, offset: int = 0):
         if tokens.shape[1] + offset > block:
-            raise ValueError(f"a block of {tokens.shape[1] + offset} tokens is more than block={block}: make it larger")
+            raise ValueError(f"a block of {tokens.shape[1] + offset} tokens is more than block={block}: raise it")
         small, total = cache
         depth = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape) + (total - small.length)[:, None]
         seen = small._replace(positions=positions_of(small.length, total, size))
@@ -159,7 +160,7 @@ def over_bounded_cache(
         return settle(BoundedCache(small, cache.total + n))
 
     def settle(cache: BoundedCache) -> BoundedCache:
-        """Moves what the tail has too much of, its oldest tokens, into the ring; the rest of the tail follows left."""
+        """Moves the oldest tokens of a tail longer than `slack` into the ring; the rest of the tail moves left."""
         small, total = cache
         tail = jnp.maximum(small.length - budget, 0)
         over = jnp.maximum(tail - slack, 0)[:, None]  # at most a block

@@ -1,14 +1,14 @@
-"""Draft models with a tokenizer of their own: two bridges over tables that `drafters.vocabulary` makes.
+"""Draft models with a tokenizer of their own: two bridges over the tables of `drafters.vocabulary`.
 
-`intersection` (TLI; Timor et al. 2025, arXiv 2502.05202) draws from the draft's distribution over the tokens that both
-vocabularies share. `reencoding` (after universal assisted generation) lets the draft write greedily and proposes the
-same text in the target's tokens. Both are lossless with any lossless verifier: `log_q` of the first is the distribution
-that it drew from, the second proposes point masses, a function of the text so far.
+`intersection` (TLI; Timor et al. 2025, arXiv 2502.05202) samples from the draft's distribution over the tokens that
+both vocabularies share. `reencoding` (after universal assisted generation) decodes greedily with the draft and proposes
+the same text in the target's tokens. Both are lossless with any lossless verifier: `log_q` of the first is the
+distribution that it sampled from; the second proposes point masses, a function of the text.
 
-The draft model reads the committed text token by token through a table. That is not how its own tokenizer would write
-the whole text: a word that the target has in two tokens, the draft reads in at least two. Text to tokens and back is
-no work for a compiled loop; acceptance suffers, exactness does not. Bridges do not serve inside a cascade: how
-many draft tokens each committed one took is not kept, so that none can be taken back (no `Drafter.rewind`).
+The draft model reads the committed text token by token through a table. Its own tokenizer would write the text with
+fewer tokens: a word of two target tokens becomes at least two draft tokens. A compiled loop cannot run a tokenizer, so
+acceptance is lower; the output is exact. Bridges cannot be used inside a cascade: the number of draft tokens per
+committed token is not stored, so that tokens cannot be rolled back (no `Drafter.rewind`).
 
     target     t0        t1   t2        pending        committed tokens, each a row of the table
     draft      d0 d1 d2  d3   d4 d5     d6 d7          its cache holds what is left of the queue: d6 d7
@@ -40,7 +40,7 @@ class BridgeParams(NamedTuple):
 
     model: Params
     reading: Reading
-    telling: Any  # intersection: the draft's token of each target token [V], or NONE; reencoding: a Writing
+    writing: Any  # intersection: the draft's token of each target token [V], or NONE; reencoding: a Writing
 
 
 class BridgeDraft(NamedTuple):
@@ -61,16 +61,16 @@ class BridgeDraft(NamedTuple):
 
 @memoize
 def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int = 2) -> Drafter:
-    """A chain of gamma tokens of both vocabularies, each drawn from `lm` restricted to these, under the target's warp.
+    """A chain of gamma shared tokens, each sampled from `lm` restricted to them, under the target's warp.
 
-    Where the warp leaves no mass to any of them, the chain ends: a property of the distribution, not of a token.
+    Where the warp leaves them no mass, the chain ends: a property of the distribution, not of a token.
 
     Args:
       lm: the draft model; params are `BridgeParams`.
       vocab_size: of the target's logits.
-      gamma: tokens a round, at least 1.
-      stretch: draft tokens for each target token that there is room for, SLACK apart. A row that needs more, or more
-        than the draft's positions, goes on without a draft. Of a prompt that needs more the draft reads the end.
+      gamma: draft tokens per round.
+      stretch: room of the draft per target token, in draft tokens, besides SLACK. A row that needs more, or more than
+        the draft's positions, continues without a draft; of a prompt that needs more, the draft reads the end.
     """
     reader = _reader(lm, gamma, stretch)
 
@@ -82,12 +82,12 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
 
         def feed(token, cache):
             logits, cache = next_logits(lm, params.model, cache, spelling.tokens[token, 0])
-            return onto(params.telling, logits), cache
+            return onto(params.writing, logits), cache
 
         room = reader.room(params, state)[:, None]
         logits, cache = reader.feed(params, state)
         draft, cache = write_chain(
-            feed, onto(params.telling, logits), cache, pending, key, warp, gamma=gamma, restricted=True
+            feed, onto(params.writing, logits), cache, pending, key, warp, gamma=gamma, restricted=True
         )
         valid = draft.valid & (room | (jnp.arange(gamma + 1, dtype=jnp.int32)[None] == 0))
         return draft._replace(valid=valid), state._replace(cache=cache)
@@ -111,13 +111,11 @@ def intersection(lm: LanguageModel, vocab_size: int, gamma: int, *, stretch: int
 
 @memoize
 def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
-    """What `lm` writes greedily in gamma tokens, proposed in the target's tokens, gamma at the most.
+    """gamma greedy tokens of `lm`, proposed as at most gamma target tokens.
 
-    Runs of draft tokens that are one target token are joined, the longest run first; any other draft token becomes
-    the target's tokens that have its bytes. A draft token without such tokens ends the proposal. The draft is greedy at
-    every temperature, so that its proposal is a function of the text: point masses.
-
-    Args: as `intersection`.
+    Runs of draft tokens that are one target token are joined, the longest run first; any other draft token becomes the
+    target tokens with its bytes. A draft token without such tokens ends the proposal. The draft is greedy at every
+    temperature, so that its proposal is a function of the text: point masses.
     """
     reader = _reader(lm, gamma, stretch)
 
@@ -137,7 +135,7 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
         first = argmax(logits)
         (cache, _), others = jax.lax.scan(body, (cache, first), length=gamma - 1)
         written = jnp.concatenate([first[:, None], others.T], 1)
-        proposed, count = tell(params.telling, written, gamma)
+        proposed, count = in_target_tokens(params.writing, written, gamma)
         valid = (jnp.arange(gamma, dtype=jnp.int32)[None] < count[:, None]) & reader.room(params, state)[:, None]
         valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
         return Draft(jnp.concatenate([pending[:, None], proposed], 1), valid, None), state._replace(cache=cache)
@@ -160,7 +158,7 @@ def reencoding(lm: LanguageModel, gamma: int, *, stretch: int = 2) -> Drafter:
 
 
 class _Reader(NamedTuple):
-    """How a draft model reads target tokens: what both bridges have in common.
+    """How a draft model reads target tokens, in both bridges.
 
     init: (queue_size, params, prompt, length, cache_len, prefilled) -> BridgeDraft.
     feed: (params, state) -> logits [B,V] after the queue, and the cache with it.
@@ -179,7 +177,7 @@ def _reader(lm: LanguageModel, gamma: int, stretch: int) -> _Reader:
     positions = lm.positions
 
     def limit(params: BridgeParams, text, queue: int):
-        """Draft tokens that each row's cache may hold before a round: by its own text, so never by its neighbors'."""
+        """Draft tokens that each row's cache may hold before a round, from its own text alone."""
         most = stretch * text + SLACK + params.reading.opening.shape[0]
         return most if positions is None else jnp.minimum(most, max(positions - queue - gamma, 1))
 
@@ -190,7 +188,7 @@ def _reader(lm: LanguageModel, gamma: int, stretch: int) -> _Reader:
         at = jnp.arange(prompt.shape[1], dtype=jnp.int32)[None]
         skipped = (at == 0) & (prompt == params.reading.skip)
         counts = jnp.where((at < length[:, None]) & ~skipped, spelling.count[prompt], 0)
-        # Of a text that is too long, the draft reads the end.
+        # of a text that is too long, the draft reads the end
         most = limit(params, length, queue) - begin.shape[0]
         if lm.encoder_decoder:  # the encoder has room of its own
             most = stretch * length + SLACK
@@ -233,7 +231,9 @@ def onto(source: Int[Array, "V"], logits: Float[Array, "B U"]) -> Float[Array, "
     return jnp.where(source[None] == NONE, -jnp.inf, logits[:, jnp.maximum(source, 0)])
 
 
-def tell(writing: Writing, written: Int[Array, "B n"], width: int) -> tuple[Int[Array, "B G"], Int[Array, "B"]]:
+def in_target_tokens(
+    writing: Writing, written: Int[Array, "B n"], width: int
+) -> tuple[Int[Array, "B G"], Int[Array, "B"]]:
     """Draft tokens as target tokens: the first `width`, and how many there are.
 
     written   un  believ  ably   s          unbeliev is one target token, ably is two, s is one
@@ -335,7 +335,7 @@ def bridge(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: 
     made = intersection(draft.lm, target.vocab_size, gamma, stretch=stretch)
     tables = jax.tree.map(jnp.asarray, (reading, _vocabulary.shared(found, theirs)))
     name = f"{draft.name} x{gamma} by shared tokens"
-    return LoadedDrafter(name, made, BridgeParams(draft.params, *tables), draft, serves=target)
+    return LoadedDrafter(name, made, BridgeParams(draft.params, *tables), draft, target=target)
 
 
 def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch: int = 2) -> LoadedDrafter:
@@ -368,12 +368,12 @@ def reencode(draft: Any, target: Any, *, gamma: int = 5, width: int = 4, stretch
     made = reencoding(draft.lm, gamma, stretch=stretch)
     tables = jax.tree.map(jnp.asarray, (reading, writing))
     return LoadedDrafter(
-        f"{draft.name} x{gamma} re-encoded", made, BridgeParams(draft.params, *tables), draft, serves=target
+        f"{draft.name} x{gamma} re-encoded", made, BridgeParams(draft.params, *tables), draft, target=target
     )
 
 
 def _compared(draft: Any, target: Any, **numbers: int):
-    """Both vocabularies, their pairs, and the target's tokens in the draft's, after checks of what was asked."""
+    """Both vocabularies, their pairs, and the target's tokens in the draft's, after checks of the arguments."""
     for name, value in numbers.items():
         checks.integer(name, value, least=1)
     check_model("draft", draft)

@@ -1,27 +1,87 @@
-"""Speculation of n levels: (model, drafter, verifier) is itself a drafter, whose draft is what the model would write.
+"""Speculation of n levels: (model, drafter, verifier) is itself a drafter, whose draft follows the model.
 
-The model in the middle decodes speculatively, with its own drafter and verifier, until it has written gamma tokens:
-the draft. As the inner verifier is lossless, these tokens follow the joint distribution of the middle model, so `log_q`
-is its warped distribution after each prefix, whatever the inner drafter proposed. The inner drafter may be a cascade.
+The middle model decodes speculatively, with its own drafter and verifier, until it has gamma tokens: the draft. As the
+inner verifier is lossless, these tokens follow the joint distribution of the middle model, so `log_q` is its warped
+distribution after each prefix, whatever the inner drafter proposed. The inner drafter may be a cascade.
 
     target      t0 | p  d1 d2 d3 d4 d5 (d6 d7)      gamma = 5: d6, d7 came with the last inner round and are dropped
-    inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  by their place alone, never by what they are
+    inner rounds        [d1 d2] [d3] [d4 d5 d6 d7]  because of their position, never because of their values
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import decoding, trees
+from specjax import checks, decoding, trees, verify
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.decoding import committed_block, round_keys
+from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.programs import memoize
 from specjax.trees import Tree
 from specjax.types import Commit, Draft, KeyArray, Params, Verdict
 from specjax.verify.token import tested
+
+
+def cascade(
+    draft: Any, drafter: Any, *, gamma: int = 6, verifier: str | verify.Verifier | None = None
+) -> LoadedDrafter:
+    """A smaller model drafts a chain, itself sped up by a drafter: speculation of three levels or more.
+
+    `cascade(middle, model(small))` under a target is the hierarchy target > middle > small; the drafter may be a
+    cascade again. Lossless with any lossless verifier of chains. Staged speculative decoding, Spector and Re 2023,
+    arXiv 2308.04623; TriForce, Sun et al. 2024, arXiv 2404.11912, section 4.2.
+
+    Args:
+      draft: a model from `specjax.load` or `drafters.bounded` that shares the target's tokenizer.
+      drafter: a `LoadedDrafter` that drafts for it.
+      gamma: draft tokens per round of the target, at least 1; more than a round of the inner levels yields.
+      verifier: verifier of the inner rounds, a lossless one: a name of `specjax.verify.TABLE`, or a `Verifier`. None:
+        the default for the drafter.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: parts that do not fit together, a lossy verifier, or a drafter without `rewind`.
+
+    >>> import specjax as sj
+    >>> middle, small = sj.load("bundled/opt-draft"), sj.load("bundled/opt-tiny")
+    >>> sj.drafters.cascade(middle, sj.drafters.model(small, gamma=3), gamma=6).name
+    'bundled/opt-draft x6 (bundled/opt-tiny x3)'
+    """
+    checks.integer("gamma", gamma, least=1)
+    check_model("draft", draft)
+    if not isinstance(drafter, LoadedDrafter):
+        raise ValueError(
+            f"the inner drafter must be one from specjax.drafters, got {type(drafter).__name__}: for a draft model "
+            "write specjax.drafters.model(draft)"
+        )
+    part = drafter.drafter
+    if verifier is None:
+        chosen = verify.default(part.tree, part.siblings, part.dynamic)
+    else:
+        chosen = verify.get(verifier) if isinstance(verifier, str) else verifier
+    chosen.require_lossless()
+    drafter.check(draft)
+    chosen.check(part.tree, part.siblings, f"inner drafter {drafter.name!r}", dynamic=part.dynamic)
+    if part.rewind is None:
+        raise ValueError(
+            f"drafter {drafter.name!r} cannot roll tokens back (it has no `rewind`), so a cascade cannot use it: "
+            "use one that shares the middle model's tokenizer, or looks tokens up"
+        )
+    over = gamma - 1 + part.tree.width  # tokens that the last inner round may end at
+    draft.lm.check_rollback(over, f"a cascade of gamma={gamma}")
+    if drafter.source is not None:
+        drafter.source.lm.check_rollback(over + part.tree.size - 1, f"a cascade of gamma={gamma}")
+    return LoadedDrafter(
+        f"{draft.name} x{gamma} ({drafter.name})",
+        cascade_drafter(draft.variant(capture=part.capture), part, chosen.fn, gamma),
+        CascadeParams(draft.params, drafter.params),
+        draft,
+    )
 
 
 class CascadeParams(NamedTuple):
@@ -43,8 +103,8 @@ class Tally(NamedTuple):
 class CascadeDraft(NamedTuple):
     """State of a cascade.
 
-    Where the inner rounds end at the very last draft token and all of them are accepted, that token was never fed:
-    cache and inner drafter lag by one. The first inner round after it then commits the token that the outer target
+    If the inner rounds end at the last draft token and all draft tokens are accepted, that token was never fed: cache
+    and inner drafter lag by one. The first inner round after it then commits the token that the outer target
     appended in place of its verifier's choice, while rows that do not lag already draft.
     """
 
@@ -59,7 +119,7 @@ class CascadeDraft(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """What inner rounds carry on. Node i of `drafted` is there for i <= count; the places after it repeat the root."""
+    """State of the inner rounds. Nodes 0..count of `drafted` are drawn; later ones repeat the root."""
 
     cache: Cache
     draft: DraftState
@@ -72,11 +132,11 @@ class Rounds(NamedTuple):
 
 
 @memoize
-def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
-    """A chain of gamma tokens that `lm` writes with the help of `drafter` and `verify`; `log_q` is that of `lm`.
+def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -> Drafter:
+    """A chain of gamma tokens of `lm`, drafted by `drafter` and verified by `verify`; `log_q` is that of `lm`.
 
-    Guarantees the drafter's contract (tokens drawn from `log_q`) if `verify` is lossless. All rows draft gamma tokens;
-    a batch takes as many inner rounds as its slowest row, gamma + 1 at the most.
+    The drafter's contract (tokens are sampled from `log_q`) holds if `verify` is lossless. All rows draft gamma tokens;
+    a batch takes as many inner rounds as its slowest row, at most gamma + 1.
 
     Seed of the idea: Leviathan et al. 2023 (arXiv 2211.17192), section 6; TriForce (2404.11912) runs three levels.
     """
@@ -89,7 +149,7 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
         return (cache,) if drafter.borrows else ()
 
     def init(params: CascadeParams, prompt, length, cache_len, prefilled):
-        del prefilled  # the inner drafter works for the middle model
+        del prefilled  # the inner drafter reads the middle model
         slots = cache_len + tree.size  # the last inner round starts below the last draft token
         read = lm.prefill(params.model, prompt, length, slots)
         decoding.check_capture(drafter, read.hiddens)
@@ -149,8 +209,8 @@ def cascade(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma: int) -
     def commit(params: CascadeParams, state: CascadeDraft, committed: Commit):
         n = committed.length
         last = jnp.take_along_axis(committed.tokens, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
-        # Tokens n .. ahead of the inner levels make room for the last one that was committed. A row that keeps
-        # nothing gets its root back; one that keeps more than they have, lags.
+        # Tokens n .. ahead of the inner levels are replaced by the last committed one. A row that keeps nothing gets
+        # its root back; one that keeps more than they have, lags.
         lag = jnp.maximum(n - state.ahead, 0)
         back = jnp.where(lag > 0, 0, state.ahead - n + 1)
         running = n > 0

@@ -13,15 +13,31 @@ from jaxtyping import Array, Float, Int
 from specjax import sampling, trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import draw, uniforms
+from specjax.drafters.loaded import LoadedDrafter
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, KeyArray, Params
 
 Feed = Callable[[Int[Array, "B"], Cache], tuple[Float[Array, "B V"], Cache]]
 
 
+def plain() -> LoadedDrafter:
+    """No draft: plain autoregressive decoding in the same loop, the baseline of all speed-ups.
+
+    Lossless with any verifier: the chain with gamma 0 of Leviathan et al. 2023, arXiv 2211.17192.
+
+    Returns:
+      A drafter for any target; one token per target forward pass.
+
+    >>> import specjax as sj
+    >>> sj.drafters.plain().name
+    'plain'
+    """
+    return LoadedDrafter("plain", no_draft())
+
+
 @memoize
-def plain() -> Drafter:
-    """No draft: every round is one target forward pass and one token, the baseline of all speed-ups."""
+def no_draft() -> Drafter:
+    """A bare root: every round is one target forward pass and one token."""
 
     def init(params, prompt, length, cache_len, prefilled):
         del params, prompt, length, cache_len, prefilled

@@ -1,7 +1,7 @@
-"""Past outputs as a sorted array: what a suffix-match drafter looks up beside the request itself.
+"""Past outputs as a sorted array, in which suffix drafters look up matches besides the request itself.
 
-The positions of the text are sorted by what precedes them, read backwards: a suffix array of the reversed text. The
-continuations of every match of a text's last m tokens then stand side by side, and two binary searches find them.
+The positions of the text are sorted by the tokens before them, read backwards: a suffix array of the reversed text. The
+continuations of all matches of the last m tokens are then adjacent, and two binary searches find them.
 
     text      a  b  c  END  x  b  c  d  END        "b c" has positions 3 and 7: c is followed by END, and by d
     position  0  1  2  3    4  5  6  7  8
@@ -17,11 +17,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from specjax import files
+from specjax import checks, files
 
-END = -1  # after every document, and in all that fills the array up
+END = -1  # after every document, and in the padding of the array
 NOTHING = -2  # before the first token of a request: equals nothing, precedes everything
-LEAST = 256  # sizes are powers of two from here on, so that a corpus may grow without another compile
+LEAST = 256  # sizes are powers of two from here on, so that a corpus may grow without another compilation
 FORMAT = "specjax corpus 1"
 
 
@@ -36,23 +36,34 @@ class Corpus(NamedTuple):
 def corpus(documents: Iterable[Sequence[int]], *, depth: int = 16) -> Corpus:
     """The corpus of some documents, on the host: `depth` stable sorts.
 
+    Args:
+      documents: lists of token ids, such as `Generation.tokens`.
+      depth: longest match that can be looked up, at least 1.
+
+    Returns:
+      The `past` of `drafters.suffix` and `drafters.suffix_tree`.
+
     Raises:
       ValueError: no token at all, a token below 0, or a depth below 1.
+
+    >>> import specjax as sj
+    >>> past = sj.drafters.corpus([[5, 6, 7], [5, 8]], depth=4)
+    >>> int(past.depth)
+    4
     """
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
+    checks.integer("depth", depth, least=1)
     pieces: list[np.ndarray] = []
     for number, document in enumerate(documents):
         tokens = np.asarray(document).reshape(-1)
         if tokens.size and not np.issubdtype(tokens.dtype, np.integer):
-            raise ValueError(f"document {number} holds {tokens.dtype}: documents are lists of token ids")
+            raise ValueError(f"document {number} has dtype {tokens.dtype}: documents are lists of token ids")
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < 2**31:
             bad = tokens.min() if tokens.min() < 0 else tokens.max()
-            raise ValueError(f"document {number} holds token {bad}: tokens lie in 0..{2**31 - 1}")
+            raise ValueError(f"document {number} has token {bad}: token ids are in 0..{2**31 - 1}")
         pieces += [tokens.astype(np.int32), np.array([END], np.int32)]
     count = sum(len(piece) for piece in pieces)
     if count == len(pieces) // 2:
-        raise ValueError("a corpus needs a token: all its documents are empty")
+        raise ValueError("documents must contain a token, but all are empty")
     size = max(LEAST, 1 << (count - 1).bit_length())
     text = np.full((size,), END, np.int32)
     text[:count] = np.concatenate(pieces)
@@ -64,7 +75,12 @@ def corpus(documents: Iterable[Sequence[int]], *, depth: int = 16) -> Corpus:
 
 
 def save_corpus(past: Corpus, path: str | os.PathLike[str]) -> None:
-    """Writes a safetensors file, which appears whole or not at all."""
+    """Writes a corpus as a safetensors file, which appears whole or not at all.
+
+    Args:
+      past: from `corpus`.
+      path: file to write.
+    """
     from safetensors.numpy import save as dump
 
     path = Path(path)
@@ -76,15 +92,21 @@ def save_corpus(past: Corpus, path: str | os.PathLike[str]) -> None:
 def load_corpus(path: str | os.PathLike[str]) -> Corpus:
     """Reads what `save_corpus` wrote.
 
+    Args:
+      path: a file of `save_corpus`.
+
+    Returns:
+      The corpus.
+
     Raises:
-      ValueError: the file is not there, is no safetensors file, or holds no corpus.
+      ValueError: the file is missing, is not a safetensors file, or does not contain a corpus.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:
             if (file.metadata() or {}).get("format") != FORMAT:
-                raise ValueError(f"{path} holds no corpus: write one with drafters.corpus(...) and save_corpus")
+                raise ValueError(f"{path} is not a corpus: write one with drafters.corpus(...) and save_corpus")
             parts = {name: file.get_tensor(name) for name in Corpus._fields}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read as a corpus: {error}") from None
@@ -92,7 +114,7 @@ def load_corpus(path: str | os.PathLike[str]) -> Corpus:
     sound = text.ndim == 1 and text.shape == order.shape and depth.shape == () and depth >= 1
     sound = sound and all(part.dtype == np.int32 for part in parts.values())
     if not (sound and (np.sort(order) == np.arange(len(order))).all() and text.min() >= END):
-        raise ValueError(f"{path} is damaged: its text and order are no corpus")
+        raise ValueError(f"{path} is damaged: its text and order are not a corpus")
     return Corpus(*(jnp.asarray(part) for part in (text, order, depth)))
 
 
@@ -103,6 +125,9 @@ def read_corpus(target: Any, path: str | os.PathLike[str], *, longest: int = 16)
       target: model from `specjax.load`; its tokenizer encodes the text.
       path: past outputs: a saved corpus, or a text file with one document per line.
       longest: longest match that will be looked up.
+
+    Returns:
+      The corpus.
 
     Raises:
       ValueError: the file cannot be read, or holds text and the target has no tokenizer.

@@ -1,20 +1,59 @@
-"""Tables for `drafters.table`: counted from tokens or text; saved and loaded."""
+"""Tables for `drafters.table`: counted from tokens or text; saved and loaded.
+
+The distribution after a context is built from the shortest one upwards,
+
+    q(x | context) = mass of x among the successors listed for the context + back-off mass * q(x | shorter context)
+
+down to the unigram, which gives every token some mass: a proper distribution over the whole vocabulary (Witten and
+Bell 1991).
+"""
 
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from specjax import checks, files
-from specjax.drafters.table import Level, Table, bucket
 
 SUCCESSORS = 32  # m: successors listed for a context
 BUCKETS = 1 << 18  # rows of a level whose contexts have two tokens or more
 SMOOTHING = 0.01  # occurrences that every token is given beyond its own, so that none is without mass
 FORMAT = "specjax-table-1"
+
+MIXER = np.uint32(0x9E3779B1)  # odd, near 2**32 over the golden ratio: multiplying by it spreads neighbors
+SHIFT = np.uint32(15)
+
+
+class Level(NamedTuple):
+    """The likeliest successors of every context of one length; R rows, m successors, V where a row has fewer."""
+
+    successors: Int[Array | np.ndarray, "R m"]
+    log_mass: Float[Array | np.ndarray, "R m"]  # -inf where a row has fewer
+    log_back: Float[Array | np.ndarray, "R"]  # what the listed masses leave to the shorter context
+
+
+class Table(NamedTuple):
+    """Fitted distributions: 4 V bytes, and 8 m + 4 bytes for each context (V = 50,000 and m = 32: 13 MB for a bigram).
+
+    levels[n - 2] is for contexts of n - 1 tokens: one row a token, or where there are more, one row a bucket of
+    contexts, so that a drafter of any order has a fixed size. Contexts in one bucket share a distribution.
+    """
+
+    log_unigram: Float[Array | np.ndarray, "V"]
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def order(self) -> int:
+        """1 for a unigram, 2 for a bigram, n for contexts of n - 1 tokens."""
+        return len(self.levels) + 1
+
+    @property
+    def vocab_size(self) -> int:
+        return self.log_unigram.shape[0]
 
 
 def fit(
@@ -48,8 +87,7 @@ def fit(
     sizes = {"vocab_size": vocab_size, "order": order, "successors": successors, "buckets": buckets}
     for name, value in sizes.items():
         checks.integer(name, value, least=1)
-    if not checks.is_number(smoothing) or not 0 < smoothing < np.inf:
-        raise ValueError(f"smoothing must be a number above 0, so that every token has some mass; got {smoothing!r}")
+    checks.number("smoothing", smoothing, least=checks.POSITIVE)
     parts = [np.asarray(part, np.int64).reshape(-1) for part in sequences]
     tokens = np.concatenate([*parts, np.zeros((0,), np.int64)])
     if not tokens.size:
@@ -89,6 +127,16 @@ def _level(tokens: np.ndarray, before: np.ndarray, size: int, vocab_size: int, r
     successors[row, rank], log_mass[row, rank] = token, np.log(mass)
     left = 1.0 - np.bincount(row, weights=mass, minlength=rows)
     return Level(successors, log_mass, np.log(left).astype(np.float32))
+
+
+def bucket(context: Int[Array | np.ndarray, "*lead n"], rows: int) -> Int[Array | np.ndarray, "*lead"]:
+    """The row of each context in its level: the token itself, or a hash of several. The same in numpy and in jax."""
+    if context.shape[-1] == 1:
+        return context[..., 0]
+    mixed = context[..., 0].astype(np.uint32) * MIXER
+    for column in range(1, context.shape[-1]):
+        mixed = (mixed ^ (mixed >> SHIFT) ^ context[..., column].astype(np.uint32)) * MIXER
+    return ((mixed ^ (mixed >> SHIFT)) % np.uint32(rows)).astype(np.int32)
 
 
 def fit_texts(model: Any, texts: Iterable[str], **options: Any) -> Table:

@@ -15,7 +15,7 @@ class LoadedDrafter(NamedTuple):
       params: arrays that they read.
       source: the model that it runs; None if it runs none.
       largest: largest token id of its corpus; None without one.
-      serves: target that a bridge between vocabularies was built for; None for all other drafters.
+      target: the target that a bridge between vocabularies was built for; None for all other drafters.
 
     >>> import specjax as sj
     >>> sj.drafters.LoadedDrafter("none", sj.drafters.plain().drafter).params
@@ -27,22 +27,22 @@ class LoadedDrafter(NamedTuple):
     params: Params = ()
     source: Any = None
     largest: int | None = None
-    serves: Any = None
+    target: Any = None
 
     def check(self, target: Any) -> None:
         """Raises ValueError if this drafter cannot draft for the target."""
         if self.largest is not None and self.largest >= target.vocab_size:
             raise ValueError(
-                f"the corpus of {self.name} holds token {self.largest}, and target {target.name} has "
+                f"the corpus of {self.name} contains token {self.largest}, but target {target.name} has "
                 f"{target.vocab_size} tokens: use outputs of models that share its tokenizer"
             )
         if self.source is None:
             return
-        if self.serves is not None:
-            if not _same_tokens(self.serves, target):
+        if self.target is not None:
+            if not _same_tokens(self.target, target):
                 raise ValueError(
-                    f"drafter {self.name!r} is a bridge to the tokens of {self.serves.name}, and the target "
-                    f"{target.name} has others: build one for {target.name}"
+                    f"drafter {self.name!r} is a bridge to the tokens of {self.target.name}, but the target is "
+                    f"{target.name} with another vocabulary: build a bridge for {target.name}"
                 )
         elif self.source.vocab_size != target.vocab_size:
             raise ValueError(
@@ -60,8 +60,8 @@ class LoadedDrafter(NamedTuple):
             return
         if target.lm.rollback is not None or (self.source.config, self.source.fmt) != (target.config, target.fmt):
             raise ValueError(
-                f"drafter {self.name!r} works on the cache of the model that it was made of, {self.source.name}, and "
-                f"target {target.name} has another shape, format or cache: make the drafter of the target itself"
+                f"drafter {self.name!r} works on the cache of {self.source.name}, but target {target.name} has another "
+                "shape, format or cache: build the drafter from the target itself"
             )
 
 

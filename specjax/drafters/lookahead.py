@@ -1,6 +1,6 @@
 """Lookahead decoding: the target drafts for itself by Jacobi iteration (Fu et al. 2024, arXiv 2402.02057).
 
-Every call of the target reads, beside the last token, a window of W columns that run N - 1 steps deep, and up to G
+Every target forward pass reads, beside the last token, a window of W columns that run N - 1 steps deep, and up to G
 n-grams that were seen to begin with that token. Window W = 4, N = 4, at its positions after the last token t:
 
     row 0     t  a  b  c               drafted three rounds ago
@@ -8,9 +8,9 @@ n-grams that were seen to begin with that token. Window W = 4, N = 4, at its pos
     row 2           h  i  j  k         in the last round
     argmax             l  m  n  o      the new row; the columns t d h l, a e i m, b f j n, c g k o go into the pool
 
-A node of row r and column c sees row 0 up to column c, and its own column above it: one text, without a gap. The pool
-keeps the G freshest n-grams of every first token, from the prompt to begin with; those of the last token are branches
-of point masses, so any temperature is served, and the token after a whole n-gram is kept as ever.
+A node of row r and column c attends to row 0 up to column c, and to its own column above it: one text without a gap.
+The pool keeps the G newest n-grams of every first token, at first those of the prompt. The n-grams of the last token
+are branches of point masses, so that every temperature is supported.
 """
 
 from typing import NamedTuple
@@ -21,18 +21,51 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from specjax import checks
 from specjax.base import Drafter
 from specjax.defaults import LARGEST_TREE
+from specjax.drafters.loaded import LoadedDrafter
 from specjax.programs import memoize
 from specjax.trees import ROOT, SCRATCH, Tree
 from specjax.types import Commit, Draft, Siblings
 
 EMPTY = -1  # `Pool.first` where there is no n-gram
-BUCKETS = 1024  # first tokens that the pool tells apart: a text uses fewer
+BUCKETS = 1024  # first tokens that the pool distinguishes: a text uses fewer
+
+
+def lookahead(*, window: int = 7, ngram: int = 5, guesses: int = 7) -> LoadedDrafter:
+    """The target drafts for itself by Jacobi iteration while it verifies, in one forward pass.
+
+    Verifier: "deterministic", lossless. Lookahead decoding, Fu et al. 2024, arXiv 2402.02057, sections 3.1 and 3.2.
+
+    Args:
+      window: W, columns of the Jacobi window, at least 1.
+      ngram: N, tokens of an n-gram, at least 2; a round commits at most N.
+      guesses: G, n-grams that are verified per round, at least 1.
+
+    Returns:
+      The drafter; a forward pass reads (W + G)(N - 1) nodes.
+
+    Raises:
+      ValueError: a number out of range.
+
+    >>> import specjax as sj
+    >>> sj.drafters.lookahead(window=5, ngram=3, guesses=5).drafter.tree.size
+    20
+    """
+    for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1)):
+        checks.integer(name, value, least=least)
+    nodes = (guesses + window) * (ngram - 1)
+    if nodes > LARGEST_TREE:
+        raise ValueError(
+            f"a round of window={window}, ngram={ngram}, guesses={guesses} would read {nodes} nodes, and at most "
+            f"{LARGEST_TREE} are supported: lower one of them"
+        )
+    return LoadedDrafter(f"lookahead {window},{ngram},{guesses}", lookahead_drafter(window, ngram, guesses))
 
 
 class Pool(NamedTuple):
-    """N-grams by their first token, the freshest first. Tokens that share a bucket compete for its G places."""
+    """N-grams by their first token, the newest first. Tokens that share a bucket compete for its G places."""
 
     first: Int[Array, "B H G"]  # the token that the rest follows, or EMPTY
     rest: Int[Array, "B H G R"]  # R = N - 1
@@ -46,24 +79,11 @@ class LookaheadDraft(NamedTuple):
 
 
 @memoize
-def lookahead(window: int = 7, ngram: int = 5, guesses: int = 7, buckets: int = BUCKETS) -> Drafter:
-    """W, N and G of the paper: columns of the window, tokens of an n-gram, n-grams tried a round.
+def lookahead_drafter(window: int, ngram: int, guesses: int, buckets: int = BUCKETS) -> Drafter:
+    """W, N and G of the paper: columns of the window, tokens of an n-gram, n-grams verified per round.
 
-    The target reads 1 + G (N - 1) + W (N - 1) - 1 nodes a round, and a round commits up to N tokens.
-
-    Raises:
-      ValueError: window, guesses or buckets below 1, or ngram below 2.
+    The target reads 1 + G (N - 1) + W (N - 1) - 1 nodes per round, and a round commits up to N tokens.
     """
-    for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1),
-                               ("buckets", buckets, 1)):  # fmt: skip
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    nodes = (guesses + window) * (ngram - 1)
-    if nodes > LARGEST_TREE:
-        raise ValueError(
-            f"a round of window={window}, ngram={ngram}, guesses={guesses} would read {nodes} nodes, and at most "
-            f"{LARGEST_TREE} can be: lower one of them"
-        )
     tree, last_row = layout(window, ngram, guesses)
     rest = ngram - 1
 
@@ -144,7 +164,7 @@ def advanced(columns: Int[Array, "B N C"], length: Int[Array, "B"]) -> Int[Array
 
 
 def moved_back(window: Int[Array, "B R C"], count: Int[Array, "B"]) -> Int[Array, "B R C"]:
-    """The window that stood `count` positions too far: what `advanced` moved out of it returns to its columns.
+    """Moves the window back by `count` positions: columns that `advanced` moved to its end return to the front.
 
     The pool keeps its n-grams: those of rejected text are candidates like any other.
     """
@@ -177,7 +197,7 @@ def remember(pool: Pool, first: Int[Array, "B"], rest: Int[Array, "B R"], active
 
 
 def seeded(pool: Pool, prompt: Int[Array, "B P"], length: Int[Array, "B"]) -> Pool:
-    """The pool with every n-gram of the prompt, the latest freshest."""
+    """The pool with every n-gram of the prompt, the latest one newest."""
     size = pool.rest.shape[3] + 1
     at = jnp.arange(size, dtype=jnp.int32)
 

@@ -4,8 +4,8 @@
               (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374)
     dynamic   each row's most probable paths, expanded and reranked every round (EAGLE-2, arXiv 2406.16858)
 
-The model reads a level in one call, and of a level only the nodes that have children. What it has read of the accepted
-path stays in its cache:
+The model reads a level in one forward pass, and only its nodes that have children. The part of the accepted path that
+it has read stays in its cache:
 
     slots     0 ....... length-1 | length ........ | ...
     content   committed tokens,  | nodes read below the root, level by level, at their `slot`
@@ -13,16 +13,18 @@ path stays in its cache:
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax import checks
 from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import draw, largest, uniforms
 from specjax.drafters.chain import first_logits, roll_back
+from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.programs import memoize
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
@@ -30,11 +32,73 @@ from specjax.types import Commit, Draft, Siblings
 from specjax.verify.walk import is_token
 
 
+def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> LoadedDrafter:
+    """A smaller model drafts a static tree of tokens, one draft forward pass per level.
+
+    Lossless with the verifiers named below. SpecInfer, Miao et al. 2023, arXiv 2305.09781, section 4; Sequoia, Chen et
+    al. 2024, arXiv 2402.12374, section 3.
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      shape: a tree of `specjax.trees`: regular((3, 2)), best_tree(...), sequoia(...).
+      siblings: how the children of a node are chosen, which determines the verifiers. WITHOUT_REPLACEMENT, distinct
+        samples: "multiround-without" or "traversal-without". WITH_REPLACEMENT, independent samples: "multiround",
+        "traversal" or "kseq". POINTS, the most probable tokens: "deterministic", "multiround" or "traversal".
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: an argument of another type.
+
+    >>> import specjax as sj
+    >>> sj.drafters.tree(sj.load("bundled/opt-draft"), sj.trees.regular((3, 2))).name
+    'bundled/opt-draft tree of 10, without replacement'
+    """
+    check_model("draft", draft)
+    if not isinstance(shape, Tree):
+        raise ValueError(f"the shape must be a tree of specjax.trees, such as trees.regular((3, 2)), got {shape!r}")
+    if not isinstance(siblings, Siblings):
+        raise ValueError(f"siblings must be one of {', '.join(map(str, Siblings))}, got {siblings!r}")
+    kind = siblings.name.lower().replace("_", " ")
+    drafter = model_tree(draft.lm, shape, siblings)
+    return LoadedDrafter(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft)
+
+
+def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) -> LoadedDrafter:
+    """A smaller model grows a tree in every row and round, along its most probable paths.
+
+    Verifier: "deterministic", lossless. EAGLE-2, Li et al. 2024, arXiv 2406.16858, section 4, with any draft model.
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer.
+      size: nodes that the target verifies, the root included.
+      depth: levels below the root, one draft forward pass each.
+      width: nodes per level that the draft reads, and tokens that each of them proposes.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: a size that the depth and width cannot fill, or numbers below 1.
+
+    >>> import specjax as sj
+    >>> sj.drafters.dynamic_tree(sj.load("bundled/opt-draft"), size=12, depth=3, width=3).name
+    'bundled/opt-draft dynamic tree of 12'
+    """
+    check_model("draft", draft)
+    check_size(size, depth, width)
+    checks.integer("width", width, least=1, most=draft.vocab_size)
+    drafter = dynamic_tree_drafter(draft.lm, size, depth, width)
+    return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft)
+
+
 class TreeDraft(NamedTuple):
     """State of a draft model that writes trees.
 
-    Where the accepted path ends in a node that was never read, the cache lags the committed tokens by one; no path can
-    end in two. The first call of a round therefore feeds two tokens: the one that lags, if any, and `pending`.
+    If the accepted path ends in a node that was never read, the cache lags the committed tokens by one; no path can end
+    in two such nodes. The first forward pass of a round therefore feeds two tokens: the missing one, if any, and
+    `pending`.
     """
 
     cache: Cache
@@ -46,7 +110,7 @@ class TreeDraft(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that have children: what one call of the model reads."""
+    """The nodes of one depth that have children, which one forward pass reads."""
 
     nodes: np.ndarray  # [n]
     depth: np.ndarray  # [n], counted from the children of the root
@@ -115,31 +179,18 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
 
 def check_size(size: int, depth: int, width: int) -> None:
     """Raises ValueError for a dynamic tree that no model can draft: the checks of `dynamic_tree` without a model."""
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}; for plain decoding use drafters.plain()")
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}")
-    most = dynamic.candidates(width, depth)
-    if not depth < size <= most:
-        raise ValueError(
-            f"size counts the root and must be in {depth + 1}..{most}, what depth {depth} and width {width} propose; "
-            f"got {size}"
-        )
+    checks.integer("depth", depth, least=1)
+    checks.integer("width", width, least=1)
+    checks.integer("size", size, least=depth + 1, most=dynamic.candidates(width, depth))
 
 
 @memoize
-def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafter:
+def dynamic_tree_drafter(lm: LanguageModel, size: int, depth: int, width: int) -> Drafter:
     """Each row's own tree of the `size` - 1 most probable paths below its root, as point masses.
 
     Level by level the `width` best nodes are read, each proposes its `width` most probable tokens; of all that was
     proposed the best are kept, whatever their level.
-
-    Raises:
-      ValueError: depth or width below 1, a width above the vocabulary, or a size outside depth + 1 .. all candidates.
     """
-    check_size(size, depth, width)
-    if width > lm.vocab_size:
-        raise ValueError(f"width must be in 1..{lm.vocab_size}, the size of the vocabulary, got {width}")
     tree = dynamic.envelope(size, depth)
     read_below = width * (depth - 1)
 
@@ -184,7 +235,7 @@ def dynamic_tree(lm: LanguageModel, size: int, depth: int, width: int) -> Drafte
 
 
 def plan(tree: Tree) -> tuple[tuple[Level, ...], np.ndarray]:
-    """The calls that read a tree, the root's first, and each node's place among what was read below the root."""
+    """The forward passes that read a tree, the root's first, and each node's index among those read below the root."""
     counts = (tree.children != NO_CHILD).sum(1)
     inner = np.flatnonzero(counts)
     inner = inner[np.argsort(tree.depth[inner], kind="stable")]

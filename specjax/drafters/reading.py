@@ -1,8 +1,8 @@
-"""Bytes that a step reads: what a self-speculating draft saves, and what it does not.
+"""Bytes that a draft step of self-speculation reads, and those of plain decoding.
 
-A step of decoding is as long as what it reads from memory: every weight once for the whole batch, and every slot of
-every row's keys and values, committed or not, because shapes are static. At a short context the weights are nearly all
-of it, and a small cache saves nothing; with long rows and large batches the caches are.
+The time of a decoding step is that of its memory reads: every weight once for the whole batch, and every slot of every
+row's keys and values, committed or not, because shapes are static. At short contexts these are mostly weights, and a
+small cache saves nothing; with long rows and large batches they are mostly caches.
 """
 
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from specjax.drafters.select import SINKS, Selection
 from specjax.models import cache as caches
 from specjax.types import Params
 
-GATHERED = ("embed.positions",)  # of these tables a step reads a row a token
+GATHERED = ("embed.positions",)  # a step reads one row per token of these tables
 ONCE = ("cross.k.", "cross.v.")  # read by the prefill alone
 
 
-class Reading(NamedTuple):
+class BytesRead(NamedTuple):
     """Bytes read for each row and drafted (or decoded) token.
 
     Attributes:
@@ -36,24 +36,24 @@ class Reading(NamedTuple):
         return self.weights + self.cache + self.upkeep
 
 
-def of_target(target: Any, *, batch: int, slots: int, prompt: int = 1) -> Reading:
+def of_target(target: Any, *, batch: int, slots: int, prompt: int = 1) -> BytesRead:
     """Plain decoding, and one verifying pass of any block, over rows of `slots` slots.
 
     Args:
       prompt: encoder-decoder: positions of the encoder's output, which every decoder layer reads.
     """
-    return Reading(weight_bytes(target, target.params) / batch, cache_bytes(target, slots=slots, prompt=prompt))
+    return BytesRead(weight_bytes(target, target.params) / batch, cache_bytes(target, slots=slots, prompt=prompt))
 
 
-def of_layer_skip(target: Any, *, batch: int, slots: int, layers: tuple[int, ...], prompt: int = 1) -> Reading:
+def of_layer_skip(target: Any, *, batch: int, slots: int, layers: tuple[int, ...], prompt: int = 1) -> BytesRead:
     """A draft step of `drafters.layer_skip`: the weights and the cache of some layers."""
     cache = cache_bytes(target, slots=slots, prompt=prompt) * len(layers) / layer_count(target)
-    return Reading(weight_bytes(target, target.params, layers) / batch, cache)
+    return BytesRead(weight_bytes(target, target.params, layers) / batch, cache)
 
 
-def of_quantized(target: Any, weights: Params, *, batch: int, slots: int, prompt: int = 1) -> Reading:
+def of_quantized(target: Any, weights: Params, *, batch: int, slots: int, prompt: int = 1) -> BytesRead:
     """A draft step of `drafters.quantized`, whose int8 `weights` are `LoadedDrafter.params`."""
-    return Reading(weight_bytes(target, weights) / batch, cache_bytes(target, slots=slots, prompt=prompt))
+    return BytesRead(weight_bytes(target, weights) / batch, cache_bytes(target, slots=slots, prompt=prompt))
 
 
 def of_small_kv(
@@ -65,12 +65,12 @@ def of_small_kv(
     budget: int = 256,
     selection: Selection = SINKS,
     prompt: int = 1,
-) -> Reading:
+) -> BytesRead:
     """A draft step of `drafters.small_kv`, with its share of the upkeep.
 
-    Each round copies gamma + 1 slots from the target's cache (read, and written). A row that commits gamma + 1 tokens a
-    round, the most it can, chooses anew every `selection.every` tokens: then the target's weights and keys and values
-    are read once more, the keys twice, and the slots that were chosen copied.
+    Each round copies gamma + 1 slots from the target's cache (read, and written). A row that commits gamma + 1 tokens
+    per round, the maximum, chooses its slots again after `selection.every` tokens: the target's weights, keys and
+    values are then read once more, the keys twice, and the chosen slots are copied.
     """
     whole = cache_bytes(target, slots=slots, prompt=prompt)
     own = cache_bytes(target, slots=slots, prompt=0)
@@ -81,7 +81,7 @@ def of_small_kv(
     choice = selection.choice(target, kept)
     if choice is not None:
         upkeep += (gamma + 1) / choice.every * (weights + whole + own / 2 + 2 * kept * slot)
-    return Reading(weights, (budget + gamma) * slot + whole - own, upkeep / gamma)
+    return BytesRead(weights, (budget + gamma) * slot + whole - own, upkeep / gamma)
 
 
 def weight_bytes(target: Any, params: Params, layers: tuple[int, ...] | None = None) -> int:
@@ -105,7 +105,7 @@ def weight_bytes(target: Any, params: Params, layers: tuple[int, ...] | None = N
 
 
 def cache_bytes(target: Any, *, slots: int, prompt: int = 1) -> int:
-    """Bytes of one row's keys and values, with `prompt` positions of the encoder's output where there is an encoder."""
+    """Bytes of one row's keys and values, with `prompt` positions of the encoder's output if there is an encoder."""
     one = jax.ShapeDtypeStruct((1,), jnp.int32)
     text = jax.ShapeDtypeStruct((1, max(prompt, 1)), jnp.int32)
     cache = jax.eval_shape(lambda p, t, n: target.lm.prefill(p, t, n, slots).cache, target.params, text, one)

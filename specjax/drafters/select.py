@@ -1,7 +1,7 @@
-"""Which slots a small KV cache keeps beside the latest tokens: the first ones, SnapKV's votes, TriForce's chunks.
+"""Which slots a small KV cache keeps besides the latest tokens: the first ones, SnapKV's votes, TriForce's chunks.
 
-SnapKV and retrieval choose by what the target looks at: its queries at the last committed tokens, in every layer,
-computed by one pass that writes nothing. Every layer and key-value head keeps its own slots.
+SnapKV and Retrieval choose by the target's queries at the last committed tokens, in every layer, computed by one
+forward pass that writes nothing. Every layer and key-value head keeps its own slots.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class Choice(NamedTuple):
     """A selection at run time.
 
     observed: number of last committed tokens whose queries it reads; at least 1.
-    every: committed tokens after which a row chooses anew.
+    every: committed tokens after which a row chooses again.
     pick: (params, tokens [B,observed], cache, before [B]) -> positions below `before`, `kept` of each layer and head,
-        as `cache.take_slots` takes them. Rows that hold fewer than kept + window tokens may get anything.
+        as `cache.take_slots` takes them; undefined for rows of fewer than kept + window tokens.
     """
 
     observed: int
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 @runtime_checkable
 class Selection(Protocol):
-    """Which slots a small cache keeps beside the latest tokens: a hashable, static choice."""
+    """Which slots a small cache keeps besides the latest tokens: a hashable, static choice."""
 
     def kept(self, budget: int) -> int:
         """Number of slots of the budget that it chooses; the others are the window of the latest tokens.
@@ -48,7 +48,7 @@ class Selection(Protocol):
         ...
 
     def choice(self, target: Any, kept: int) -> Choice | None:
-        """How they are chosen; None: the first `kept` positions, for good."""
+        """How they are chosen; None: always the first `kept` positions."""
         ...
 
 
@@ -86,7 +86,7 @@ SINKS = Sinks()
 
 
 class _ByQueries:
-    """What SnapKV and Retrieval share: the queries of the last `observed` tokens choose, after `every` tokens anew."""
+    """Base of SnapKV and Retrieval: the queries of the last `observed` tokens choose, again after `every` tokens."""
 
     observed: int
     every: int

@@ -1,14 +1,12 @@
-"""Self-speculation over the target's own cache: the target drafts for itself, with fewer layers or coarser weights.
+"""Self-speculation over the target's own cache: the target drafts for itself, with fewer layers or int8 weights.
 
-`layer_skip` and `quantized` draft over the target's own cache: a variant of the target reads the keys and values of all
-committed tokens, and writes its own past them, where the next target forward pass overwrites them. So the draft needs
-no prefill and holds no cache, and its past is exact:
+A variant of the target reads the target's keys and values of all committed tokens, and writes its own past them, where
+the next target forward pass overwrites them. The draft needs neither a prefill nor a cache of its own, and the keys
+and values that it reads are exact:
 
     slots      0 ............ length-1 | length ........ length+gamma-1 |
     content    written by the target   | written by the variant         |    draft
                written by the target   | written by the target ................. verify
-
-`small_kv` (small_kv.py) copies some slots of that cache.
 
 Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) searches the best set of layers; LayerSkip (Elhoushi et al. 2024,
 arXiv 2404.16710) trains models to exit early. QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) quantizes to 4 bits; the
@@ -112,14 +110,14 @@ def borrowed_chain(lm: LanguageModel, gamma: int) -> Drafter:
 
 
 def spread(count: int, kept: int) -> tuple[int, ...]:
-    """`kept` of `count` layers, the first and the last among them, evenly spread: what to start a search from."""
+    """`kept` of `count` layers, the first and the last among them, evenly spaced: where a search may start."""
     if kept == 1:
         return (0,)
     return tuple(round(i * (count - 1) / (kept - 1)) for i in range(kept))
 
 
 def check_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """The layers that draft: as asked, or half of all by `spread`.
+    """The layers that draft: the given ones, or half of all by `spread`.
 
     Raises:
       ValueError: none, all of them, one twice, one that the model lacks, or not in ascending order.

@@ -1,18 +1,18 @@
-"""Self-speculation on a small budget of keys and values: the target drafts for itself, and reads little of its past.
+"""Self-speculation with a small KV cache: the target drafts for itself and reads only a part of its past.
 
-At long contexts a step is spent on reading the cache. The draft here is the target with all its weights, and a small
-cache of `budget` committed slots whose keys and values are the target's own, copied out of its cache. So a draft step
-reads `budget + gamma` slots, however long the row is; nothing longer is masked away.
+At long contexts a decoding step mostly reads the cache. The draft is the target with all its weights and a small cache
+of `budget` committed slots, copied from the target's cache. A draft step reads `budget + gamma` slots, however long the
+row is.
 
     slots      0 ..... kept-1 | kept ........... budget-1 | budget ........ budget+gamma-1
     content    kept slots     | the latest tokens, a ring | `pending` and the block it drafts
 
-A `Selection` (select.py) chooses the slots that are kept: the first ones (`Sinks`), or those that recent queries attend
-to, chosen anew as decoding goes. As long as everything fits, everything is kept. The ring follows the target round by
-round: position p is in slot kept + (p - kept) mod window, and what the target committed replaces what the draft wrote.
-Keys carry their true positions, and queries have theirs.
+A `Selection` (select.py) chooses the kept slots: the first ones (`Sinks`), or those that recent queries attend to,
+chosen again as decoding proceeds. As long as everything fits, everything is kept. The ring follows the target round by
+round: position p is in slot kept + (p - kept) mod window, and committed keys and values replace those of the draft.
+Keys and queries have their true positions.
 
-MagicDec (Chen et al. 2024, arXiv 2408.11049) drafts so; TriForce (Sun et al. 2024, arXiv 2404.11912) in a hierarchy.
+MagicDec: Chen et al. 2024, arXiv 2408.11049. In a hierarchy: TriForce, Sun et al. 2024, arXiv 2404.11912.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from specjax.models.cache import Cache
 from specjax.programs import memoize
 from specjax.types import Commit, PyTree
 
-NEVER = -(2**30)  # a row whose kept slots have not been chosen, or whose ring must be read anew
+NEVER = -(2**30)  # a row whose kept slots have not been chosen, or whose ring must be copied again
 
 
 def small_kv(target: Any, *, gamma: int = 4, budget: int = 256, selection: Selection = SINKS) -> LoadedDrafter:
@@ -84,10 +84,10 @@ def check_budget(budget: int, selection: Selection, gamma: int = 0) -> int:
 
 
 class SmallKV(NamedTuple):
-    """What the draft keeps from round to round."""
+    """State of the draft between rounds."""
 
     layers: PyTree  # as the target's, of budget + gamma slots
-    synced: Int[Array, "B"]  # committed tokens that the ring holds; NEVER: none, read it anew
+    synced: Int[Array, "B"]  # committed tokens that the ring holds; NEVER: none, copy it again
     chosen: Int[Array, "B"]  # how many were committed when the kept slots were chosen
     recent: Int[Array, "B O"]  # the last tokens, `pending` the very last
 
@@ -107,13 +107,13 @@ def small_kv_drafter(lm: LanguageModel, choice: Choice | None, gamma: int, budge
         return SmallKV(ring_of(cache), cache.length, never, recent)
 
     def ring_of(cache: Cache) -> PyTree:
-        """The small cache read anew: everything where it fits, else the first positions and the latest."""
+        """The small cache copied again: everything if it fits, else the first positions and the latest."""
         slot = jnp.broadcast_to(jnp.arange(budget, dtype=jnp.int32)[None], (cache.length.shape[0], budget))
         at = held_position(slot, cache.length, kept=kept, budget=budget)
         return caches.with_room(caches.take_slots(cache.layers, at), gamma)
 
     def follow(state: SmallKV, cache: Cache) -> SmallKV:
-        """Copies what the target has committed since; a row that was taken back is read anew."""
+        """Copies the slots that the target has committed since; a row that was rolled back is copied again."""
         stale = (state.synced < 0) | (state.synced > cache.length)
         layers = run_if(jnp.any(stale), lambda old: caches.where_rows(stale, ring_of(cache), old), state.layers)
         step = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
@@ -125,17 +125,17 @@ def small_kv_drafter(lm: LanguageModel, choice: Choice | None, gamma: int, budge
         return state._replace(layers=layers, synced=cache.length, chosen=jnp.where(stale, NEVER, state.chosen))
 
     def choose(params, state: SmallKV, cache: Cache) -> SmallKV:
-        """Fills the kept slots of the rows whose turn it is: each by its own count, so that no row hurries another."""
+        """Chooses the kept slots of the rows that are due. Each has its own schedule: rows are independent."""
         if choice is None:
             return state
         pick = choice.pick
         due = (cache.length > budget) & (cache.length - state.chosen >= choice.every)
 
-        def anew(layers: PyTree) -> PyTree:
+        def chosen_again(layers: PyTree) -> PyTree:
             at = pick(params, state.recent[:, :-1], cache, cache.length - window)
             return caches.put_front(layers, caches.take_slots(cache.layers, at), due)
 
-        layers = run_if(jnp.any(due), anew, state.layers)
+        layers = run_if(jnp.any(due), chosen_again, state.layers)
         return state._replace(layers=layers, chosen=jnp.where(due, cache.length, state.chosen))
 
     def propose(params, key, state: SmallKV, pending, warp, cache: Cache):
@@ -160,8 +160,8 @@ def small_kv_drafter(lm: LanguageModel, choice: Choice | None, gamma: int, budge
         return state._replace(recent=jnp.take_along_axis(tokens, at, axis=1))
 
     def rewind(params, state: SmallKV, back, token, cache: Cache):
-        # `follow` finds the cache shorter than it knew. Tokens older than `recent` are no longer known: until new ones
-        # come in, the oldest replaces them, which makes the choice of slots worse and the output no less exact.
+        # `follow` detects the shorter cache. Tokens older than `recent` are not stored: until new ones are committed,
+        # the oldest one replaces them, which makes the choice of slots worse; the output remains exact.
         del params, cache
         at = jnp.arange(observed + 1, dtype=jnp.int32)[None] - jnp.maximum(back - 1, 0)[:, None]
         recent = jnp.take_along_axis(state.recent, jnp.maximum(at, 0), axis=1)
@@ -172,7 +172,7 @@ def small_kv_drafter(lm: LanguageModel, choice: Choice | None, gamma: int, budge
 
 
 def slot_of(position: Int[Array, "B N"], *, kept: int, budget: int) -> Int[Array, "B N"]:
-    """Where a small cache puts the token at a position: the first ones fill it, the later ones go round the ring."""
+    """The slot of a position: the first ones fill the cache, the later ones go around the ring."""
     return jnp.where(position < budget, position, kept + (position - kept) % (budget - kept))
 
 

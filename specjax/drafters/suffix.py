@@ -1,10 +1,9 @@
 """Suffix matching: what followed the longest match of the last tokens, in the request and in a corpus of past outputs.
 
 SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) keeps suffix trees on the host, REST (He et al. 2023, 2311.08252)
-a suffix array; here everything stays inside jit. Some continuations of the longest matches are taken side by side, and
-counting their beginnings makes the tree of what followed, a chain by its most frequent branches or a tree of the most
-frequent ones. The request counts as text that ends where it ends; of matches in the request and in the corpus the
-longer ones count, and equally long ones together.
+a suffix array; here everything runs inside jit. Some continuations of the longest matches are gathered, and their
+prefixes are counted: the draft is the chain of the most frequent branches, or the tree of the most frequent prefixes.
+Of the matches in the request and in the corpus the longer ones count; equally long ones count together.
 
     continuations     a b c     counts    a 3 ── b 2 ── c 1      chain    a b c
                       a b d               │      │   ╰─ d 1      tree of 4, the root included: a, a b, and e
@@ -18,37 +17,113 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import trees
+from specjax import checks, trees
 from specjax.base import Drafter
 from specjax.categorical import largest
-from specjax.drafters import history
 from specjax.drafters.corpus import END, NOTHING, Corpus, matches
-from specjax.drafters.history import History
-from specjax.drafters.ngram import runs
+from specjax.drafters.loaded import LoadedDrafter
+from specjax.drafters.ngram import History, check_matches, drafter_of_history, runs
 from specjax.programs import memoize
 from specjax.trees import ROOT, dynamic
-from specjax.types import Commit, Draft, Siblings
+from specjax.types import Draft
 
 OWN, PAST = 8, 24  # continuations that are compared: the latest of the request, a sample of the corpus
 
 
-class Continuations(NamedTuple):
-    """Texts that may follow, side by side: what comes after the longest matches."""
+def suffix(
+    past: Corpus | None = None, *, gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1
+) -> LoadedDrafter:
+    """Copies what most often followed the longest match of the last tokens, in the row and in past outputs.
 
-    tokens: Int[Array, "B C D"]  # END where a text is over
-    alive: Bool[Array, "B C"]  # whether the match before it is of the longest
+    Lossless with any lossless verifier of chains. SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975, section 3;
+    REST, He et al. 2023, arXiv 2311.08252.
+
+    Args:
+      past: from `drafters.corpus(documents)`, lists of token ids such as `Generation.tokens`. None: the row alone.
+      gamma: draft tokens per round, at least 1.
+      longest: tokens of the longest match, at most 64 and at most the depth of the corpus.
+      shortest: tokens of the shortest match, at least 1.
+      confidence: share of the matches that must continue with a token for it to be proposed, 0 to 1.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: a number out of range.
+
+    >>> import specjax as sj
+    >>> past = sj.drafters.corpus([[5, 6, 7, 8], [6, 7, 9]])
+    >>> sj.drafters.suffix(past, gamma=4).name
+    'suffix x4, corpus'
+    """
+    checks.integer("gamma", gamma, least=1)
+    check_matches(longest, shortest, confidence)
+    drafter = suffix_drafter(gamma, longest, shortest, confidence)
+    return _of_corpus(f"suffix x{gamma}", drafter, past, longest)
+
+
+def suffix_tree(
+    past: Corpus | None = None,
+    *,
+    size: int = 16,
+    depth: int = 8,
+    longest: int = 16,
+    shortest: int = 1,
+    confidence: float = 0.1,
+) -> LoadedDrafter:
+    """As `suffix`, but proposes the most frequent continuations side by side, as a tree in every row and round.
+
+    Verifier: "deterministic", lossless. SuffixDecoding, Oliaro et al. 2024, arXiv 2411.04975, section 3.
+
+    Args:
+      past: from `drafters.corpus(documents)`, lists of token ids such as `Generation.tokens`. None: the row alone.
+      size: nodes that the target verifies, the root included; more than the depth, and at most 8 * depth + 1.
+      depth: tokens of the longest continuation.
+      longest: tokens of the longest match, at most 64 and at most the depth of the corpus.
+      shortest: tokens of the shortest match, at least 1.
+      confidence: share of the matches that must continue with a token for it to be proposed, 0 to 1.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: a number out of range.
+
+    >>> import specjax as sj
+    >>> sj.drafters.suffix_tree(size=12, depth=4).name
+    'suffix tree of 12'
+    """
+    checks.integer("depth", depth, least=1)
+    checks.integer("size", size, least=depth + 1, most=OWN * depth + 1)  # there are so many without a corpus
+    check_matches(longest, shortest, confidence)
+    drafter = suffix_tree_drafter(size, depth, longest, shortest, confidence)
+    return _of_corpus(f"suffix tree of {size}", drafter, past, longest)
+
+
+def _of_corpus(name: str, drafter: Drafter, past: Corpus | None, longest: int) -> LoadedDrafter:
+    if past is None:
+        return LoadedDrafter(name, drafter)
+    if longest > int(past.depth):
+        raise ValueError(
+            f"longest={longest} is more than the depth of the corpus, {int(past.depth)}: pass "
+            f"longest={int(past.depth)}, or build the corpus with depth={longest}"
+        )
+    return LoadedDrafter(f"{name}, corpus", drafter, past, largest=int(past.text.max()))
+
+
+class Continuations(NamedTuple):
+    """The texts after the longest matches."""
+
+    tokens: Int[Array, "B C D"]  # END after the end of a text
+    alive: Bool[Array, "B C"]  # whether the match before it is one of the longest
 
 
 @memoize
-def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1) -> Drafter:
+def suffix_drafter(gamma: int, longest: int, shortest: int, confidence: float) -> Drafter:
     """A chain: from the longest match on, the token that followed most often, again and again.
 
-    Its params are a `Corpus`, or () for the request alone.
-
-    Args:
-      gamma: draft tokens a round.
-      longest, shortest: tokens that a match may have.
-      confidence: a node is proposed while at least this share of the matches goes on through it.
+    Its params are a `Corpus`, or () for the request alone. A node is proposed while at least `confidence` of the
+    matches continue through it.
     """
 
     def propose(params, key, state: History, pending, warp):
@@ -59,34 +134,27 @@ def suffix(gamma: int = 8, longest: int = 16, shortest: int = 1, confidence: flo
         tokens = jnp.concatenate([pending[:, None], copied], 1)
         return Draft(tokens, jnp.concatenate([jnp.ones_like(valid[:, :1]), valid], 1), None), state
 
-    return Drafter(trees.chain(gamma), _init, propose, _commit, siblings=Siblings.POINTS, rewind=_rewind)
+    return drafter_of_history(trees.chain(gamma), propose, room=OWN)
 
 
 @memoize
-def suffix_tree(
-    size: int = 16, depth: int = 8, longest: int = 16, shortest: int = 1, confidence: float = 0.1
-) -> Drafter:
+def suffix_tree_drafter(size: int, depth: int, longest: int, shortest: int, confidence: float) -> Drafter:
     """A tree for each row and round: the `size` - 1 most frequent beginnings of what followed the longest match.
 
-    Its params are a `Corpus`, or () for the request alone. Other arguments as for `suffix`.
-
-    Raises:
-      ValueError: a size that the depth does not allow.
+    Its params are a `Corpus`, or () for the request alone.
     """
     tree = dynamic.envelope(size, depth)
-    if size - 1 > OWN * depth:  # so many beginnings there are without a corpus
-        raise ValueError(f"size must lie in {depth + 1}..{OWN * depth + 1} at depth {depth}, got {size}")
 
     def propose(params, key, state: History, pending, warp):
         del key, warp
         texts = continuations(params, state, depth, longest=longest, shortest=shortest)
         return beginnings(texts, pending, size=size, confidence=confidence), state
 
-    return Drafter(tree, _init, propose, _commit, siblings=Siblings.POINTS, dynamic=True, rewind=_rewind)
+    return drafter_of_history(tree, propose, dynamic=True, room=OWN)
 
 
 def continuations(params: Corpus | tuple[()], state: History, depth: int, *, longest: int, shortest: int):
-    """What followed the longest matches, in the request and where there is a corpus in it."""
+    """The texts after the longest matches, in the request and in the corpus, if any."""
     tokens, length = state.tokens, state.length
     run = runs(tokens, length, longest)
     best = jnp.max(run, axis=1)
@@ -112,7 +180,7 @@ def continuations(params: Corpus | tuple[()], state: History, depth: int, *, lon
 
 
 def agreeing(texts: Continuations) -> Bool[Array, "B D C C"]:
-    """Which continuations agree up to and with each of their tokens; none with one that is over, or not alive."""
+    """Which continuations agree up to and including each of their tokens; False for ended ones and those not alive."""
     tokens = jnp.moveaxis(texts.tokens, 2, 1)  # [B, D, C]
     here = (tokens != END) & texts.alive[:, None]
     same = (tokens[..., None] == tokens[..., None, :]) & here[..., None] & here[..., None, :]
@@ -144,7 +212,7 @@ def most_frequent(texts: Continuations) -> tuple[Int[Array, "B D"], Int[Array, "
 def beginnings(texts: Continuations, pending: Int[Array, "B"], *, size: int, confidence: float) -> Draft:
     """The tree of the most frequent beginnings; of equal counts the shorter, then the continuation that comes first.
 
-    A beginning is at least as frequent as what goes on from it, and is chosen before it.
+    A beginning is at least as frequent as its continuations, and is chosen before them.
     """
     same = agreeing(texts)
     rows, depth, width = same.shape[:3]
@@ -175,18 +243,3 @@ def _read(tokens: Int[Array, "B T"], at: Int[Array, "B C D"], length: Int[Array,
     """Tokens of the request, END past its end."""
     flat = jnp.take_along_axis(tokens, at.reshape(at.shape[0], -1), axis=1, mode="clip").reshape(at.shape)
     return jnp.where(at < length, flat, END)
-
-
-def _init(params, prompt, length, cache_len, prefilled) -> History:
-    del params, prefilled
-    return history.start(prompt, length, max(cache_len, OWN))
-
-
-def _commit(params, state: History, committed: Commit) -> History:
-    del params
-    return history.append(state, committed)
-
-
-def _rewind(params, state: History, back: Int[Array, "B"], token: Int[Array, "B"]) -> History:
-    del params
-    return history.rewind(state, back, token)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NONE = -1  # no token, no state
-ANCHOR = "\n"  # text before a piece, so that the tokenizer writes the piece as it does amid a text
+ANCHOR = "\n"  # text before a piece, so that the tokenizer writes the piece as it does within a text
 
 
 class Vocabulary(NamedTuple):
@@ -52,7 +52,7 @@ class Reading(NamedTuple):
     Attributes:
       spelling: of the target's tokens in the draft's; of longer ones the last K tokens.
       skip: the special token with which the target's tokenizer begins a text, NONE where it has none.
-      opening: [O] those with which the draft's does: they stand before every prompt, in the place of `skip`.
+      opening: [O] those with which the draft's begins a text: they replace `skip` before every prompt.
     """
 
     spelling: Spelling
@@ -144,10 +144,10 @@ def shared(found: dict[int, int], target: Vocabulary) -> np.ndarray:
 
 
 def spellings(source: Vocabulary, into: Vocabulary, found: dict[int, int]) -> list[list[int]]:
-    """Each token of `source` in tokens of `into`, of any number: none where there is no way to write it.
+    """Each token of `source` in tokens of `into`: any number of them, none if it cannot be written.
 
-    A token in a pair is its counterpart; any other is written as the tokenizer of `into` writes its bytes amid a text,
-    or where there is none, as the fewest tokens that have these bytes.
+    A token in a pair becomes its counterpart; any other is written as the tokenizer of `into` writes its bytes within a
+    text, or if it does not, as the fewest tokens with these bytes.
 
     Args:
       found: pairs, source -> into.
@@ -235,9 +235,9 @@ def by_bytes(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def encoded(vocabulary: Vocabulary, piece: bytes) -> list[int] | None:
-    """How the tokenizer writes these bytes amid a text.
+    """How the tokenizer writes these bytes within a text.
 
-    None where its output does not tell: half a character, a text that it normalizes, a token across the piece's border.
+    None if its output does not determine it: half a character, normalized text, a token across the piece's border.
     """
     try:
         written = vocabulary.encode(ANCHOR + piece.decode())

@@ -4,7 +4,7 @@
     content  committed tokens    | the block under test | free
 
 A block is written past the committed slots and becomes visible only through `mask`; rolling back is not advancing the
-length. Keys and values lie as [B, K, T, H]: one row and head after the other, the very operand of the attention dots.
+length. Keys and values are stored as [B, K, T, H], the operand of the attention dots.
 """
 
 from collections.abc import Callable
@@ -293,7 +293,7 @@ def one_layer(layers: tuple[KV, ...] | KV, index) -> KV:
 def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int, rows: int) -> Bool[Array, "B S T"]:
     """Which slots each block position sees: the committed ones, and those of the block that `mask` names.
 
-    mask[..., i, j] speaks of slot length + j.
+    mask[..., i, j] is for slot length + j.
     """
     mask = jnp.broadcast_to(mask, (rows, *mask.shape[-2:]))
     committed = jnp.arange(slots)[None, None] < length[:, None, None]

@@ -35,9 +35,9 @@ class Round(NamedTuple):
 class Policy(NamedTuple):
     """How many tokens each row drafts in a round, at most gamma_max.
 
-    Lossless for every policy: `plan` sees only earlier rounds, and `go_on` decides about a token that is not drawn
-    yet. Every drawn token is proposed, so that no policy can drop one because of its value,
-    which would change the output distribution (invariant 7).
+    Lossless for every policy: `plan` reads only earlier rounds, and `go_on` decides about a token that is not drawn
+    yet. Every drawn token is proposed, so that no policy can drop one because of its value, which would change the
+    output distribution (invariant 7).
 
     gamma_max: static: what shapes are made for.
     start: (params, length [B]) -> state. `length`: tokens of each row's prompt.
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
 
 
 def on_forever(params, state, drawn, position):
-    """`go_on` of a policy that decides at the start of a round alone."""
+    """`go_on` of a policy that decides only at the start of a round."""
     del params, position
     return jnp.ones(drawn.token.shape, bool), state
 
@@ -88,7 +88,7 @@ def learn_nothing(params, state, seen):
 
 
 def as_planned(gamma_max: int) -> Callable:
-    """`plan` of a policy that decides while drafting alone."""
+    """`plan` of a policy that decides only while drafting."""
 
     def plan(params, state, live):
         del params
@@ -107,6 +107,16 @@ def ladder(gamma_max: int) -> tuple[int, ...]:
     """Draft lengths at which a round is verified: 0; then 3, 7, 15, ... up to half of gamma_max; and gamma_max.
 
     With `pending` they are blocks of 1, 4, 8, 16 tokens, which fill whole tiles. At most 2 + log2(gamma_max) lengths.
+
+    Args:
+      gamma_max: the greatest length.
+
+    Returns:
+      The lengths, ascending.
+
+    >>> import specjax as sj
+    >>> sj.policies.ladder(10)
+    (0, 3, 10)
     """
     rungs = [0]
     step = 4

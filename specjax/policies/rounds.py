@@ -170,8 +170,7 @@ def goodput(
     policy = _goodput(gamma_max)
     checks.number("prior", prior, least=0, most=1)
     checks.number("decay", decay, least=0, most=1)
-    if not weight > 0:
-        raise ValueError(f"weight must be above 0, got {weight:g}: a row without tests has the prior alone")
+    checks.number("weight", weight, least=checks.POSITIVE)
     numbers = {
         "target": [*target], "draft": [0.0] * 3 if draft is None else [*draft], "prior": prior, "weight": weight,
         "decay": decay,
@@ -212,8 +211,8 @@ def _goodput(gamma_max: int) -> Policy:
 def oracle(agrees: np.ndarray, *, gamma_max: int = 16) -> Rule:
     """The upper bound for greedy decoding: each row drafts exactly the tokens that will be accepted.
 
-    The text must be known, so this is no speed-up that can be had. No policy of the same gamma_max takes fewer draft
-    steps for as few rounds.
+    The text must be known, so this speed-up cannot be achieved in practice. No policy with the same gamma_max takes
+    fewer draft steps for as few rounds.
 
     Args:
       agrees: [B, T] bool, from `agreement`: whether the t-th new token of the row is the draft model's most probable
@@ -262,7 +261,8 @@ def agreement(draft: Any, prompts: np.ndarray, length: np.ndarray, tokens: np.nd
 
     Args:
       draft: a model from `specjax.load`.
-      prompts: [B, P] left-aligned, length [B].
+      prompts: [B, P] token ids, left-aligned.
+      length: [B], number of tokens of each prompt.
       tokens: [B, T] new tokens of greedy decoding.
 
     Returns:

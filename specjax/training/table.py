@@ -5,7 +5,7 @@ from typing import Any
 
 from specjax import api, checks
 from specjax.drafters import fitting
-from specjax.drafters.table import Table
+from specjax.drafters.fitting import Table
 
 
 def fit_samples(

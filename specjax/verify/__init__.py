@@ -117,6 +117,14 @@ def default(tree: Tree, siblings: Siblings, dynamic: bool = False) -> Verifier:
     Chains: token. Trees of point masses, including dynamic trees: deterministic. Trees of samples: multiround-without
     if siblings are sampled without replacement, else multiround.
 
+    Args:
+      tree: shape of the drafts.
+      siblings: how the children of a node are chosen.
+      dynamic: whether every row has its own tree.
+
+    Returns:
+      An entry of `TABLE`.
+
     >>> from specjax import trees, verify
     >>> from specjax.types import Siblings
     >>> verify.default(trees.chain(4), Siblings.WITH_REPLACEMENT).name
@@ -136,6 +144,12 @@ def default(tree: Tree, siblings: Siblings, dynamic: bool = False) -> Verifier:
 
 def get(name: str) -> Verifier:
     """Looks up a verifier by name.
+
+    Args:
+      name: key of `TABLE`.
+
+    Returns:
+      The entry.
 
     Raises:
       ValueError: unknown name; the message suggests the closest name and lists all.

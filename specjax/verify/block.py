@@ -18,7 +18,7 @@ def block(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"])
     S_i / (S_i + 1 - a_i), where S_i = sum_x max(0, a_i p(x) - q(x)) over the distributions after it; the last node of
     the draft passes with probability a_i. The last node that passes is accepted together with all nodes before it.
     The next token is sampled from norm(max(0, a_i p - q)), or from p after the whole draft. Sun et al. 2024,
-    algorithm 2.
+    arXiv 2403.10444, algorithm 2.
 
     Args:
       key: [B] typed keys, consumed once.

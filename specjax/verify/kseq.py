@@ -12,7 +12,7 @@ from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
 from specjax.verify.walk import SiblingRule, Walked, along, descend, mass_of, verdict_of
 
-HALVINGS = 16  # of [1, K]: rho is found to K / 65,536, and lies on the safe side of the root
+HALVINGS = 16  # of [1, K]: rho is found to K / 65,536, and is on the safe side of the root
 
 
 def kseq(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -20,7 +20,8 @@ def kseq(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) 
 
     Each of the K children of a node passes with probability min(1, p(x) / (rho q(x))), where rho in [1, K] is the
     smallest value for which the K tests together give no token more than its share of p. When none passes, the token
-    is sampled from the remainder of p. On a chain rho is 1, and this is `token_level`. SpecTr, algorithm 2.
+    is sampled from the remainder of p. On a chain rho is 1, and this is `token_level`. SpecTr,
+    Sun et al. 2023, arXiv 2310.15141, algorithm 2.
 
     Args:
       key: [B] typed keys, consumed once.
@@ -33,6 +34,15 @@ def kseq(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) 
 
     Raises:
       ValueError: the draft consists of point masses.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Draft
+    >>> log_p = jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.5]), (1, 3, 2)))
+    >>> draft = Draft(tokens=jnp.array([[0, 0, 1]]), valid=jnp.ones((1, 3), bool), log_q=log_p)
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> int(verify.spectr_kseq(keys, trees.regular((2,)), draft, log_p).accepted[0])  # p == q
+    1
     """
     return verdict_of(walk, key, tree, draft, log_p)
 

@@ -1,9 +1,8 @@
-"""Lossy verifiers: they accept more than the target distribution allows, and name, docstring and report say so.
+"""Lossy verifiers accept more than the target distribution allows; names, docstrings and reports state it.
 
 Constructors are cached: equal parameters return the same function, so nothing compiles twice.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax import checks
 from specjax.base import VerifyFn
 from specjax.categorical import argmax, draw, total, uniforms
 from specjax.programs import memoize
@@ -36,13 +36,16 @@ def lossy_typical(epsilon: float = 0.09, delta: float = 0.3) -> VerifyFn:
     Returns:
       A verifier for any draft.
 
+    Raises:
+      ValueError: an argument out of range.
+
     >>> from specjax import verify
     >>> strict = verify.TABLE["lossy-typical"]._replace(fn=verify.lossy_typical(epsilon=0.3, delta=0.5))
     >>> strict.lossless
     False
     """
-    _check_between("epsilon", epsilon, 0.0, 1.0, top=False)
-    _check_between("delta", delta, 0.0, math.inf, top=False)
+    checks.number("epsilon", epsilon, least=checks.POSITIVE, most=checks.BELOW_ONE)
+    checks.number("delta", delta, least=checks.POSITIVE)
     return _sampling(Criterion(lambda log_p: jnp.minimum(delta * jnp.exp(-entropy(log_p)), epsilon), strict=True))
 
 
@@ -57,8 +60,15 @@ def lossy_threshold(least: float = 0.3) -> VerifyFn:
 
     Returns:
       A verifier for any draft.
+
+    Raises:
+      ValueError: an argument out of range.
+
+    >>> from specjax import verify
+    >>> verify.TABLE["lossy-threshold"]._replace(fn=verify.lossy_threshold(0.5)).lossless
+    False
     """
-    _check_between("least", least, 0.0, 1.0)
+    checks.number("least", least, least=checks.POSITIVE, most=1)
     return _sampling(Criterion(lambda log_p: jnp.full(log_p.shape[:2], least, log_p.dtype), strict=False))
 
 
@@ -75,6 +85,13 @@ def lossy_lenient(lenience: float = 0.8) -> VerifyFn:
 
     Returns:
       A verifier for chains.
+
+    Raises:
+      ValueError: an argument out of range.
+
+    >>> from specjax import verify
+    >>> verify.TABLE["lossy-lenient"]._replace(fn=verify.lossy_lenient(0.5)).lossless
+    False
     """
     walk = lenient_walk(lenience)
 
@@ -98,8 +115,15 @@ def lossy_lenient_greedy(lenience: float = 0.8) -> VerifyFn:
 
     Returns:
       A verifier for any draft.
+
+    Raises:
+      ValueError: an argument out of range.
+
+    >>> from specjax import verify
+    >>> verify.TABLE["lossy-lenient-greedy"]._replace(fn=verify.lossy_lenient_greedy(0.5)).lossless
+    False
     """
-    _check_between("lenience", lenience, 0.0, 1.0)
+    checks.number("lenience", lenience, least=checks.POSITIVE, most=1)
     criterion = Criterion(lambda log_p: lenience * jnp.exp(jnp.max(log_p, axis=-1)), strict=False)
 
     def verify(key, tree, draft, log_p):
@@ -114,7 +138,7 @@ def lossy_lenient_greedy(lenience: float = 0.8) -> VerifyFn:
 @memoize
 def lenient_walk(lenience: float) -> Walk:
     """`lossy_lenient` with given uniforms."""
-    _check_between("lenience", lenience, 0.0, 1.0)
+    checks.number("lenience", lenience, least=checks.POSITIVE, most=1)
 
     def walk(u, tree: Tree, draft, log_p):
         if not tree.is_chain:
@@ -174,8 +198,3 @@ def _sampling(criterion: Criterion) -> VerifyFn:
         return verdict_at(layout_of(tree, draft.parents, node.shape[0]), node, token)
 
     return verify
-
-
-def _check_between(name: str, value: float, low: float, high: float, *, top: bool = True) -> None:
-    if not (low < value < high or (top and value == high)):
-        raise ValueError(f"{name} must be in ({low:g}, {high:g}{']' if top else ')'}, got {value}")

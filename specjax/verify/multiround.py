@@ -17,7 +17,8 @@ def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N
 
     The children of a node are tested oldest first: x passes with probability min(1, p(x) / q(x)), and after each
     rejection p becomes norm(max(0, p - q)). When none passes, the token is sampled from the current p. For point
-    masses, x passes with the mass that p has left for it. On a chain this is `token_level`. SpecInfer, algorithm 2.
+    masses, x passes with the mass that p has left for it. On a chain this is `token_level`. SpecInfer, Miao et al.
+    2023, arXiv 2305.09781, algorithm 2.
 
     Args:
       key: [B] typed keys, consumed once.
@@ -46,7 +47,7 @@ def multiround_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Arr
 
     Like `multiround`, but each rejected token is removed from q, which is renormalized before the next test. A
     sibling beyond the last token with mass in q is skipped, and a sibling that was not proposed ends its family.
-    Sequoia, algorithm 2.
+    Sequoia, Chen et al. 2024, arXiv 2402.12374, algorithm 2.
 
     Args:
       key: [B] typed keys, consumed once.
@@ -56,6 +57,15 @@ def multiround_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Arr
 
     Returns:
       The accepted path and one more token.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Draft
+    >>> log_p = jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.5]), (1, 3, 2)))
+    >>> draft = Draft(tokens=jnp.array([[0, 0, 1]]), valid=jnp.ones((1, 3), bool), log_q=log_p)
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> int(verify.multiround_without_replacement(keys, trees.regular((2,)), draft, log_p).accepted[0])  # p == q
+    1
     """
     return verdict_of(walk_without, key, tree, draft, log_p)
 

@@ -15,7 +15,7 @@ def non_iterative(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
 
     A child x passes with probability p(x) / (M q(x)), M = max p / q, as in textbook rejection sampling; when none
     passes, the token is sampled from p. The acceptance rate 1 / M is at most sum_x min(p, q). Leviathan et al. 2023,
-    appendix A.2.
+    arXiv 2211.17192, appendix A.2.
 
     Args:
       key: [B] typed keys, consumed once.
@@ -28,6 +28,15 @@ def non_iterative(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
 
     Raises:
       ValueError: the draft consists of point masses.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Draft
+    >>> log_p = jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.5]), (1, 3, 2)))
+    >>> draft = Draft(tokens=jnp.array([[0, 0, 1]]), valid=jnp.ones((1, 3), bool), log_q=log_p)
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> int(verify.non_iterative_rejection(keys, trees.regular((2,)), draft, log_p).accepted[0])  # p == q
+    1
     """
     return verdict_of(walk, key, tree, draft, log_p)
 

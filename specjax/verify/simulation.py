@@ -29,6 +29,9 @@ def simulated(alpha: float | tuple[float, ...] = 0.8) -> VerifyFn:
     Returns:
       A verifier for any draft.
 
+    Raises:
+      ValueError: a probability outside 0..1.
+
     >>> from specjax import verify
     >>> half = verify.TABLE["simulated"]._replace(fn=verify.simulated(0.5))
     >>> half.lossless

@@ -17,7 +17,7 @@ def token_level(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B 
     Walks the chain from the root. A draft token x is accepted with probability min(1, p(x) / q(x)); the first
     rejected token is replaced by a sample from norm(max(0, p - q)). If no token was rejected (the draft ended, or was
     empty), the next token is sampled from p: plain decoding is the chain with gamma 0. Greedy decoding is the special
-    case of one-hot distributions. Leviathan et al. 2023, algorithm 1.
+    case of one-hot distributions. Leviathan et al. 2023, arXiv 2211.17192, algorithm 1.
 
     Args:
       key: [B] typed keys, one stream per row, consumed once.

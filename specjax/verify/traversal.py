@@ -33,7 +33,8 @@ def traversal(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N 
     weight 1. Leaves are tested first, depth first from the oldest: a leaf passes with probability a, which accepts its
     whole path. A rejected leaf is deleted; its parent's p becomes norm(max(0, a p - q)) and its weight Z / (Z + 1 - a),
     where Z is the mass of this residual. A parent without remaining children is a leaf. The next token is sampled from
-    the current p of the accepted node. On a chain this is `block`. Weng et al. 2025, algorithm 1.
+    the current p of the accepted node. On a chain this is `block`. Weng et al. 2025, arXiv
+    2505.12398, algorithm 1.
 
     Args:
       key: [B] typed keys, consumed once.
@@ -43,6 +44,15 @@ def traversal(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N 
 
     Returns:
       The accepted path and one more token.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Draft
+    >>> log_p = jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.5]), (1, 3, 2)))
+    >>> draft = Draft(tokens=jnp.array([[0, 0, 1]]), valid=jnp.ones((1, 3), bool), log_q=log_p)
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> int(verify.traversal_with_replacement(keys, trees.regular((2,)), draft, log_p).accepted[0])  # p == q
+    1
     """
     return verdict_of(walk_with, key, tree, draft, log_p)
 
@@ -52,6 +62,7 @@ def traversal_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Arra
 
     Like `traversal`, but each deleted token is removed from its parent's q, which is renormalized. A sibling beyond
     the last token with mass in q is skipped, and a sibling that was not proposed ends its family.
+    Weng et al. 2025, arXiv 2505.12398, with the removal of Sequoia's rule.
 
     Args:
       key: [B] typed keys, consumed once.
@@ -61,6 +72,15 @@ def traversal_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Arra
 
     Returns:
       The accepted path and one more token.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from specjax import trees, verify
+    >>> from specjax.types import Draft
+    >>> log_p = jnp.log(jnp.broadcast_to(jnp.array([0.5, 0.5]), (1, 3, 2)))
+    >>> draft = Draft(tokens=jnp.array([[0, 0, 1]]), valid=jnp.ones((1, 3), bool), log_q=log_p)
+    >>> keys = jax.random.split(jax.random.key(0), 1)
+    >>> int(verify.traversal_without_replacement(keys, trees.regular((2,)), draft, log_p).accepted[0])  # p == q
+    1
     """
     return verdict_of(walk_without, key, tree, draft, log_p)
 

@@ -19,17 +19,17 @@ SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
 CASES, WIDTH = 64, 40  # one compile of the scores: so many texts at once, of at most so many tokens
 
 
-def verifier(guide: LoadedDrafter, name: str):
+def verifier(loaded: LoadedDrafter, name: str):
     """The verifier of that name, which must serve this drafter and be lossless."""
-    found, part = verify.TABLE[name], guide.drafter
+    found, part = verify.TABLE[name], loaded.drafter
     found.require_lossless()
-    found.check(part.tree, part.siblings, guide.name, dynamic=part.dynamic)
+    found.check(part.tree, part.siblings, loaded.name, dynamic=part.dynamic)
     return found.fn
 
 
-def greedy_equals_plain(family: str, guide: LoadedDrafter, name: str) -> loop.Totals:
+def greedy_equals_plain(family: str, loaded: LoadedDrafter, name: str) -> loop.Totals:
     """Token for token, on a ragged batch; returns the totals for more."""
-    state = run(family, guide, verify=verifier(guide, name))
+    state = run(family, loaded, verify=verifier(loaded, name))
     assert texts(state) == battery.plain(family)
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     totals = jax.device_get(state.totals)
@@ -38,39 +38,39 @@ def greedy_equals_plain(family: str, guide: LoadedDrafter, name: str) -> loop.To
     return totals
 
 
-def a_full_cache_stops_at_the_same_token(family: str, guide: LoadedDrafter, name: str) -> None:
+def a_full_cache_stops_at_the_same_token(family: str, loaded: LoadedDrafter, name: str) -> None:
     """With a block that no longer fits: the cache of 18 tokens holds 18."""
-    state = run(family, guide, verify=verifier(guide, name), setting=Setting(cache_len=18))
+    state = run(family, loaded, verify=verifier(loaded, name), setting=Setting(cache_len=18))
     used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS
     room = np.minimum(18 - used + 1, Setting.max_new)
     assert texts(state) == [row[:n] for row, n in zip(battery.plain(family), room, strict=True)]
     assert state.stop.tolist() == np.where(room < Setting.max_new, Stop.CACHE_FULL, Stop.MAX_TOKENS).tolist()
 
 
-def rows_are_alone(family: str, guide: LoadedDrafter, name: str) -> None:
+def rows_are_independent(family: str, loaded: LoadedDrafter, name: str) -> None:
     """Greedy and sampled rows, moved, ended early by budgets and by an end of text: all in one trace."""
-    fn = verifier(guide, name)
-    whole = texts(run(family, guide, SAMPLED, verify=fn))
+    fn = verifier(loaded, name)
+    whole = texts(run(family, loaded, SAMPLED, verify=fn))
     traces = loop.trace_count()
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
     moved = run(
-        family, guide, np.array(SAMPLED)[order], verify=fn, tokens=battery.prompts()[order],
+        family, loaded, np.array(SAMPLED)[order], verify=fn, tokens=battery.prompts()[order],
         lengths=battery.LENGTHS[order], rows=order,
     )  # fmt: skip
     assert texts(moved) == [whole[i] for i in order]
     budget = [1, 24, 5, 24, 2, 24, 7, 24]
-    cut = run(family, guide, SAMPLED, verify=fn, budget=budget)
+    cut = run(family, loaded, SAMPLED, verify=fn, budget=budget)
     assert texts(cut) == [row[:n] for row, n in zip(whole, budget, strict=True)]
     assert (np.asarray(cut.totals.rounds) <= budget).all()
     eos = whole[3][5]
-    ended = run(family, guide, SAMPLED, verify=fn, setting=Setting(eos=(eos,)))
+    ended = run(family, loaded, SAMPLED, verify=fn, setting=Setting(eos=(eos,)))
     assert texts(ended) == [row[: row.index(eos) + 1] if eos in row else row for row in whole]
     assert loop.trace_count() == traces
 
 
-def follows_the_joint_distribution(family: str, guide: LoadedDrafter, name: str, **options) -> dict[float, float]:
+def follows_the_joint_distribution(family: str, loaded: LoadedDrafter, name: str, **options) -> dict[float, float]:
     """The p-values of three tokens of 4096 rows a temperature, greedy rows between them."""
-    counts = sampled_counts(guide, family, verify=verifier(guide, name), **options)
+    counts = sampled_counts(loaded, family, verify=verifier(loaded, name), **options)
     return {t: distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items()}
 
 

@@ -1,4 +1,4 @@
-"""A cache that never grows: as long as all fits it is the model's own; later it holds what its picture says."""
+"""Bounded caches: the model's own as long as everything fits, then the slots drawn in `bounded.py`."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def test_greedy_equals_plain(family):
     assert 0 < state.totals.accepted.sum() < state.totals.tested.sum()
 
 
-def test_a_budget_that_everything_fits_into_makes_a_perfect_draft():
+def test_a_budget_for_the_whole_text_makes_a_perfect_draft():
     state = run("opt", drafters.model(bound("opt", 64), gamma=GAMMA))
     assert state.totals.accepted.sum() == state.totals.tested.sum() > 0
 

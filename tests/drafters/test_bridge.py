@@ -30,11 +30,11 @@ module = importlib.import_module("specjax.drafters.bridge")  # whose name is the
 FAMILIES = tuple(battery.FAMILIES)
 KINDS = ("intersection", "reencoding")
 # The draft's vocabulary: each of its tokens is one of the target's, or one that only the draft has (NONE). Only the
-# target has 4, told to the draft as (3, 1), 10, told as (9, 3, 2), and 8, which it cannot be told.
+# target has 4, which the draft reads as (3, 1), 10, read as (9, 3, 2), and 8, which has no draft tokens.
 ONES = (0, 5, 3, NONE, 7, 1, 9, 11, 2, NONE, 12, 6)
 ROWS_OF = (0, 5, 3, 4, 7, 1, 9, 11, 2, 10, 12, 6)  # whose weights they have
-TOLD = {4: (3, 1), 8: (), 10: (9, 3, 2), **{t: (d,) for d, t in enumerate(ONES) if t != NONE}}
-# The other way: 3 alone is told as two tokens, 9 alone cannot be told.
+READ = {4: (3, 1), 8: (), 10: (9, 3, 2), **{t: (d,) for d, t in enumerate(ONES) if t != NONE}}
+# The other way: 3 alone becomes two target tokens, 9 alone none.
 BACK = {3: (8, 4), 9: (), **{d: (t,) for d, t in enumerate(ONES) if t != NONE}}
 RUNS = {(3, 1): 4, (9, 3, 2): 10, **{(d,): t for d, t in enumerate(ONES) if t != NONE}}
 WIDTH, SKIP, OPENING = 3, 2, (8,)
@@ -64,7 +64,7 @@ def draft(family: str) -> Model:
 
 def params(kind: str, family: str) -> BridgeParams:
     opening = () if family == "t5" else OPENING
-    reading = Reading(spelling(TOLD), jnp.int32(SKIP), jnp.asarray(opening, jnp.int32))
+    reading = Reading(spelling(READ), jnp.int32(SKIP), jnp.asarray(opening, jnp.int32))
     if kind == "reencoding":
         joins = jax.tree.map(jnp.asarray, vocabulary.joins(RUNS))
         return BridgeParams(draft(family).params, reading, Writing(joins, spelling(BACK)))
@@ -72,7 +72,7 @@ def params(kind: str, family: str) -> BridgeParams:
     return BridgeParams(draft(family).params, reading, jnp.asarray(source, jnp.int32))
 
 
-def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> LoadedDrafter:
+def bridge_of(kind: str, family: str = "opt", gamma: int = 3, **options) -> LoadedDrafter:
     lm = draft(family).lm
     if kind == "reencoding":
         made = reencoding(lm, gamma, **options)
@@ -84,13 +84,13 @@ def guide(kind: str, family: str = "opt", gamma: int = 3, **options) -> LoadedDr
 # --- what is drafted ---------------------------------------------------------------------------------------------
 
 
-def told(text: list[int]) -> list[int]:
-    """Target tokens as the draft is told them: by the definition."""
+def draft_tokens(text: list[int]) -> list[int]:
+    """The draft tokens of a target text, by the definition."""
     rest = text[1:] if text[0] == SKIP else text
-    return [*OPENING, *(d for token in rest for d in TOLD[token])]
+    return [*OPENING, *(d for token in rest for d in READ[token])]
 
 
-def told_back(written: list[int]) -> list[int]:
+def target_tokens(written: list[int]) -> list[int]:
     """Draft tokens as target tokens: the longest run first, by the definition."""
     out, at = [], 0
     while at < len(written):
@@ -125,7 +125,7 @@ def _score(weights, tokens):
 
 def expected(kind: str, rows: list[list[int]], gamma: int) -> list[list[int]]:
     """What each row proposes greedily after its committed text."""
-    contexts, out = [told(row) for row in rows], [[] for _ in rows]
+    contexts, out = [draft_tokens(row) for row in rows], [[] for _ in rows]
     for _ in range(gamma):
         logits = next_tokens([c + o for c, o in zip(contexts, out, strict=True)])
         if kind == "intersection":
@@ -134,24 +134,24 @@ def expected(kind: str, rows: list[list[int]], gamma: int) -> list[list[int]]:
             out[row].append(int(best))
     if kind == "intersection":
         return [[ONES[d] for d in row] for row in out]
-    return [told_back(row)[:gamma] for row in out]
+    return [target_tokens(row)[:gamma] for row in out]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_follow_the_model_on_the_converted_text(kind):
     """Of every round: after blocks refused at once, in part and accepted whole, and after tokens that tell nothing."""
     gamma = 2  # short enough to be accepted whole here and there
-    made = guide(kind, gamma=gamma)
+    made = bridge_of(kind, gamma=gamma)
     lengths = np.minimum(battery.LENGTHS, 6)  # the draft's 64 positions last for all of the text
     tokens = battery.prompts()
-    tokens[2, lengths[2] - 1], tokens[4, lengths[4] - 1] = 4, 10  # told as two and three; greedy texts have none
+    tokens[2, lengths[2] - 1], tokens[4, lengths[4] - 1] = 4, 10  # two and three draft tokens; greedy texts have none
     decode, state, static = battery.prepare("opt", made, tokens=tokens, lengths=lengths, setting=Setting(max_new=12))
     rows = [tokens[row, :n].tolist() for row, n in enumerate(lengths)]
     kept, endings = set(), set()
     for _, info in loop.stream(decode, state, verify=token_level, **static):
         wanted = expected(kind, rows, gamma)
         for row in np.flatnonzero(info.active):
-            endings.add(len(TOLD[rows[row][-1]]))
+            endings.add(len(READ[rows[row][-1]]))
             count = int(info.drafted[row])
             assert info.valid[row, 1 : count + 1].all()
             assert info.proposed[row, 1 : count + 1].tolist() == wanted[row]
@@ -163,10 +163,10 @@ def test_drafts_follow_the_model_on_the_converted_text(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_control_a_wrong_conversion_is_noticed(kind):
+def test_control_a_wrong_conversion_is_detected(kind):
     """The control: with another table, the drafts of the same rows are others."""
-    made = guide(kind)
-    reading = made.params.reading._replace(spelling=spelling({**TOLD, 4: (1, 3)}))
+    made = bridge_of(kind)
+    reading = made.params.reading._replace(spelling=spelling({**READ, 4: (1, 3)}))
     other = made._replace(params=made.params._replace(reading=reading))
     drafts = [np.asarray(first_draft(one).tokens) for one in (made, other)]
     touched = [4 in battery.prompts()[row, :n] for row, n in enumerate(battery.LENGTHS)]
@@ -186,11 +186,11 @@ def first_draft(made: LoadedDrafter, temperature=0.0, **options):
 
 
 def test_joined_and_split_tokens():
-    """Every text of four draft tokens, told in at most three target tokens."""
+    """Every text of four draft tokens, in at most three target tokens."""
     written = np.stack(np.meshgrid(*[np.arange(len(ONES))] * 4, indexing="ij"), -1).reshape(-1, 4).astype(np.int32)
-    tokens, count = jax.jit(module.tell, static_argnums=2)(params("reencoding", "opt").telling, written, 3)
+    tokens, count = jax.jit(module.in_target_tokens, static_argnums=2)(params("reencoding", "opt").writing, written, 3)
     for row, some, n in zip(written.tolist(), np.asarray(tokens).tolist(), np.asarray(count), strict=True):
-        assert some[:n] == told_back(row)[:3]
+        assert some[:n] == target_tokens(row)[:3]
 
 
 def test_pack():
@@ -209,7 +209,7 @@ def test_pack():
 
 
 def assert_greedy_equals_plain(kind: str, family: str):
-    state = run(family, guide(kind, family))
+    state = run(family, bridge_of(kind, family))
     assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum() <= totals.drafted.sum()
@@ -236,19 +236,19 @@ def least(counts: dict[float, np.ndarray], family: str = "opt") -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_rows_follow_the_joint_distribution(kind):
-    assert least(sampled_counts(guide(kind, gamma=2))) > distributions.ALPHA
+    assert least(sampled_counts(bridge_of(kind, gamma=2))) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_sampled_rows_follow_the_joint_distribution_in_every_family(kind, family):
-    assert least(sampled_counts(guide(kind, family, gamma=2), family), family) > distributions.ALPHA
+    assert least(sampled_counts(bridge_of(kind, family, gamma=2), family), family) > distributions.ALPHA
 
 
-def told_as(change, kind: str = "intersection") -> LoadedDrafter:
-    """A bridge whose draft is told otherwise than it was drawn."""
-    right = guide(kind, gamma=2)
+def reporting(change, kind: str = "intersection") -> LoadedDrafter:
+    """A bridge that changes its draft after drawing it."""
+    right = bridge_of(kind, gamma=2)
 
     def propose(*args):
         drafted, state = right.drafter.propose(*args)
@@ -257,27 +257,27 @@ def told_as(change, kind: str = "intersection") -> LoadedDrafter:
     return right._replace(drafter=right.drafter._replace(propose=propose))
 
 
-def test_the_distribution_test_fails_a_distribution_that_was_not_normalized():
-    """As of a draft that is restricted by throwing away what is not shared: it tells less than it draws with."""
-    broken = told_as(lambda drafted: drafted._replace(log_q=drafted.log_q + jnp.log(0.6)))
+def test_control_an_unnormalized_distribution_is_detected():
+    """Tokens that are not shared are masked without renormalization: log_q has less mass than was sampled from."""
+    broken = reporting(lambda drafted: drafted._replace(log_q=drafted.log_q + jnp.log(0.6)))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
-def test_the_distribution_test_fails_point_masses_called_draws():
-    """As of a re-encoded text that is told as if every token had been as likely."""
+def test_control_point_masses_reported_as_samples_are_detected():
+    """A re-encoded text with a uniform log_q."""
     even = jnp.full((battery.VOCAB,), -np.log(battery.VOCAB), jnp.float32)
     distributions_of = lambda tokens: jnp.broadcast_to(even, (*tokens.shape, battery.VOCAB))
-    broken = told_as(lambda drafted: drafted._replace(log_q=distributions_of(drafted.tokens)), "reencoding")
+    broken = reporting(lambda drafted: drafted._replace(log_q=distributions_of(drafted.tokens)), "reencoding")
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 
 def test_the_reported_distribution_is_restricted_and_normalized():
-    drafted = first_draft(guide("intersection"), SAMPLED)
+    drafted = first_draft(bridge_of("intersection"), SAMPLED)
     q = np.exp(np.asarray(drafted.log_q[:, :-1], np.float64))
     np.testing.assert_allclose(q.sum(-1), 1, atol=1e-5)
     only_target = [t for t in range(battery.VOCAB) if t not in ONES]
     assert (q[..., only_target] == 0).all()
-    logits = next_tokens([told(battery.prompts()[row, :n].tolist()) for row, n in enumerate(battery.LENGTHS)])
+    logits = next_tokens([draft_tokens(battery.prompts()[row, :n].tolist()) for row, n in enumerate(battery.LENGTHS)])
     for row, temperature in enumerate(SAMPLED):
         if temperature and battery.LENGTHS[row] <= 6:
             probs = battery.plain_distribution([logits[row, ONES.index(t)] if t in ONES else -np.inf
@@ -286,9 +286,9 @@ def test_the_reported_distribution_is_restricted_and_normalized():
 
 
 def test_kinds_of_drafts():
-    sampled, points = (guide(kind).drafter for kind in KINDS)
+    sampled, points = (bridge_of(kind).drafter for kind in KINDS)
     assert (sampled.vocab_size, points.vocab_size, points.siblings) == (battery.VOCAB, None, Siblings.POINTS)
-    first, second = (first_draft(guide("reencoding"), 1.0, setting=Setting(seed=seed)) for seed in (0, 1))
+    first, second = (first_draft(bridge_of("reencoding"), 1.0, setting=Setting(seed=seed)) for seed in (0, 1))
     assert first.log_q is None
     np.testing.assert_array_equal(first.tokens, second.tokens)
 
@@ -299,10 +299,10 @@ def test_kinds_of_drafts():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_its_place_neighbors_or_padding(kind):
-    whole = texts(run("opt", guide(kind), SAMPLED))
+    whole = texts(run("opt", bridge_of(kind), SAMPLED))
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
     padded = np.concatenate([battery.prompts(), np.full((battery.ROWS, 8), 4, np.int32)], 1)
-    moved = run("opt", guide(kind), np.array(SAMPLED)[order], tokens=padded[order], lengths=battery.LENGTHS[order],
+    moved = run("opt", bridge_of(kind), np.array(SAMPLED)[order], tokens=padded[order], lengths=battery.LENGTHS[order],
                 rows=order)  # fmt: skip
     assert [whole[i] for i in order] == texts(moved)
 
@@ -310,24 +310,24 @@ def test_a_row_does_not_depend_on_its_place_neighbors_or_padding(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_row_changes_nothing_and_stops_no_other(kind):
     budget = [1, 24, 5, 24, 2, 24, 7, 24]
-    full = texts(run("opt", guide(kind), SAMPLED))
+    full = texts(run("opt", bridge_of(kind), SAMPLED))
     before = loop.trace_count()
-    state = run("opt", guide(kind), SAMPLED, budget=budget)
+    state = run("opt", bridge_of(kind), SAMPLED, budget=budget)
     assert texts(state) == [row[:n] for row, n in zip(full, budget, strict=True)]
     assert loop.trace_count() == before  # and one trace serves both
 
 
-def test_where_the_warp_leaves_nothing_shared_nothing_is_drafted():
+def test_nothing_is_drafted_where_the_warp_removes_all_shared_tokens():
     """Only tokens that the draft lacks are allowed: the rows go on plainly, and no NaN stops them."""
     banned = {t: float("-inf") for t in range(battery.VOCAB) if t in ONES}
-    state = run("opt", guide("intersection"), 1.0, logit_bias=banned)
+    state = run("opt", bridge_of("intersection"), 1.0, logit_bias=banned)
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     assert {t for row in texts(state) for t in row} <= {4, 8, 10}
     assert state.totals.drafted.sum() == 0
 
 
 def test_nan_in_the_draft_stops_the_rows():
-    made = guide("intersection")
+    made = bridge_of("intersection")
     broken = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), made.params.model)
     state = run("opt", made._replace(params=made.params._replace(model=broken)), 1.0)
     assert state.stop.tolist() == [Stop.NAN] * battery.ROWS
@@ -335,10 +335,10 @@ def test_nan_in_the_draft_stops_the_rows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_without_room_goes_on_plainly(kind, monkeypatch):
-    """Every token is told in three and there is room for one of each: nothing is drafted, and the text is the same."""
+def test_a_row_without_room_decodes_plainly(kind, monkeypatch):
+    """Every token takes three draft tokens and there is room for one: nothing is drafted, and the text is the same."""
     monkeypatch.setattr(module, "SLACK", 0)
-    made = guide(kind)
+    made = bridge_of(kind)
     dense = made.params.reading._replace(spelling=spelling(dict.fromkeys(range(battery.VOCAB), (9, 3, 2))))
     lm = draft("opt").lm
     fresh = {
@@ -380,7 +380,7 @@ def test_between_one_tokenizer_and_itself_a_bridge_is_the_plain_chain(tiny):
 
 
 @pytest.mark.slow
-def test_re_encoding_for_itself_is_never_refused(tiny):
+def test_re_encoding_with_one_tokenizer_is_never_rejected(tiny):
     out = sj.generate(tiny, PROMPTS, drafter=drafters.reencode(tiny, tiny, gamma=3), max_new_tokens=16, temperature=0.0)
     assert out.stats.accepted_per_tested == 1.0
 
@@ -400,7 +400,7 @@ def test_without_a_bridge_another_vocabulary_is_refused(tiny, letters):
 
 
 @pytest.mark.parametrize("constructor", [drafters.bridge, drafters.reencode])
-def test_what_cannot_be_bridged_is_refused(constructor, tiny, letters):
+def test_invalid_bridges_raise(constructor, tiny, letters):
     with pytest.raises(ValueError, match="gamma"):
         constructor(tiny, letters, gamma=0)
     with pytest.raises(ValueError, match="width"):

@@ -11,8 +11,7 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, sampling, stopping, trees, verify
 from specjax.drafters import LoadedDrafter
-from specjax.drafters import cascade as cascade_guide
-from specjax.drafters.cascade import cascade
+from specjax.drafters.cascade import cascade_drafter
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
@@ -29,31 +28,31 @@ module = importlib.import_module("specjax.drafters.cascade")  # whose name is th
 
 
 @functools.cache
-def guide(kind: str, family: str = "opt") -> LoadedDrafter:
+def cascade_of(kind: str, family: str = "opt") -> LoadedDrafter:
     """Cascades of every kind, by what drafts for the middle model."""
     middle, small = battery.draft(family), battery.draft(family, 0.3)
     if kind == "model":
-        return cascade_guide(middle, drafters.model(small, gamma=2), gamma=4)
+        return drafters.cascade(middle, drafters.model(small, gamma=2), gamma=4)
     if kind == "ngram":
-        return cascade_guide(middle, drafters.ngram(gamma=3), gamma=4)
+        return drafters.cascade(middle, drafters.ngram(gamma=3), gamma=4)
     if kind == "table":
-        return cascade_guide(middle, table_of(family, 2), gamma=3)
+        return drafters.cascade(middle, table_of(family, 2), gamma=3)
     if kind == "plain":
-        return cascade_guide(middle, drafters.plain(), gamma=3)
+        return drafters.cascade(middle, drafters.plain(), gamma=3)
     if kind == "block":
-        return cascade_guide(middle, drafters.model(small, gamma=3), gamma=3, verifier="block")
+        return drafters.cascade(middle, drafters.model(small, gamma=3), gamma=3, verifier="block")
     if kind == "tree":
-        return cascade_guide(middle, tree_of(small), gamma=4, verifier="multiround")
+        return drafters.cascade(middle, tree_of(small), gamma=4, verifier="multiround")
     if kind == "twins":  # the inner drafter is never wrong about the middle model
-        return cascade_guide(middle, drafters.model(middle, gamma=2), gamma=4)
+        return drafters.cascade(middle, drafters.model(middle, gamma=2), gamma=4)
     if kind == "target":  # the middle model is never wrong about the target
-        return cascade_guide(battery.target(family), drafters.model(small, gamma=2), gamma=4)
+        return drafters.cascade(battery.target(family), drafters.model(small, gamma=2), gamma=4)
     if kind == "four":
-        lower = cascade_guide(battery.draft(family, 0.15), drafters.model(small, gamma=2), gamma=3)
-        return cascade_guide(middle, lower, gamma=5)
+        lower = drafters.cascade(battery.draft(family, 0.15), drafters.model(small, gamma=2), gamma=3)
+        return drafters.cascade(middle, lower, gamma=5)
     assert kind == "three"  # the middle model twice: what the lower one writes is never refused
-    lower = cascade_guide(middle, drafters.model(small, gamma=2), gamma=3)
-    return cascade_guide(middle, lower, gamma=5)
+    lower = drafters.cascade(middle, drafters.model(small, gamma=2), gamma=3)
+    return drafters.cascade(middle, lower, gamma=5)
 
 
 def tree_of(model) -> LoadedDrafter:
@@ -72,7 +71,7 @@ def tree_of(model) -> LoadedDrafter:
 
 def assert_drafts_are_the_models_own(kind: str):
     """Greedy drafts of every round, from ragged and rolled-back caches, equal argmaxes of runs without any cache."""
-    made, model = guide(kind), battery.draft("opt")
+    made, model = cascade_of(kind), battery.draft("opt")
     decode, state, static = battery.prepare("opt", made)
     score = jax.jit(lambda tokens: model.family.score(model.params, model.config, battery.FMT, tokens).argmax(-1))
     rows = [battery.prompts()[row, :n].tolist() for row, n in enumerate(battery.LENGTHS)]
@@ -109,9 +108,9 @@ def test_drafts_are_the_models_own_with_every_drafter(kind):
 
 
 @pytest.mark.slow
-def test_a_drafter_that_is_never_wrong_is_never_refused():
+def test_a_perfect_drafter_is_never_rejected():
     """Nor after the target refused what the middle model had accepted: its cache was rolled back with the other."""
-    state = run("opt", guide("twins"))
+    state = run("opt", cascade_of("twins"))
     outer, inner = jax.device_get((state.totals, state.draft.tally))
     assert 0 < outer.accepted.sum() < outer.tested.sum()
     assert inner.accepted.tolist() == inner.tested.tolist()
@@ -120,19 +119,19 @@ def test_a_drafter_that_is_never_wrong_is_never_refused():
 
 
 @pytest.mark.slow
-def test_a_drafter_that_does_not_forget_would_be_noticed():
+def test_control_a_drafter_without_rollback_is_detected():
     """The control: with a `rewind` that takes nothing back, twins disagree."""
     middle = battery.draft("opt")
     inner = drafters.model(middle, gamma=2)
     forgets = inner._replace(drafter=inner.drafter._replace(rewind=lambda params, state, back, token: state))
-    state = run("opt", cascade_guide(middle, forgets, gamma=4))
+    state = run("opt", drafters.cascade(middle, forgets, gamma=4))
     assert state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
 
 
 @pytest.mark.slow
-def test_a_middle_model_that_is_never_wrong_is_never_refused():
+def test_a_perfect_middle_model_is_never_rejected():
     """Every round is accepted whole, so that the levels lag whenever an inner round ends at the last draft token."""
-    state = run("opt", guide("target"), setting=Setting(max_new=25))
+    state = run("opt", cascade_of("target"), setting=Setting(max_new=25))
     outer, inner = jax.device_get((state.totals, state.draft.tally))
     assert outer.accepted.tolist() == outer.tested.tolist()
     assert outer.rounds.tolist() == [5] * battery.ROWS
@@ -143,7 +142,7 @@ def test_a_middle_model_that_is_never_wrong_is_never_refused():
 
 
 def assert_greedy_equals_plain(kind: str, family: str):
-    state = run(family, guide(kind, family))
+    state = run(family, cascade_of(kind, family))
     assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
     assert 0 < totals.accepted.sum() < totals.tested.sum()
@@ -166,7 +165,7 @@ def p_value(made: LoadedDrafter, family: str = "opt") -> float:
 
 
 def test_sampled_rows_follow_the_joint_distribution():
-    assert p_value(guide("block")) > distributions.ALPHA
+    assert p_value(cascade_of("block")) > distributions.ALPHA
 
 
 @pytest.mark.slow
@@ -174,13 +173,15 @@ def test_sampled_rows_follow_the_joint_distribution():
     ("kind", "family"), [("model", "t5"), ("ngram", "llama"), ("table", "opt"), ("three", "opt"), ("tree", "opt")]
 )
 def test_sampled_rows_follow_the_joint_distribution_everywhere(kind, family):
-    assert p_value(guide(kind, family), family) > distributions.ALPHA
+    assert p_value(cascade_of(kind, family), family) > distributions.ALPHA
 
 
 def remade() -> LoadedDrafter:
     """The cascade "block", built anew with what a test has broken."""
-    right, inner = guide("block"), drafters.model(battery.draft("opt", 0.3), gamma=3)
-    return right._replace(drafter=cascade.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3))
+    right, inner = cascade_of("block"), drafters.model(battery.draft("opt", 0.3), gamma=3)
+    return right._replace(
+        drafter=cascade_drafter.__wrapped__(right.source.lm, inner.drafter, verify.TABLE["block"].fn, 3)
+    )
 
 
 def test_the_distribution_test_fails_the_distribution_of_the_smallest_model(monkeypatch):
@@ -209,7 +210,7 @@ def test_penalties_reach_into_the_inner_rounds():
     """Tokens of earlier inner rounds count as seen: the middle model is the target here, and is never refused."""
     options = {"repetition_penalty": 1.6, "logit_bias": {3: -4.0, 5: 1.5}}
     expected = texts(run("opt", drafters.plain(), **options))
-    state = run("opt", guide("target"), **options)
+    state = run("opt", cascade_of("target"), **options)
     assert texts(state) == expected
     assert state.totals.accepted.tolist() == state.totals.tested.tolist()
     assert expected != battery.plain("opt")
@@ -219,7 +220,7 @@ def test_penalties_reach_into_the_inner_rounds():
 
 
 def test_rows_end_early_move_and_are_traced_once():
-    made = guide("model")
+    made = cascade_of("model")
     whole = texts(run("opt", made, SAMPLED))
     order, budget = np.array([3, 1, 7, 0, 2, 6, 5, 4]), np.array([1, 24, 5, 24, 2, 24, 7, 24])
     traces = loop.trace_count()
@@ -235,7 +236,7 @@ def test_rows_end_early_move_and_are_traced_once():
 
 @pytest.mark.slow
 def test_a_full_cache_stops_it_at_the_same_token():
-    state = run("opt", guide("model"), setting=Setting(cache_len=18))
+    state = run("opt", cascade_of("model"), setting=Setting(cache_len=18))
     room = np.minimum(18 - battery.LENGTHS + 1, Setting.max_new)
     assert texts(state) == [row[:n] for row, n in zip(battery.plain("opt"), room, strict=True)]
     assert state.stop.tolist() == [Stop.CACHE_FULL if n < Setting.max_new else Stop.MAX_TOKENS for n in room]
@@ -254,7 +255,7 @@ def test_three_levels_of_published_shapes_are_one_program():
         return Model(f"opt-{size}", opt.FAMILY, config, fmt, params)
 
     rows, target = 4, shapes_of("13b")
-    made = cascade_guide(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)
+    made = drafters.cascade(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)
     warps, stages = sampling.sampling_params(rows, target.vocab_size, temperature=0.8)
     given = loop.DecodeParams(target.params, made.params, warps, stopping.rules(target.vocab_size, eos=[2]))
     init = loop.make_init(target.lm, made.drafter, stages, cache_len=256, max_new=64)
@@ -271,16 +272,16 @@ def test_parts_that_do_not_fit_raise():
     opt, t5 = battery.draft("opt"), battery.draft("t5")
     small = drafters.model(opt)
     with pytest.raises(ValueError, match="gamma"):
-        cascade_guide(opt, small, gamma=0)
+        drafters.cascade(opt, small, gamma=0)
     with pytest.raises(ValueError, match="got str"):
-        cascade_guide(opt, "opt-125m")
+        drafters.cascade(opt, "opt-125m")
     with pytest.raises(ValueError, match="lossy-typical"):
-        cascade_guide(opt, small, verifier="lossy-typical")
+        drafters.cascade(opt, small, verifier="lossy-typical")
     with pytest.raises(ValueError, match="block"):
-        cascade_guide(opt, small, verifier="blok")
+        drafters.cascade(opt, small, verifier="blok")
     with pytest.raises(ValueError, match="'kseq'"):
-        cascade_guide(opt, drafters.ngram(), verifier="kseq")
+        drafters.cascade(opt, drafters.ngram(), verifier="kseq")
     with pytest.raises(ValueError, match="encoder-decoder"):
-        cascade_guide(opt, drafters.model(t5))
+        drafters.cascade(opt, drafters.model(t5))
     with pytest.raises(ValueError, match="rewind"):
-        cascade_guide(opt, small._replace(drafter=small.drafter._replace(rewind=None)))
+        drafters.cascade(opt, small._replace(drafter=small.drafter._replace(rewind=None)))

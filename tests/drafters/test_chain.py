@@ -51,7 +51,7 @@ def history():
     return seen
 
 
-def test_it_lags_where_everything_was_accepted_and_only_there(history):
+def test_the_cache_lags_only_after_full_acceptance(history):
     for before, kept, _, state in history:
         assert state.lag.tolist() == [int(n == GAMMA + 1) for n in kept]
         after = [len(row) + n for row, n in zip(before, kept, strict=True)]
@@ -78,7 +78,7 @@ def test_every_draft_is_what_the_model_predicts_from_the_whole_text(history):
             assert whole[row][len(text) :] == best[row, len(text) - 1 : len(whole[row]) - 1].tolist()
 
 
-def test_a_token_that_was_not_fed_would_be_noticed(history):
+def test_control_a_token_that_was_not_fed_is_detected(history):
     """The control: without the token that lags, the next drafts are others."""
     model = battery.target("opt")
     drafter = chain(model.lm, GAMMA)

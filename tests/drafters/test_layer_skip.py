@@ -76,7 +76,7 @@ def test_default_is_half_the_layers_with_both_ends():
         ("01", "layers"),
     ],
 )
-def test_choices_that_cannot_serve_are_refused(layers, name, monkeypatch):
+def test_invalid_layers_raise(layers, name, monkeypatch):
     """Of a wrong kind too: nothing checks a user's annotations, and here nothing does either."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=name):

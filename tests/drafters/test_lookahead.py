@@ -9,7 +9,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, trees
-from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead, remember
+from specjax.drafters.lookahead import EMPTY, Pool, layout, lookahead_drafter, remember
 from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
 from specjax.verify.deterministic import deterministic
@@ -23,9 +23,9 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 W, N, G = 4, 4, 3
 
 
-def guide(w=W, n=N, g=G) -> drafters.LoadedDrafter:
+def lookahead_of(w=W, n=N, g=G) -> drafters.LoadedDrafter:
     """A bucket for every token of the small vocabulary: with the default, 12,288 rows would be half a gigabyte."""
-    return drafters.LoadedDrafter("lookahead", lookahead(w, n, g, buckets=battery.VOCAB))
+    return drafters.LoadedDrafter("lookahead", lookahead_drafter(w, n, g, buckets=battery.VOCAB))
 
 
 # --- the window --------------------------------------------------------------------------------------------------
@@ -47,15 +47,17 @@ def test_the_tree_by_hand():
 
 def rounds(family: str, temperature):
     """(text below the prompt of each row, pending, window, argmax at the last row, window and pool after) by rounds."""
-    guided = guide()
+    loaded = lookahead_of()
     _, last_row = layout(W, N, G)
-    decode, state, static = prepare(family, guided, temperature)
-    drafter = guided.drafter
+    decode, state, static = prepare(family, loaded, temperature)
+    drafter = loaded.drafter
     keep = []
 
-    def commit(params, state, told):
-        after = drafter.commit(params, state, told)
-        return after._replace(window=jnp.concatenate([after.window, state.window, told.argmax[:, None, last_row]], 1))
+    def commit(params, state, committed):
+        after = drafter.commit(params, state, committed)
+        return after._replace(
+            window=jnp.concatenate([after.window, state.window, committed.argmax[:, None, last_row]], 1)
+        )
 
     def init(*args):
         first = drafter.init(*args)
@@ -88,8 +90,8 @@ def test_every_window_node_reads_one_text_and_columns_are_its_ngrams(family):
         cases = []
         for row, text in enumerate(texts):
             for column in range(W):
-                told = [*before[row, 0, 1 : column + 1], *before[row, 1:, column]]
-                cases.append((row, [*text, *map(int, told)]))
+                column_text = [*before[row, 0, 1 : column + 1], *before[row, 1:, column]]
+                cases.append((row, [*text, *map(int, column_text)]))
         expected = drafting.logits_after(family, cases).argmax(-1).reshape(-1, W)
         np.testing.assert_array_equal(fresh, expected)
         for row, n in enumerate(gained):
@@ -101,7 +103,7 @@ def test_every_window_node_reads_one_text_and_columns_are_its_ngrams(family):
 
 
 def test_a_row_that_has_stopped_keeps_its_window_and_its_pool():
-    drafter = guide(3, 3, 2).drafter
+    drafter = lookahead_of(3, 3, 2).drafter
     prompt = jnp.asarray(battery.prompts()[:2])
     state = drafter.init((), prompt, jnp.asarray([9, 9]), 24, None)
     _, state = drafter.propose((), None, state, prompt[:, 8], None)
@@ -144,20 +146,20 @@ def test_the_pool_keeps_the_freshest_of_each_bucket(buckets):
     shape = (rows, buckets, places)
     pool = Pool(jnp.full(shape, EMPTY, jnp.int32), jnp.zeros((*shape, 2), jnp.int32))
     step = jax.jit(remember)
-    told = [[] for _ in range(rows)]
+    remembered = [[] for _ in range(rows)]
     for _ in range(120):
         pieces = np.stack([rng.integers(0, 8, rows), rng.integers(0, 3, rows), rng.integers(0, 2, rows)], 1)
         active = rng.random(rows) < 0.8
         pieces = pieces.astype(np.int32)
         pool = step(pool, jnp.asarray(pieces[:, 0]), jnp.asarray(pieces[:, 1:]), jnp.asarray(active))
         for row in np.flatnonzero(active):
-            told[row].append(tuple(map(int, pieces[row])))
+            remembered[row].append(tuple(map(int, pieces[row])))
     for row in range(rows):
-        assert contents(pool, row) == kept(told[row], places, buckets)
+        assert contents(pool, row) == kept(remembered[row], places, buckets)
 
 
 def test_the_prompt_seeds_the_pool_and_only_the_prompt():
-    drafter = guide().drafter
+    drafter = lookahead_of().drafter
     state = jax.jit(drafter.init, static_argnums=3)(
         (), jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS), 8, None
     )
@@ -170,7 +172,7 @@ def test_the_prompt_seeds_the_pool_and_only_the_prompt():
 
 def test_guesses_are_the_ngrams_of_the_pending_token_alone():
     """A bucket shared with another token is no guess."""
-    drafter = lookahead(2, 3, 2, buckets=4)
+    drafter = lookahead_drafter(2, 3, 2, buckets=4)
     prompt = jnp.asarray([[1, 7, 8, 5, 9, 2, 1, 3, 4, 1]], jnp.int32)  # 1 and 5 and 9 share a bucket of two places
     state = drafter.init((), prompt, jnp.asarray([10]), 8, None)
     draft, _ = drafter.propose((), None, state, jnp.asarray([1]), None)
@@ -195,38 +197,41 @@ def test_branches_that_share_a_beginning_are_one():
 @pytest.mark.parametrize("name", ["deterministic", slow("multiround"), slow("traversal"), slow("multiround-without")])
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["t5"]))
 def test_greedy_equals_plain(family, name):
-    totals = drafting.greedy_equals_plain(family, guide(), name)
+    totals = drafting.greedy_equals_plain(family, lookahead_of(), name)
     assert 0 < totals.accepted.sum() < totals.tested.sum()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 2, 1), (7, 2, 3), (1, 5, 1), (7, 5, 7), (15, 5, 15)])
 def test_greedy_equals_plain_for_every_shape(shape):
-    drafting.greedy_equals_plain("llama", guide(*shape), "deterministic")
+    drafting.greedy_equals_plain("llama", lookahead_of(*shape), "deterministic")
 
 
 @pytest.mark.slow
 def test_more_is_accepted_than_the_prompt_alone_gives():
     """The window finds n-grams: with a window of rubbish that never changes, fewer tokens pass."""
-    right = guide(6, 4, 6)
-    frozen = lambda params, state, told: state
+    right = lookahead_of(6, 4, 6)
+    frozen = lambda params, state, committed: state
     still = right._replace(drafter=right.drafter._replace(commit=frozen))
     accepted = [drafting.greedy_equals_plain("opt", g, "deterministic").accepted.sum() for g in (right, still)]
     assert accepted[0] > 1.2 * accepted[1]
 
 
-def test_rows_are_alone():
-    drafting.rows_are_alone("opt", guide(), "deterministic")
+def test_rows_are_independent():
+    drafting.rows_are_independent("opt", lookahead_of(), "deterministic")
 
 
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
 def test_a_full_cache_stops_at_the_same_token(family):
-    drafting.a_full_cache_stops_at_the_same_token(family, guide(), "deterministic")
+    drafting.a_full_cache_stops_at_the_same_token(family, lookahead_of(), "deterministic")
 
 
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
 def test_sampled_rows_follow_the_joint_distribution(family):
-    assert min(drafting.follows_the_joint_distribution(family, guide(), "deterministic").values()) > distributions.ALPHA
+    assert (
+        min(drafting.follows_the_joint_distribution(family, lookahead_of(), "deterministic").values())
+        > distributions.ALPHA
+    )
 
 
 def test_control_a_window_that_is_accepted_breaks_the_distribution():
@@ -238,7 +243,7 @@ def test_control_a_window_that_is_accepted_breaks_the_distribution():
         first = verdict.accepted == 0
         return verdict._replace(token=jnp.where(first, guess, verdict.token))
 
-    counts = sampled_counts(guide(), "opt", verify=takes_a_branch)
+    counts = sampled_counts(lookahead_of(), "opt", verify=takes_a_branch)
     assert min(distributions.chi_square(h, exact_joint(t)) for t, h in counts.items()) < distributions.ALPHA
 
 
@@ -246,7 +251,7 @@ def test_control_a_window_that_is_accepted_breaks_the_distribution():
 def test_penalties_reach_every_branch():
     options = {"repetition_penalty": 1.4, "logit_bias": {3: -4.0, 5: 1.5}}
     expected = battery.texts(battery.run("opt", drafters.plain(), **options))
-    assert battery.texts(battery.run("opt", guide(), verify=deterministic, **options)) == expected
+    assert battery.texts(battery.run("opt", lookahead_of(), verify=deterministic, **options)) == expected
 
 
 @pytest.mark.parametrize(
@@ -257,13 +262,13 @@ def test_penalties_reach_every_branch():
         ({"guesses": 0}, "guesses"),
     ],
 )
-def test_what_cannot_be_is_refused(choice, name):
+def test_invalid_arguments_raise(choice, name):
     with pytest.raises(ValueError, match=name):
         drafters.lookahead(**choice)
 
 
-def test_who_serves_it():
-    tree = guide().drafter.tree
+def test_supporting_verifiers():
+    tree = lookahead_of().drafter.tree
     for name, found in TABLE.items():
         assert found.supports(tree, Siblings.POINTS) == (name not in ("token", "block", "kseq", "non-iterative",
                                                                           "lossy-lenient"))  # fmt: skip

@@ -29,7 +29,7 @@ LOSSLESS = {
 }
 
 
-def guide(family: str, kind: Siblings | None, shape: Tree = UNEVEN, model=None) -> drafters.LoadedDrafter:
+def tree_of(family: str, kind: Siblings | None, shape: Tree = UNEVEN, model=None) -> drafters.LoadedDrafter:
     """A static tree, or with None for its siblings a dynamic one."""
     model = model or battery.draft(family)
     if kind is None:
@@ -48,7 +48,7 @@ def warp(logits, ancestors=None):
 
 
 def committed(rng, draft: Draft, parents, kind: str) -> list[list[int]]:
-    """A node of each row and one token more; `kind` says which node: any, the deepest, or the root."""
+    """A node of each row and one token more; `kind` selects the node: any, the deepest, or the root."""
     blocks = []
     for row in range(ROWS):
         routes = [
@@ -59,9 +59,9 @@ def committed(rng, draft: Draft, parents, kind: str) -> list[list[int]]:
     return blocks
 
 
-def rounds(family: str, guided: drafters.LoadedDrafter):
+def rounds(family: str, loaded: drafters.LoadedDrafter):
     """(text of each row below its prompt, draft) round by round, under verdicts of every kind; row 3 ends after two."""
-    drafter, model = guided.drafter, guided.params
+    drafter, model = loaded.drafter, loaded.params
     propose = jax.jit(lambda params, key, state, pending: drafter.propose(params, key, state, pending, warp))
     commit = jax.jit(drafter.commit)
     start = battery.FAMILIES["t5"][1].start_token
@@ -70,23 +70,25 @@ def rounds(family: str, guided: drafters.LoadedDrafter):
         model, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(battery.LENGTHS[:ROWS]), 40, None
     )
     last = [start if family == "t5" else battery.prompts()[i, battery.LENGTHS[i] - 1] for i in range(ROWS)]
-    said: list[list[int]] = [[] for _ in range(ROWS)]
+    written: list[list[int]] = [[] for _ in range(ROWS)]
     for number, kind in enumerate(["any", "deep", "any", "none", "any"]):
-        pending = jnp.asarray([text[-1] if text else first for text, first in zip(said, last, strict=True)], jnp.int32)
+        pending = jnp.asarray(
+            [text[-1] if text else first for text, first in zip(written, last, strict=True)], jnp.int32
+        )
         draft, state = propose(model, jax.random.split(jax.random.key(number), ROWS), state, pending)
-        yield [list(text) for text in said], jax.device_get(draft)
+        yield [list(text) for text in written], jax.device_get(draft)
         blocks = committed(rng, draft, drafter.tree.parents, kind)
         tokens = rng.integers(0, battery.VOCAB, (ROWS, drafter.tree.width)).astype(np.int32)
         length = np.zeros((ROWS,), np.int32)
         for row, block in enumerate(blocks):
             if row != ENDED or number < 2:
                 tokens[row, : len(block)], length[row] = block, len(block)
-                said[row] += block
+                written[row] += block
         before = np.asarray(state.cache.length)
         state = commit(model, state, battery.commit_of(tokens, length))
         held = np.asarray(state.cache.length + state.lag)
         read = 0 if family == "t5" else battery.LENGTHS[:ROWS] - 1
-        assert held.tolist() == (read + np.array([len(text) for text in said])).tolist()
+        assert held.tolist() == (read + np.array([len(text) for text in written])).tolist()
         assert set(np.asarray(state.lag)) <= {0, 1} and (before > 0).all()
 
 
@@ -96,9 +98,9 @@ def test_every_distribution_is_that_of_the_plain_text(family):
     """After ragged, rolled-back, branching and lagging rounds, for every node that has children."""
     shape = np.flatnonzero((UNEVEN.children != NO_CHILD).any(1))
     model = battery.target(family)
-    for said, draft in rounds(family, guide(family, WITHOUT, model=model)):
+    for written, draft in rounds(family, tree_of(family, WITHOUT, model=model)):
         cases = [
-            (row, said[row] + drafting.routes(draft, UNEVEN.parents, row)[node])
+            (row, written[row] + drafting.routes(draft, UNEVEN.parents, row)[node])
             for row, node in itertools.product(range(ROWS), shape)
         ]
         expected = scipy.special.log_softmax(drafting.logits_after(family, cases), -1)
@@ -124,12 +126,12 @@ def most_probable_paths(probs, *, size: int, depth: int, width: int) -> set[tupl
 )
 def test_a_dynamic_tree_holds_the_most_probable_paths_of_the_plain_text(family):
     shapes = set()
-    for said, draft in rounds(family, guide(family, None, model=battery.target(family))):
+    for written, draft in rounds(family, tree_of(family, None, model=battery.target(family))):
         assert draft.valid.all() and draft.log_q is None
         for row in range(ROWS):
 
-            def probs(paths, row=row, said=said):
-                logits = drafting.logits_after(family, [(row, said[row] + list(path)) for path in paths])
+            def probs(paths, row=row, written=written):
+                logits = drafting.logits_after(family, [(row, written[row] + list(path)) for path in paths])
                 return scipy.special.log_softmax(logits, -1)
 
             ours = {tuple(route) for route in drafting.routes(draft, None, row)}
@@ -140,23 +142,23 @@ def test_a_dynamic_tree_holds_the_most_probable_paths_of_the_plain_text(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [WITHOUT, None])
-def test_control_a_token_that_was_not_fed_would_be_noticed(kind):
+def test_control_a_token_missing_from_the_cache_is_detected(kind):
     """The lag forgotten, and a sibling's keys kept in place of the accepted node's."""
-    guided = guide("opt", kind, model=battery.target("opt"))
-    drafter = guided.drafter
+    loaded = tree_of("opt", kind, model=battery.target("opt"))
+    drafter = loaded.drafter
     lengths = jnp.asarray(battery.LENGTHS[:ROWS])
 
     @jax.jit
     def propose(state, pending):
-        return drafter.propose(guided.params, jax.random.split(jax.random.key(0), ROWS), state, pending, warp)
+        return drafter.propose(loaded.params, jax.random.split(jax.random.key(0), ROWS), state, pending, warp)
 
     first = jnp.asarray([battery.prompts()[i, n - 1] for i, n in enumerate(battery.LENGTHS[:ROWS])])
-    draft, state = propose(drafter.init(guided.params, jnp.asarray(battery.prompts()[:ROWS]), lengths, 40, None), first)
+    draft, state = propose(drafter.init(loaded.params, jnp.asarray(battery.prompts()[:ROWS]), lengths, 40, None), first)
     deep = committed(np.random.default_rng(0), draft, drafter.tree.parents, "deep")
     length = jnp.asarray([len(block) for block in deep], jnp.int32)
-    told = battery.commit_of([block + [0] * (4 - len(block)) for block in deep], length)
+    accepted = battery.commit_of([block + [0] * (4 - len(block)) for block in deep], length)
     pending = jnp.asarray([block[-1] for block in deep], jnp.int32)
-    right = drafter.commit(guided.params, state, told)
+    right = drafter.commit(loaded.params, state, accepted)
     assert (np.asarray(right.lag) == 1).all() and (np.asarray(right.cache.length) > np.asarray(lengths)).all()
     forgets = right._replace(lag=jnp.zeros_like(right.lag))
     swapped = right._replace(cache=right.cache._replace(layers=state.cache.layers))  # nothing was moved
@@ -171,10 +173,10 @@ def test_control_a_token_that_was_not_fed_would_be_noticed(kind):
 @functools.cache
 def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Draft, np.ndarray]:
     """Drafts of three children after one prompt, and the distribution after the root."""
-    guided = guide("opt", kind, trees.regular((3, 1)))
+    loaded = tree_of("opt", kind, trees.regular((3, 1)))
     params, stages = sampling.sampling_params(count, battery.VOCAB, temperature=temperature, top_k=6)
     tokens = np.tile(battery.prompts()[4], (count, 1))
-    drafter = guided.drafter
+    drafter = loaded.drafter
 
     @jax.jit
     def draw(weights, keys):
@@ -182,8 +184,8 @@ def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Dra
         state = drafter.init(weights, jnp.asarray(tokens), jnp.full((count,), 9, jnp.int32), 24, None)
         return drafter.propose(weights, keys, state, jnp.asarray(tokens[:, 8]), warp)[0]
 
-    draft = jax.device_get(draw(guided.params, jax.random.split(jax.random.key(2), count)))
-    logits = drafting.logits_after("opt", [(4, [])], guided.params)
+    draft = jax.device_get(draw(loaded.params, jax.random.split(jax.random.key(2), count)))
+    logits = drafting.logits_after("opt", [(4, [])], loaded.params)
     return draft, battery.plain_distribution(logits[0], (), temperature, top_k=6)
 
 
@@ -219,7 +221,7 @@ def test_points_are_the_most_probable_tokens_and_a_greedy_row_has_alternatives()
         assert (draft.tokens == draft.tokens[0]).all()  # nothing was drawn
 
 
-def test_what_has_no_mass_is_not_proposed():
+def test_tokens_without_mass_are_not_proposed():
     """Of a greedy distribution without replacement, one child and its own; with replacement, the same child thrice."""
     draft, probs = children(WITHOUT, 0.0)
     assert draft.valid[0].tolist() == [True, True, False, False, True, False, False]
@@ -242,7 +244,7 @@ GREEDY = [*QUICK, *(slow(*case) for case in EVERY if case not in QUICK)]
 
 @pytest.mark.parametrize(("family", "kind", "name"), GREEDY)
 def test_greedy_equals_plain(family, kind, name):
-    totals = drafting.greedy_equals_plain(family, guide(family, kind), name)
+    totals = drafting.greedy_equals_plain(family, tree_of(family, kind), name)
     assert 0 < totals.accepted.sum() < totals.tested.sum()  # both outcomes were met
 
 
@@ -256,8 +258,8 @@ def test_the_table_of_verifiers_is_whole():
 @pytest.mark.parametrize("kind", [POINTS, slow(WITHOUT), slow(WITH), None])
 def test_a_perfect_draft_is_accepted_whole(family, kind):
     name = {None: "deterministic", POINTS: "deterministic", WITHOUT: "traversal-without", WITH: "traversal"}[kind]
-    guided = guide(family, kind, model=battery.target(family))
-    totals = drafting.greedy_equals_plain(family, guided, name)
+    loaded = tree_of(family, kind, model=battery.target(family))
+    totals = drafting.greedy_equals_plain(family, loaded, name)
     if kind is None:  # its deepest path need not be the greedy one
         assert totals.rounds.max() < 24 // 2
     else:
@@ -266,8 +268,8 @@ def test_a_perfect_draft_is_accepted_whole(family, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [WITHOUT, slow(WITH), slow(POINTS), None])
-def test_rows_are_alone(kind):
-    drafting.rows_are_alone("opt", guide("opt", kind), "deterministic" if kind is None else LOSSLESS[kind][0])
+def test_rows_are_independent(kind):
+    drafting.rows_are_independent("opt", tree_of("opt", kind), "deterministic" if kind is None else LOSSLESS[kind][0])
 
 
 @pytest.mark.slow
@@ -275,7 +277,7 @@ def test_rows_are_alone(kind):
 @pytest.mark.parametrize("family", ["opt", slow("t5")])
 def test_a_full_cache_stops_at_the_same_token(family, kind):
     name = "deterministic" if kind is None else LOSSLESS[kind][0]
-    drafting.a_full_cache_stops_at_the_same_token(family, guide(family, kind), name)
+    drafting.a_full_cache_stops_at_the_same_token(family, tree_of(family, kind), name)
 
 
 DISTRIBUTION_CASES = [("opt", WITHOUT, "multiround-without"), ("opt", None, "deterministic")]
@@ -287,31 +289,30 @@ MORE += [(family, kind, name) for family in ("llama", "t5") for kind, name in ((
     ("family", "kind", "name"), [*DISTRIBUTION_CASES, *(slow(*case) for case in MORE if case not in DISTRIBUTION_CASES)]
 )
 def test_sampled_rows_follow_the_joint_distribution(family, kind, name):
-    guided = guide(family, kind, trees.regular((3, 2)))
-    assert min(drafting.follows_the_joint_distribution(family, guided, name).values()) > distributions.ALPHA
+    loaded = tree_of(family, kind, trees.regular((3, 2)))
+    assert min(drafting.follows_the_joint_distribution(family, loaded, name).values()) > distributions.ALPHA
 
 
 @pytest.mark.slow
 def test_control_samples_without_replacement_reported_as_independent_break_the_distribution():
-    """The second of three siblings is not drawn from the distribution that is told of it."""
-    guided = guide("opt", WITHOUT, trees.regular((3, 2)))
-    told = guided._replace(drafter=guided.drafter._replace(siblings=WITH, vocab_size=None))
-    assert min(drafting.follows_the_joint_distribution("opt", told, "multiround").values()) < distributions.ALPHA
+    """The second of three siblings is not drawn from the reported distribution."""
+    loaded = tree_of("opt", WITHOUT, trees.regular((3, 2)))
+    reported = loaded._replace(drafter=loaded.drafter._replace(siblings=WITH, vocab_size=None))
+    assert min(drafting.follows_the_joint_distribution("opt", reported, "multiround").values()) < distributions.ALPHA
 
 
 @pytest.mark.slow
 def test_samples_reported_as_points_keep_the_distribution():
-    """Whatever is proposed without a look at the target's draws may be told as point masses: less is accepted, and that
-    rightly."""
-    guided = guide("opt", WITHOUT, trees.regular((3, 2)))
+    """Proposals that do not depend on the target's draws may be reported as point masses; fewer are accepted."""
+    loaded = tree_of("opt", WITHOUT, trees.regular((3, 2)))
 
     def points(*args):
-        draft, state = guided.drafter.propose(*args)
+        draft, state = loaded.drafter.propose(*args)
         return draft._replace(log_q=None), state
 
-    told = guided.drafter._replace(propose=points, siblings=POINTS, vocab_size=None)
+    reported = loaded.drafter._replace(propose=points, siblings=POINTS, vocab_size=None)
     assert (
-        min(drafting.follows_the_joint_distribution("opt", guided._replace(drafter=told), "multiround").values())
+        min(drafting.follows_the_joint_distribution("opt", loaded._replace(drafter=reported), "multiround").values())
         > distributions.ALPHA
     )
 
@@ -321,8 +322,8 @@ def test_penalties_reach_every_node():
     options = {"repetition_penalty": 1.4, "logit_bias": {3: -4.0, 5: 1.5}}
     expected = battery.texts(battery.run("opt", drafters.plain(), **options))
     for kind, name in ((WITHOUT, "multiround-without"), (None, "deterministic")):
-        guided = guide("opt", kind)
-        assert battery.texts(battery.run("opt", guided, verify=TABLE[name].fn, **options)) == expected
+        loaded = tree_of("opt", kind)
+        assert battery.texts(battery.run("opt", loaded, verify=TABLE[name].fn, **options)) == expected
     assert expected != battery.plain("opt")
 
 
@@ -337,11 +338,11 @@ def test_penalties_reach_every_node():
         ({"shape": trees.regular((14,))}, "14 children, and only 13 tokens"),
         ({"size": 9, "depth": 0, "width": 3}, "depth must be at least 1, got 0"),
         ({"size": 9, "depth": 3, "width": 14}, "width"),
-        ({"size": 3, "depth": 3, "width": 3}, r"must lie in 4\.\.22.*got 3"),
-        ({"size": 23, "depth": 3, "width": 3}, r"must lie in 4\.\.22.*got 23"),
+        ({"size": 3, "depth": 3, "width": 3}, "size"),
+        ({"size": 23, "depth": 3, "width": 3}, "size"),
     ],
 )
-def test_what_cannot_be_drafted_is_refused(choice, name):
+def test_invalid_trees_raise(choice, name):
     make = drafters.tree if "shape" in choice else drafters.dynamic_tree
     with pytest.raises(ValueError, match=name):
         make(battery.draft("opt"), **choice)

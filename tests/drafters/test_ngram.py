@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters
-from specjax.drafters.ngram import lookup, ngram
+from specjax.drafters.ngram import lookup, ngram_drafter
 from tests import battery
 
 SLOTS = 12
@@ -22,7 +22,7 @@ def rule(row: list[int], longest: int, shortest: int) -> int | None:
 
 
 def found(rows: list[list[int]], longest: int = 3, shortest: int = 1) -> list[int | None]:
-    tokens = np.full((len(rows), SLOTS), 1, np.int32)  # what lies past a row's length would match
+    tokens = np.full((len(rows), SLOTS), 1, np.int32)  # tokens past a row's length would match
     for row, content in zip(tokens, rows, strict=True):
         row[: len(content)] = content
     length = jnp.asarray([len(row) for row in rows], jnp.int32)
@@ -30,7 +30,7 @@ def found(rows: list[list[int]], longest: int = 3, shortest: int = 1) -> list[in
     return [int(f) if h else None for f, h in zip(follow, has, strict=True)]
 
 
-def test_by_hand():
+def test_lookup_by_hand():
     #        0  1  2  3  4  5  6  7
     rows = [
         [5, 6, 7, 8, 5, 6],  # "5 6" at 0: its continuation begins at 2
@@ -46,7 +46,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize(("longest", "shortest"), [(3, 1), (2, 2), (4, 2), (1, 1)])
-def test_on_random_rows(longest, shortest):
+def test_lookup_on_random_rows(longest, shortest):
     rng = np.random.default_rng(longest)
     rows = [rng.integers(0, 3, rng.integers(1, SLOTS + 1)).tolist() for _ in range(200)]
     expected = [rule(row, longest, shortest) for row in rows]
@@ -55,8 +55,8 @@ def test_on_random_rows(longest, shortest):
     assert len(set(expected)) > 5
 
 
-def test_what_is_proposed_is_what_followed_and_no_more():
-    drafter = ngram(4, 3, 1)
+def test_proposals_follow_the_match_up_to_the_end_of_the_text():
+    drafter = ngram_drafter(4, 3, 1)
     prompt = jnp.asarray([[5, 6, 7, 8, 5, 6], [5, 6, 7, 0, 0, 0], [2, 3, 2, 3, 0, 0]], jnp.int32)
     state = drafter.init((), prompt, jnp.asarray([6, 3, 4], jnp.int32), SLOTS, None)
     draft, state = drafter.propose((), None, state, jnp.asarray([6, 7, 3], jnp.int32), None)
@@ -64,8 +64,8 @@ def test_what_is_proposed_is_what_followed_and_no_more():
     assert draft.valid.tolist() == [[True] * 5, [True] + [False] * 4, [True, True, True, False, False]]
     assert draft.tokens[0].tolist() == [6, 7, 8, 5, 6]
     assert draft.tokens[2, :3].tolist() == [3, 2, 3]  # the text ends there: no more is known
-    told = battery.commit_of([[7, 9, 1, 1, 1], [1, 1, 1, 1, 1], [2, 1, 1, 1, 1]], [2, 0, 1])
-    state = drafter.commit((), state, told)
+    committed = battery.commit_of([[7, 9, 1, 1, 1], [1, 1, 1, 1, 1], [2, 1, 1, 1, 1]], [2, 0, 1])
+    state = drafter.commit((), state, committed)
     assert state.length.tolist() == [8, 3, 5]
     assert [row[:n].tolist() for row, n in zip(state.tokens, state.length, strict=True)] == [
         [5, 6, 7, 8, 5, 6, 7, 9], [5, 6, 7], [2, 3, 2, 3, 2],
@@ -82,7 +82,7 @@ def test_lengths_out_of_range_are_refused(options, name):
 
 
 def test_the_control_rule_is_not_the_first_match():
-    """The reference above tells the latest match from the first: rows exist where they differ."""
+    """The reference above distinguishes the latest match from the first: in some rows they differ."""
     row = [5, 6, 7, 5, 6, 8, 5, 6]
     assert rule(row, 3, 1) == 5 != 2
     assert jax.device_get(found([row])) == [5]

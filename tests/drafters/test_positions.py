@@ -43,7 +43,7 @@ VERIFIERS = {"tree": "multiround-without", "dynamic tree": "deterministic"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_output_goes_on_past_the_drafts_positions(kind):
+def test_greedy_output_continues_past_the_drafts_positions(kind):
     """Prompts longer than the draft's table, and outputs that end far behind it, token for token those of plain."""
     drafter = KINDS[kind]()
     state = run("opt", drafter, verify=drafting.verifier(drafter, VERIFIERS.get(kind, "token")))

@@ -53,14 +53,14 @@ def test_logits_are_those_of_the_rounded_weights(name, fmt):
 
 
 def test_t5_has_its_decoder_and_its_encoder_quantized():
-    guide = drafters.quantized(battery.target("t5"))
-    kinds = {leaf.dtype for leaf in jax.tree.leaves(guide.params)}
+    loaded = drafters.quantized(battery.target("t5"))
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(loaded.params)}
     assert kinds == {jnp.dtype("int8"), jnp.dtype("float32")}
-    assert guide.params["decoder"]["layers"]["0"]["attn"]["q"]["kernel"].dtype == jnp.int8
-    assert guide.params["decoder"]["relative_bias"]["table"].dtype == jnp.float32
+    assert loaded.params["decoder"]["layers"]["0"]["attn"]["q"]["kernel"].dtype == jnp.int8
+    assert loaded.params["decoder"]["relative_bias"]["table"].dtype == jnp.float32
 
 
-def test_int8_is_no_format_to_load_in_and_not_quantized_twice():
+def test_int8_is_not_a_loading_format_and_is_not_quantized_twice():
     with pytest.raises(ValueError, match="dtype"):
         default_format("int8")
     with pytest.raises(ValueError, match="int8"):

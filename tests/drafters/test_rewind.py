@@ -10,8 +10,8 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, policies, trees
 from specjax.drafters import LoadedDrafter, Retrieval, Sinks, SnapKV
-from specjax.drafters.history import History
 from specjax.drafters.lookahead import advanced, moved_back
+from specjax.drafters.ngram import History
 from specjax.types import Siblings
 from specjax.verify.token import token_level
 from tests import battery
@@ -48,8 +48,8 @@ def inner(kind: str, middle, small) -> tuple[LoadedDrafter, str]:
 @functools.cache
 def cascade(kind: str, family: str = "opt") -> LoadedDrafter:
     middle, small = battery.draft(family), battery.draft(family, 0.3)
-    guide, verifier = inner(kind, middle, small)
-    return drafters.cascade(middle, guide, gamma=4, verifier=verifier)
+    loaded, verifier = inner(kind, middle, small)
+    return drafters.cascade(middle, loaded, gamma=4, verifier=verifier)
 
 
 EXACT = ["exact tree", "exact dynamic tree", "exact policy", "exact slots"]
@@ -60,7 +60,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("kind", ["exact tree", *(pytest.param(k, marks=pytest.mark.slow) for k in EXACT[1:])])
-def test_a_drafter_that_is_never_wrong_is_never_refused(kind):
+def test_a_perfect_drafter_is_never_rejected(kind):
     """It drafts after the text that was committed in the end, or it would be wrong about what follows."""
     state = run("opt", cascade(kind))
     assert texts(state) == battery.plain("opt")
@@ -72,11 +72,11 @@ def test_a_drafter_that_is_never_wrong_is_never_refused(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exact tree", "exact policy"])
-def test_one_that_does_not_forget_is_noticed(kind):
+def test_control_a_missing_rollback_is_detected(kind):
     """The control: with a `rewind` that takes nothing back."""
     middle = battery.draft("opt")
-    guide, verifier = inner(kind, middle, middle)
-    forgets = guide._replace(drafter=guide.drafter._replace(rewind=lambda params, state, back, token: state))
+    loaded, verifier = inner(kind, middle, middle)
+    forgets = loaded._replace(drafter=loaded.drafter._replace(rewind=lambda params, state, back, token: state))
     state = run("opt", drafters.cascade(middle, forgets, gamma=4, verifier=verifier))
     assert state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
 
@@ -126,13 +126,13 @@ def test_a_history_is_the_committed_text(kind):
         for row, text in enumerate(rows):
             rows[row] = text + info.committed[row, : info.emitted[row]].tolist()
             if after.stop[row] == 0:
-                told = len(rows[row]) - lag[row]
-                assert history.tokens[row, : history.length[row]].tolist() == rows[row][:told]
+                known = len(rows[row]) - lag[row]
+                assert history.tokens[row, : history.length[row]].tolist() == rows[row][:known]
         lagged += lag.sum()
     assert lagged > 0
 
 
-def test_a_window_that_went_too_far_comes_back():
+def test_moving_a_window_back_restores_it():
     columns = jnp.asarray(np.random.default_rng(0).integers(0, 99, (3, 4, 5)), jnp.int32)
     far = advanced(columns, jnp.asarray([4, 3, 2]))
     back = moved_back(far, jnp.asarray([3, 1, 0]))

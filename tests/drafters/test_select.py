@@ -83,13 +83,13 @@ def test_observed_queries_are_the_models_own(family, monkeypatch):
 
 
 @pytest.mark.parametrize("selection", [SnapKV(5, 3, 3, 4), Retrieval(5, 2, 2, 4)])
-def test_kept_slots_are_copies_of_what_was_chosen_and_change_in_their_turn(selection):
+def test_kept_slots_are_copies_of_the_chosen_ones_and_change_on_schedule(selection):
     """Rows choose every four tokens of their own; between, their kept slots stay; the ring is always the latest."""
     model, budget, gamma = battery.target("llama"), 11, 3
-    guide = drafters.small_kv(model, gamma=gamma, budget=budget, selection=selection)
+    loaded = drafters.small_kv(model, gamma=gamma, budget=budget, selection=selection)
     kept = selection.kept(budget)
     window = budget - kept
-    decode, state, static = prepare("llama", guide, 1.0, setting=Setting(max_new=24))
+    decode, state, static = prepare("llama", loaded, 1.0, setting=Setting(max_new=24))
     pick = jax.jit(selection.choice(model, kept).pick)
     history = [battery.prompts()[row, : battery.LENGTHS[row]].tolist() for row in range(battery.ROWS)]
     chosen, held, turns = np.full(battery.ROWS, -99), [None] * battery.ROWS, 0

@@ -61,10 +61,10 @@ def test_greedy_equals_plain(kind, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
+def test_a_budget_for_the_whole_text_makes_a_perfect_draft(family):
     """All slots, all positions, the ring and the rounds' copies: one wrong number and a token would be refused."""
-    guide = drafters.small_kv(battery.target(family), gamma=3, budget=64, selection=Sinks(2))
-    state = run(family, guide)
+    loaded = drafters.small_kv(battery.target(family), gamma=3, budget=64, selection=Sinks(2))
+    state = run(family, loaded)
     totals = jax.device_get(state.totals)
     assert totals.accepted.sum() == totals.tested.sum() > 0
     assert totals.rounds.tolist() == [battery.Setting.max_new // 4] * battery.ROWS
@@ -73,12 +73,12 @@ def test_a_budget_that_everything_fits_into_makes_a_perfect_draft(family):
 @pytest.mark.parametrize(("kind", "family"), battery.others_slow(PAIRS, [("snapkv", "llama"), ("int8", "llama")]))
 def test_sampled_rows_follow_the_joint_distribution(kind, family):
     """Three tokens after a prompt of nine: longer than the budgets of six and seven."""
-    if kind == "int8":  # coarser, or the draft's distribution could hardly be told from the target's
-        guide = drafters.quantized(battery.target(family), gamma=2)
-        guide = guide._replace(params=jax.tree.map(lambda a: a // 9 * 9 if a.dtype == jnp.int8 else a, guide.params))
+    if kind == "int8":  # coarser, or the draft's distribution would be too close to the target's
+        loaded = drafters.quantized(battery.target(family), gamma=2)
+        loaded = loaded._replace(params=jax.tree.map(lambda a: a // 9 * 9 if a.dtype == jnp.int8 else a, loaded.params))
     else:
-        guide = tight(kind, family)
-    for temperature, histogram in sampled_counts(guide, family).items():
+        loaded = tight(kind, family)
+    for temperature, histogram in sampled_counts(loaded, family).items():
         assert distributions.chi_square(histogram, exact_joint(temperature, family)) > distributions.ALPHA
 
 
@@ -102,23 +102,23 @@ def test_the_distribution_test_fails_a_broken_verifier(kind, family):
 @pytest.mark.parametrize("kind", ["sinks", "snapkv"])
 def test_a_row_does_not_depend_on_its_place_neighbors_or_padding(kind):
     """Rows choose their slots at times of their own: a neighbor's turn must not be theirs."""
-    guide = made(kind, "opt")
-    whole = texts(run("opt", guide, SAMPLED))
+    loaded = made(kind, "opt")
+    whole = texts(run("opt", loaded, SAMPLED))
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
     padded = np.concatenate([battery.prompts(), np.full((battery.ROWS, 8), 7, np.int32)], 1)
     more = {"tokens": padded[order], "lengths": battery.LENGTHS[order], "rows": order}
-    moved = run("opt", guide, np.array(SAMPLED)[order], **more)
+    moved = run("opt", loaded, np.array(SAMPLED)[order], **more)
     assert [whole[i] for i in order] == texts(moved)
     alone = {"tokens": battery.prompts()[2:3], "lengths": battery.LENGTHS[2:3], "rows": [2]}
-    assert texts(run("opt", guide, SAMPLED[2:3], **alone)) == whole[2:3]
+    assert texts(run("opt", loaded, SAMPLED[2:3], **alone)) == whole[2:3]
 
 
 @pytest.mark.parametrize("kind", ["snapkv", "layer-skip"])
 def test_a_stopped_row_writes_nothing_and_stops_no_other(kind):
     budget = [1, 24, 5, 24, 2, 24, 7, 24]
-    guide = made(kind, "opt")
-    full = texts(run("opt", guide, SAMPLED))
-    state = run("opt", guide, SAMPLED, budget=budget)
+    loaded = made(kind, "opt")
+    full = texts(run("opt", loaded, SAMPLED))
+    state = run("opt", loaded, SAMPLED, budget=budget)
     assert texts(state) == [row[:n] for row, n in zip(full, budget, strict=True)]
     assert (np.asarray(state.totals.rounds) <= budget).all()
 
@@ -218,17 +218,17 @@ def test_stacked_layers_draft_the_same(kind, name, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_drafter_that_abuses_its_loan_is_seen():
+def test_control_a_drafter_that_changes_the_targets_cache_is_detected():
     """The control: committed slots written, or lengths not given back, and greedy texts are others."""
-    guide = made("layer-skip", "opt")
+    loaded = made("layer-skip", "opt")
     plain = battery.plain("opt")
 
     def abused(spoil):
         def propose(*arguments):
-            draft, state, cache = guide.drafter.propose(*arguments)
+            draft, state, cache = loaded.drafter.propose(*arguments)
             return draft, state, spoil(cache)
 
-        return guide._replace(drafter=guide.drafter._replace(propose=propose))
+        return loaded._replace(drafter=loaded.drafter._replace(propose=propose))
 
     assert texts(run("opt", abused(lambda cache: cache))) == plain
     assert texts(run("opt", abused(lambda cache: cache._replace(length=cache.length + 1)))) != plain
@@ -236,17 +236,17 @@ def test_a_drafter_that_abuses_its_loan_is_seen():
     assert texts(run("opt", abused(spoiled))) != plain
 
 
-def test_another_model_is_refused_by_name():
-    guide = made("sinks", "opt")
+def test_another_target_raises():
+    loaded = made("sinks", "opt")
     other = battery.target("opt")
     bigger = dataclasses.replace(other, name="bigger", config=dataclasses.replace(other.config, layers=3))
     with pytest.raises(ValueError, match="bigger"):
-        guide.check(bigger)
-    guide.check(other)
+        loaded.check(bigger)
+    loaded.check(other)
 
 
 @pytest.mark.parametrize("make", [drafters.small_kv, drafters.layer_skip, drafters.quantized])
-def test_bad_arguments_are_one_line(make):
+def test_invalid_target_and_gamma_raise(make):
     with pytest.raises(ValueError, match="target"):
         make("opt")
     with pytest.raises(ValueError, match="gamma"):

@@ -1,4 +1,4 @@
-"""The small cache: what lies in which slot, that its draft is the target under a mask, and rows read anew."""
+"""The small cache: which token is in which slot, that its draft is the target under a mask, and rows read anew."""
 
 import jax
 import jax.numpy as jnp
@@ -54,13 +54,13 @@ def masked_distribution(family, model, cache, token, total, step):
 def test_the_draft_is_the_target_under_a_mask(family):
     """Round by round on a ragged batch: every distribution of the chain, so every slot, every position, every copy."""
     model = battery.target(family)
-    guide = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
-    decode, state, static = prepare(family, guide, 1.0, setting=Setting(max_new=20))
+    loaded = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
+    decode, state, static = prepare(family, loaded, 1.0, setting=Setting(max_new=20))
     warp = loop.make_warp(decode.sampling, static["stages"], None)
 
     @jax.jit
     def both(params, state):
-        draft, _, _ = loop.propose(guide.drafter, params, loop.round_keys(state.key)[1], state, warp)
+        draft, _, _ = loop.propose(loaded.drafter, params, loop.round_keys(state.key)[1], state, warp)
         cache, total, all_probs = state.cache, state.cache.length, []
         for step in range(GAMMA):
             probs, cache = masked_distribution(family, model, cache, draft.tokens[:, step], total, step)
@@ -80,7 +80,7 @@ def test_the_draft_is_the_target_under_a_mask(family):
         assert seen > BUDGET + WINDOW  # the ring has gone round
 
 
-def test_without_true_positions_t5_would_be_noticed():
+def test_control_t5_requires_true_positions():
     """The control of the test above: distances by slot index are others once tokens were left out."""
     length, depth = jnp.asarray([8]), jnp.asarray([[12]])
     mask = jnp.ones((1, 1), bool)
@@ -90,16 +90,16 @@ def test_without_true_positions_t5_would_be_noticed():
     assert block_distance(length, mask, depth, 11)[0, 0, :9].tolist() != true[:9].tolist()
 
 
-def test_a_row_that_was_taken_back_is_read_anew():
-    """A state that knows more than is committed, as after tokens were taken back, drafts as a fresh one does."""
+def test_a_row_that_was_rolled_back_is_read_again():
+    """A state that holds more than is committed, as after a rollback, drafts as a fresh one does."""
     model = battery.target("opt")
-    guide = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
-    decode, state, static = prepare("opt", guide, 1.0, setting=Setting(max_new=20))
+    loaded = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
+    decode, state, static = prepare("opt", loaded, 1.0, setting=Setting(max_new=20))
     later = state
     for _ in range(3):
         later, _ = loop.one_round(decode, jax.tree.map(jnp.copy, later), verify=token_level, **static)
     warp = loop.make_warp(decode.sampling, static["stages"], None)
-    propose = jax.jit(lambda s: loop.propose(guide.drafter, decode.draft, loop.round_keys(s.key)[1], s, warp)[0])
+    propose = jax.jit(lambda s: loop.propose(loaded.drafter, decode.draft, loop.round_keys(s.key)[1], s, warp)[0])
     with jax.debug_key_reuse(False):
         fresh = propose(state)
         back = propose(state._replace(draft=later.draft))

@@ -1,4 +1,4 @@
-"""No drafter sorts a vocabulary, or all that was said, to find its few best: read in the compiled loop."""
+"""No drafter sorts a vocabulary, or the text of a row, to find its few best entries: read in the compiled loop."""
 
 import dataclasses
 
@@ -43,11 +43,11 @@ WAYS = {
 def sorts(way: str, temperature: float) -> list[hlo.Instruction]:
     """Of long rows, in the loop of a batch of two."""
     make, verifier = WAYS[way]
-    guide, target, rows = make(), model(0), 2
+    loaded, target, rows = make(), model(0), 2
     warm, stages = sampling_params(rows, VOCAB, temperature=temperature)
     codes = rules(VOCAB, eos=(), stop_tokens=()).codes
-    params = loop.DecodeParams(target.params, guide.params, warm, StopRules(codes, None))
-    static = {"model": target.lm, "drafter": guide.drafter, "stages": stages}
+    params = loop.DecodeParams(target.params, loaded.params, warm, StopRules(codes, None))
+    static = {"model": target.lm, "drafter": loaded.drafter, "stages": stages}
     tokens, lengths = jnp.ones((rows, 8), jnp.int32), jnp.full((rows,), 8, jnp.int32)
     state = loop.prefill(
         params, loop.row_keys(0, jnp.arange(rows)), tokens, lengths, jnp.full((rows,), 9, jnp.int32), **static,

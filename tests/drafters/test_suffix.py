@@ -10,8 +10,15 @@ import pytest
 
 from specjax import drafters, trees
 from specjax.drafters.corpus import END, LEAST, NOTHING, Corpus, corpus, load_corpus, matches, save_corpus
-from specjax.drafters.history import History
-from specjax.drafters.suffix import Continuations, beginnings, continuations, most_frequent, suffix, suffix_tree
+from specjax.drafters.ngram import History
+from specjax.drafters.suffix import (
+    Continuations,
+    beginnings,
+    continuations,
+    most_frequent,
+    suffix_drafter,
+    suffix_tree_drafter,
+)
 from specjax.types import Draft
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -93,7 +100,7 @@ def test_the_file_gives_the_corpus_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_files_that_hold_no_corpus_are_refused(tmp_path):
+def test_files_without_a_corpus_raise(tmp_path):
     from safetensors.numpy import save_file
 
     with pytest.raises(ValueError, match=r"none\.safetensors"):
@@ -131,7 +138,7 @@ def test_continuations_are_those_of_the_longest_matches(documents):
     """Every text that has few enough of them, against the definition; the request's own from the latest on."""
     rng = np.random.default_rng(8)
     texts = [rng.integers(0, 5, rng.integers(1, 20)).tolist() for _ in range(200)]
-    tokens = np.full((len(texts), 24), 1, np.int32)  # what lies past a row's length would match
+    tokens = np.full((len(texts), 24), 1, np.int32)  # tokens past a row's length would match
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
     state = History(jnp.asarray(tokens), jnp.asarray([len(t) for t in texts], jnp.int32))
@@ -206,10 +213,10 @@ def test_the_tree_is_of_the_most_frequent_beginnings(confidence):
     assert len(shapes) > 10
 
 
-def test_what_is_proposed_by_hand():
+def test_proposals_by_hand():
     """The corpus has "2 3" followed by 4 5 twice and by 6 once; the request ends in "2 3", and has had a 3 before."""
     past = corpus([[1, 2, 3, 4, 5], [7, 2, 3, 6], [2, 3, 4, 5, 8]])
-    chain, tree = suffix(3), suffix_tree(5, 3)
+    chain, tree = suffix_drafter(3, 16, 1, 0.1), suffix_tree_drafter(5, 3, 16, 1, 0.1)
     prompt = jnp.asarray([[3, 9, 2, 3], [3, 9, 2, 3], [9, 3, 7, 7]], jnp.int32)
     length = jnp.asarray([4, 4, 2], jnp.int32)
     pending = jnp.asarray([3, 3, 3], jnp.int32)
@@ -229,11 +236,11 @@ def test_what_is_proposed_by_hand():
 
 @functools.cache
 def past_outputs(family: str) -> Corpus:
-    """Halves of the greedy texts: some of what will be said again."""
+    """Halves of the greedy texts: some of their text will be generated again."""
     return corpus([row[:14] for row in battery.plain(family)] + [row[8:] for row in battery.plain(family)[:4]])
 
 
-def guide(family: str, kind: str) -> drafters.LoadedDrafter:
+def suffix_of(family: str, kind: str) -> drafters.LoadedDrafter:
     past = past_outputs(family) if "corpus" in kind else None
     return drafters.suffix_tree(past, size=9, depth=5) if "tree" in kind else drafters.suffix(past, gamma=4)
 
@@ -246,14 +253,14 @@ EVERY += [("opt", "suffix corpus", name) for name in ("block", "multiround", "tr
 
 @pytest.mark.parametrize(("family", "kind", "name"), [*QUICK, *(slow(*case) for case in EVERY if case not in QUICK)])
 def test_greedy_equals_plain(family, kind, name):
-    totals = drafting.greedy_equals_plain(family, guide(family, kind), name)
+    totals = drafting.greedy_equals_plain(family, suffix_of(family, kind), name)
     assert 0 < totals.accepted.sum() < totals.tested.sum()
 
 
 @pytest.mark.parametrize("kind", ["tree corpus", slow("suffix corpus")])
 def test_a_corpus_helps(kind):
     """Against the same corpus with its tokens moved: what follows is then rubbish."""
-    right = guide("opt", kind)
+    right = suffix_of("opt", kind)
     past = past_outputs("opt")
     moved = corpus([[(t + 5) % battery.VOCAB for t in row] for row in battery.plain("opt")])
     accepted = [
@@ -264,13 +271,13 @@ def test_a_corpus_helps(kind):
 
 
 @pytest.mark.parametrize("kind", ["tree corpus", slow("suffix corpus")])
-def test_rows_are_alone(kind):
-    drafting.rows_are_alone("opt", guide("opt", kind), "deterministic")
+def test_rows_are_independent(kind):
+    drafting.rows_are_independent("opt", suffix_of("opt", kind), "deterministic")
 
 
 @pytest.mark.parametrize("kind", [slow("tree corpus"), slow("suffix corpus")])
 def test_a_full_cache_stops_at_the_same_token(kind):
-    drafting.a_full_cache_stops_at_the_same_token("opt", guide("opt", kind), "deterministic")
+    drafting.a_full_cache_stops_at_the_same_token("opt", suffix_of("opt", kind), "deterministic")
 
 
 @pytest.mark.parametrize(
@@ -278,14 +285,14 @@ def test_a_full_cache_stops_at_the_same_token(kind):
 )
 def test_sampled_rows_follow_the_joint_distribution(family, kind):
     assert (
-        min(drafting.follows_the_joint_distribution(family, guide(family, kind), "deterministic").values())
+        min(drafting.follows_the_joint_distribution(family, suffix_of(family, kind), "deterministic").values())
         > distributions.ALPHA
     )
 
 
 @pytest.mark.slow
 def test_control_copies_reported_as_samples_break_the_distribution():
-    right = guide("opt", "suffix corpus")
+    right = suffix_of("opt", "suffix corpus")
 
     def draws(*args):
         draft, state = right.drafter.propose(*args)
@@ -298,10 +305,10 @@ def test_control_copies_reported_as_samples_break_the_distribution():
 
 
 @pytest.mark.slow
-def test_another_corpus_of_one_size_is_no_trace():
+def test_another_corpus_of_the_same_size_is_not_traced_again():
     from specjax import decoding as loop
 
-    first = guide("opt", "tree corpus")
+    first = suffix_of("opt", "tree corpus")
     run("opt", first, verify=drafting.verifier(first, "deterministic"))
     before = loop.trace_count()
     other = first._replace(params=corpus([[1, 2, 3]]))
@@ -319,7 +326,7 @@ def test_another_corpus_of_one_size_is_no_trace():
         (drafters.suffix, {"longest": 2, "shortest": 3}, "shortest"),
         (drafters.suffix, {"confidence": 1.5}, "confidence"),
         (drafters.suffix_tree, {"size": 100, "depth": 2}, "size"),
-        (drafters.suffix_tree, {"size": 3, "depth": 3}, "depth"),
+        (drafters.suffix_tree, {"size": 3, "depth": 3}, "size"),
         (drafters.corpus, {"documents": [[], []]}, "documents"),
         (drafters.corpus, {"documents": [[1], [2, -4]]}, "document 1.*-4"),
         (drafters.corpus, {"documents": [[1]], "depth": 0}, "depth"),

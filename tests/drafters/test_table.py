@@ -12,8 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import api, drafters
 from specjax import decoding as loop
-from specjax.drafters import fitting, history
-from specjax.drafters.table import Table, bucket, log_probs
+from specjax.drafters import fitting
+from specjax.drafters.fitting import Table, bucket
+from specjax.drafters.table import last_tokens, log_probs
 from specjax.training.table import fit_samples
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -26,7 +27,7 @@ ORDERS = (1, 2, 3)
 
 @functools.cache
 def samples(family: str) -> tuple[tuple[int, ...], ...]:
-    """What the target says at temperature 1, from 8 prompts and 24 tokens."""
+    """What the target generates at temperature 1, from 8 prompts and 24 tokens."""
     return tuple(map(tuple, texts(run(family, drafters.plain(), 1.0))))
 
 
@@ -121,7 +122,7 @@ def test_a_saved_table_is_the_table(tmp_path):
     assert drafters.table(str(file), gamma=2).name == "3-gram table x2"
 
 
-def test_files_that_are_no_tables_are_refused(tmp_path):
+def test_files_without_a_table_raise(tmp_path):
     fitted = fitting.fit(samples("opt"), vocab_size=V)
     file = tmp_path / "t.safetensors"
     with pytest.raises(ValueError, match=r"t\.safetensors"):
@@ -168,13 +169,14 @@ def test_invalid_tables_and_arguments_raise():
 
 def test_history_keeps_what_was_committed():
     prompt = jnp.asarray([[1, 2, 3], [4, 9, 9]], jnp.int32)
-    state = history.start(prompt, jnp.asarray([3, 1], jnp.int32), 6)
-    assert history.last(state, 3, jnp.asarray([3, 4], jnp.int32)).tolist() == [[1, 2, 3], [4, 4, 4]]
-    state = history.append(state, battery.commit_of([[5, 6], [7, 7]], [2, 0]))
-    state = history.append(state, battery.commit_of([[8, 8], [7, 6]], [1, 2]))
+    drafter = drafters.ngram().drafter
+    state = drafter.init((), prompt, jnp.asarray([3, 1], jnp.int32), 6, None)
+    assert last_tokens(state, 3, jnp.asarray([3, 4], jnp.int32)).tolist() == [[1, 2, 3], [4, 4, 4]]
+    state = drafter.commit((), state, battery.commit_of([[5, 6], [7, 7]], [2, 0]))
+    state = drafter.commit((), state, battery.commit_of([[8, 8], [7, 6]], [1, 2]))
     content = lambda s: [row[:n].tolist() for row, n in zip(s.tokens, s.length, strict=True)]
     assert content(state) == [[1, 2, 3, 5, 6, 8], [4, 7, 6]]
-    state = history.rewind(state, jnp.asarray([3, 0]), jnp.asarray([2, 2]))
+    state = drafter.rewind((), state, jnp.asarray([3, 0]), jnp.asarray([2, 2]))
     assert content(state) == [[1, 2, 3, 2], [4, 7, 6]]
 
 
@@ -235,14 +237,14 @@ def test_sampled_rows_follow_the_joint_distribution_everywhere(family, order):
 
 
 @pytest.mark.slow
-def test_the_distribution_test_fails_a_distribution_that_is_not_the_one_drawn_from():
+def test_control_another_log_q_is_detected():
     right = table_of("opt", 2)
-    lie = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
-    assert p_value(right._replace(drafter=right.drafter._replace(propose=lie))) < distributions.ALPHA
+    other = draws_warped_and_tells_raw(right.drafter.propose, 1.5)
+    assert p_value(right._replace(drafter=right.drafter._replace(propose=other))) < distributions.ALPHA
 
 
 @pytest.mark.slow
-def test_a_table_fitted_to_the_target_meets_it_more_often():
+def test_a_table_fitted_to_the_target_is_accepted_more_often():
     """Than one fitted to other text, by the share of mass that the distributions have in common."""
     other = np.random.default_rng(0).integers(0, V, (8, 24))
     share = []

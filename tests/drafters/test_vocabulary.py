@@ -74,7 +74,7 @@ def spelled(source: str, into: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_vocabulary_is_its_own_in_every_token(kind):
+def test_a_vocabulary_maps_to_itself(kind):
     """But for tokens that its tokenizer never writes: byte tokens of characters that have pieces."""
     own = of(kind)
     found = v.pairs(own, own)
@@ -106,12 +106,12 @@ def test_spellings_have_the_bytes_of_their_token(target, draft):
     for token, ids in enumerate(spelled(target, draft)):
         piece = of(target).pieces[token]
         if piece and token not in of(target).ends:
-            told = b"".join(of(draft).pieces[i] for i in ids)
+            written = b"".join(of(draft).pieces[i] for i in ids)
             if draft == "unigram":  # it has no bytes, and normalizes: what it cannot write is left out whole
-                assert told in (piece, b"")
-                assert told == piece or any(bytes([byte]) not in known for byte in piece)
+                assert written in (piece, b"")
+                assert written == piece or any(bytes([byte]) not in known for byte in piece)
             else:
-                assert told == piece
+                assert written == piece
 
 
 def test_by_hand():
@@ -162,7 +162,7 @@ def test_ends_of_text_are_a_pair_whatever_their_names():
     found = v.pairs(one, of("bundled"))
     assert found[2] == 0
     assert v.spellings(of("bundled"), one, found)[2] == [0]
-    several = of("bundled")._replace(ends=(2, 3))  # the second end is told as the only end that the draft has
+    several = of("bundled")._replace(ends=(2, 3))  # the second end becomes the only end of the draft
     assert v.spellings(several, one, v.pairs(one, several))[3] == [0]
     assert 3 not in v.pairs(one, several)
 
@@ -175,7 +175,7 @@ def test_special_tokens_are_not_their_letters():
     assert literal.size - 1 not in found.values()
 
 
-def test_what_opens_a_text():
+def test_opening_tokens():
     reading = v.reading(of("sentencepiece"), of("bundled"), spelled("bundled", "sentencepiece"), width=4)
     assert (int(reading.skip), reading.opening.tolist()) == (2, [1])
     none = v.reading(of("bytes"), of("unigram"), spelled("unigram", "bytes"), width=2)
@@ -216,11 +216,11 @@ def test_draft_tokens_in_the_targets():
     for token, piece in enumerate(draft.pieces):
         count = writing.spelling.count[token]
         assert count == (len(piece) if len(piece) <= 4 else 0) + (token == 2)
-        told = b"".join(target.pieces[t] for t in writing.spelling.tokens[token, :count])
-        assert told == piece[: len(told)]
+        written = b"".join(target.pieces[t] for t in writing.spelling.tokens[token, :count])
+        assert written == piece[: len(written)]
 
 
-def test_nothing_shared_and_no_tokenizer_are_said():
+def test_disjoint_vocabularies_and_missing_tokenizers_raise():
     alone = of("bytes")._replace(pieces=[b""] * of("bytes").size, special={}, ends=(), name="mute")
     with pytest.raises(ValueError, match=r"mute.*bundled"):
         v.pairs(alone, of("bundled"))

@@ -1,31 +1,83 @@
-"""A chain whose length a policy decides, row by row: the draft model runs while any row drafts on, and no longer.
+"""A smaller model drafts a chain: of fixed length (`chain.py`), or of a length that a policy decides row by row.
 
-    row 0   t | a b c .      a while_loop of three steps; row 1 stopped after one token, row 2 drafted nothing. What
-    row 1   t | a . . .      the steps drew for them past their end is not proposed (`Draft.valid`), and is rolled
-    row 2   t | . . . .      back like a rejection.
+    row 0   t | a b c .      a while_loop of three steps; row 1 stopped after one token, row 2 drafted nothing. Tokens
+    row 1   t | a . . .      that the steps drew for them past their end are not proposed (`Draft.valid`), and are
+    row 2   t | . . . .      rolled back like rejected ones.
 
 A round in which no row drafts does not run the draft model. Its cache then lags by the committed tokens that it has not
-read: they wait in `missing`, and are fed in one block when a row drafts again, or when `backlog` of them wait.
+read: they are stored in `missing`, and fed in one block when a row drafts again, or when there are `backlog` of them.
 
-Whether a node is proposed is settled before its token is drawn (invariant 7).
+Whether a node is proposed is decided before its token is drawn (invariant 7).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax import trees
+from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
 from specjax.decoding import run_if
-from specjax.drafters.chain import draw_node, first_logits, next_logits, roll_back
-from specjax.policies.policy import Drawn, Policy, PolicyState, Round, check_buckets, rows_where
+from specjax.drafters.chain import chain, draw_node, first_logits, next_logits, plain, roll_back
+from specjax.drafters.loaded import LoadedDrafter, check_model
+from specjax.policies.policy import Drawn, Policy, PolicyState, Round, Rule, check_buckets, ladder, rows_where
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params
 
+MODEL_GAMMA = 5  # draft tokens per round by default
 BACKLOG = 8  # idle rounds pay an eighth of a draft step each
+
+
+def model(
+    draft: Any, *, gamma: int | None = None, policy: Any = None, buckets: tuple[int, ...] | None = None
+) -> LoadedDrafter:
+    """A smaller model drafts a chain of tokens, each sampled from its own distribution.
+
+    Lossless with any lossless verifier of chains. Leviathan et al. 2023, arXiv 2211.17192, algorithm 1; Chen et al.
+    2023, arXiv 2302.01318.
+
+    Args:
+      draft: a model from `specjax.load` that shares the target's tokenizer, or one from `drafters.bounded`.
+      gamma: draft tokens per round, at least 1. None: 5, or up to the policy's gamma_max.
+      policy: from `specjax.policies`; each row then drafts its own number of tokens, at most the policy's gamma_max.
+      buckets: draft lengths for which a target forward pass is compiled, if the policy varies the length. None: those
+        of `policies.ladder`; (): gamma_max alone.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: gamma and policy together, not a policy, or buckets that do not fit it.
+
+    >>> import specjax as sj
+    >>> draft = sj.load("bundled/opt-draft")
+    >>> sj.drafters.model(draft, gamma=3).name
+    'bundled/opt-draft x3'
+    >>> sj.drafters.model(draft, policy=sj.policies.heuristic(gamma_max=8)).name
+    'bundled/opt-draft heuristic up to 8'
+    """
+    check_model("draft", draft)
+    if policy is None:
+        if buckets is not None:
+            raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
+        gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
+        draft.lm.check_rollback(gamma, f"a draft of {gamma}")
+        return LoadedDrafter(f"{draft.name} x{gamma}", chain(draft.lm, gamma), draft.params, draft)
+    if not isinstance(policy, Rule):
+        raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
+    if gamma is not None:
+        raise ValueError(f"pass either gamma={gamma} or policy={policy.name!r}, not both")
+    most = policy.gamma_max
+    if policy.policy.constant:
+        check_buckets(buckets or (), most)
+        return plain() if most == 0 else model(draft, gamma=most)
+    draft.lm.check_rollback(most, f"a draft of {most}")
+    chosen = ladder(most) if buckets is None else check_buckets(buckets, most)
+    drafter = adaptive(draft.lm, policy.policy, chosen)
+    params = AdaptiveParams(draft.params, policy.params)
+    return LoadedDrafter(f"{draft.name} {policy.name}", drafter, params, draft)
 
 
 class AdaptiveParams(NamedTuple):
@@ -52,7 +104,7 @@ class AdaptiveDraft(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """What the steps of one round carry on."""
+    """State of the steps of one round."""
 
     cache: Cache
     token: Int[Array, "B"]
@@ -86,7 +138,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         return AdaptiveDraft(read.cache, missing, zero, live, state, jnp.zeros((), jnp.int32), zero)
 
     def catch_up(params: AdaptiveParams, state: AdaptiveDraft, drafting):
-        """(cache, lag): feeds what is missing where it is more than the round's first call takes along."""
+        """(cache, lag): feeds the missing tokens if there are more than the first forward pass of the round feeds."""
         due = (drafting & jnp.any(state.lag > 1)) | jnp.any(state.lag == backlog)
 
         def feed(fed):
@@ -147,8 +199,8 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
 
     def rewind(params, state: AdaptiveDraft, back, token):
         del params, token
-        # In a cascade a row commits nothing where it waits for its neighbors: it has not ended. What the policy has
-        # seen stays seen.
+        # In a cascade a row that waits for the others commits nothing, but has not ended. The policy keeps what it
+        # observed.
         cache, lag = roll_back(lm, state.cache, state.lag, back)
         return state._replace(cache=cache, lag=lag, live=jnp.ones_like(state.live))
 
