@@ -51,7 +51,7 @@ def test_golden_checkpoints_load_and_generate(name):
     assert plain.texts is None and plain.lossless
 
 
-def test_text_goes_in_and_comes_out(target, draft):
+def test_text_prompts_and_texts(target, draft):
     out = sj.generate(target, PROMPTS, drafter=sj.drafters.model(draft, gamma=4), max_new_tokens=24, temperature=0.0)
     assert out.texts is not None and target.text is not None
     assert out.texts == [target.text.decode(row) for row in out.tokens]
@@ -76,7 +76,7 @@ def toy(tmp_path_factory):
     return sj.load(toys.write_model(tmp_path_factory.mktemp("toy") / "model"))
 
 
-def test_streamed_bytes_are_the_text_to_the_last(toy):
+def test_streamed_bytes_are_the_whole_text(toy):
     """Eight rows of random bytes: some end within a character; all are shown whole, as `generate` returns them."""
     options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 40, "temperature": 1.5, "ignore_eos": True}
     prompts = ["Once"] * 8
@@ -92,7 +92,7 @@ def test_streamed_bytes_are_the_text_to_the_last(toy):
     assert held > 0 and any(row.endswith("\ufffd") for row in shown)  # the case that this is about occurs
 
 
-def test_streams_never_show_what_a_stop_string_cuts(target):
+def test_streams_never_show_text_after_a_stop_string(target):
     plain = sj.generate(target, PROMPTS[0], max_new_tokens=24, temperature=0.0).texts
     assert plain is not None
     stop = plain[0][9:19]  # several tokens long
@@ -126,7 +126,7 @@ def interrupt_in_round(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_in_round, before):
+def test_stream_continues_after_ctrl_c_in_a_round(toy, interrupt_in_round, before):
     """The round is not counted and is computed later, with the rounds before it if it had taken the state."""
     options = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 30, "ignore_eos": True, "seed": 4}
     whole = sj.generate(toy, PROMPTS, **options)
@@ -148,7 +148,7 @@ def test_ctrl_c_in_a_round_loses_nothing_and_the_stream_goes_on(toy, interrupt_i
     assert result.stats.rounds == whole.stats.rounds
 
 
-def test_an_interrupted_stream_keeps_what_it_had(target, draft):
+def test_interrupted_stream_keeps_its_rounds(target, draft):
     options = {"drafter": sj.drafters.model(draft, gamma=4), "max_new_tokens": 24, "temperature": 0.0}
     stream = sj.stream(target, PROMPTS, **options)
     for _ in zip(range(3), stream, strict=False):
@@ -200,17 +200,17 @@ def test_compiling_is_timed_apart(monkeypatch):
     assert len(traced) == 3 and again.result().stats.seconds["compile"] == 0.0
 
 
-def test_starting_a_program_is_not_decoding():
+def test_start_of_a_program_is_not_decoding_time():
     assert metrics.steady([0.5, 0.1, 0.125], compiled=True) == pytest.approx((0.3375, 0.3875))
     assert metrics.steady([0.1, 0.2, 0.2], compiled=True) == pytest.approx((0.5, 0.0))
     assert metrics.steady([0.5, 0.1], compiled=False) == pytest.approx((0.6, 0.0))
     assert metrics.steady([0.5], compiled=True) == (0.5, 0.0) and metrics.steady([], compiled=True) == (0, 0.0)
 
 
-def test_there_is_one_set_of_defaults():
-    asked = inspect.signature(prepare).parameters
+def test_defaults_are_the_same_everywhere():
+    expected = inspect.signature(prepare).parameters
     for name, value in (("temperature", 0.8), ("max_new_tokens", 64), ("seed", 0)):
-        assert asked[name].default == getattr(config.RunConfig(), name) == value
+        assert expected[name].default == getattr(config.RunConfig(), name) == value
         assert getattr(defaults, name.upper()) == value
 
 
@@ -236,8 +236,8 @@ BAD = {
     "empty prompt": ({"prompts": [[1], []]}, "prompt 1"),
     "token outside": ({"prompts": [[99]]}, "prompt 0 .* 99"),
     "no tokenizer": ({"prompts": "text"}, "tokenizer"),
-    "too long": ({"prompts": [[1] * 70]}, "prompt has 70 tokens .* 64 positions"),
-    "one too long": ({"prompts": [[1], [1] * 70, [1] * 9]}, "prompt 1 .* has 70 tokens"),
+    "too long": ({"prompts": [[1] * 70]}, "prompt .* 70 .* 64"),
+    "one too long": ({"prompts": [[1], [1] * 70, [1] * 9]}, "prompt 1 .* 70"),
     "cache too small": ({"prompts": [[1] * 9], "cache_len": 8}, "cache_len=8"),
     "temperature": ({"prompts": [[1]], "temperature": -1.0}, "temperature"),
     "top_p": ({"prompts": [[1]], "top_p": 0.0}, "top_p"),
@@ -391,14 +391,11 @@ def test_scores_are_checked(target):
         target.score([[1]], [[2]])
     with pytest.raises(ValueError, match=r"0\.\.8191"):
         target.score([[8192]])
-    for tokens, said in (
-        ([[5] * 513], "513 tokens to score are more than the 512 positions"),
-        ([[2.7, 5.2]], "tokens to score are token ids"),
-        ([[[2, 5]]], "tokens to score are token ids"),
-        ([[2, 5], [2]], "rows to score must be of one length"),
-        ([[2**40]], r"lie in 0\.\.8191"),
-    ):
-        with pytest.raises(ValueError, match=said):
+    for tokens, name in (
+        ([[5] * 513], "513 .* 512"), ([[2.7, 5.2]], "token"), ([[[2, 5]]], "token"), ([[2, 5], [2]], "rows"),
+        ([[2**40]], "8191"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=name):
             target.score(tokens)
     assert target.score([1, 2, 3]).shape == (1, 3, 8192)
 
@@ -409,7 +406,7 @@ def test_encoder_rows_that_are_scored_end_at_their_first_padding():
     np.testing.assert_allclose(alone, padded, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="encoder row 0"):
         model.score([[0, 5]], [[0]])
-    with pytest.raises(ValueError, match="2 encoder rows and 1 decoder rows"):
+    with pytest.raises(ValueError, match="2 encoder rows"):
         model.score([[5], [6]], [[0]])
 
 
@@ -426,20 +423,20 @@ def test_a_cache_may_be_narrower_than_the_padded_prompt(prompt, room, gamma):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "name"),
     [
-        (lambda model: sj.drafters.model("bundled/opt-draft"), "the draft must be a model from specjax.load, got str"),
-        (lambda model: sj.drafters.model(model, gamma=100_000), "gamma must be at most 1023"),
-        (lambda model: sj.drafters.lookahead(window=1000, ngram=9), "would read 8056 nodes, and at most 1024 can be"),
+        (lambda model: sj.drafters.model("bundled/opt-draft"), "draft"),
+        (lambda model: sj.drafters.model(model, gamma=100_000), "gamma"),
+        (lambda model: sj.drafters.lookahead(window=1000, ngram=9), "1024"),
     ],
 )
-def test_wrong_drafters_are_one_line_errors(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_drafters_raise(make, name):
+    with pytest.raises(ValueError, match=name):
         make(battery.target("opt"))
 
 
-def test_an_empty_text_is_not_a_prompt(target):
-    with pytest.raises(ValueError, match="prompt 0 is empty"):
+def test_empty_prompt_raises(target):
+    with pytest.raises(ValueError, match="prompt 0"):
         sj.generate(target, "")
 
 
@@ -456,7 +453,7 @@ def test_statistics_of_a_hand_made_run():
     assert found.tokens_per_second == 4.0
 
 
-def test_characters_split_between_tokens_come_out_whole():
+def test_characters_split_between_tokens_are_joined():
     pieces = ["é".encode()[:1], "é".encode()[1:], "狐".encode()[:2], "狐".encode()[2:], b"a"]
     held = text.Text(lambda s: [], lambda ids: "", lambda: pieces, len(pieces))
     streamer = text.Streamer(held)
@@ -465,7 +462,7 @@ def test_characters_split_between_tokens_come_out_whole():
     assert streamer.add([0]) == "" and streamer.end() == "\ufffd"
 
 
-def test_entries_are_spelt_by_the_kind_of_their_vocabulary():
+def test_bytes_of_vocabulary_entries():
     assert text.spell(["Ġthe", "Ã¼", "für", None, "</s>"], {4}) == [b" the", "ü".encode(), b"f\xfcr", b"", b""]
     names = ["▁the", "für", "ü", "<0x0A>", "</s>"]
     assert text.spell(names, {4}) == [b" the", "für".encode(), "ü".encode(), b"\n", b""]

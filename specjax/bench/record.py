@@ -128,12 +128,12 @@ class Shelf:
 
     Args:
       dtype: of all models.
-      tell: receives what is being loaded.
+      notify: receives what is being loaded.
       sizes: parameters of models whose size is known; such a model is not downloaded if it does not fit.
     """
 
-    def __init__(self, dtype: str, tell: Callable[[str], None], *, sizes: dict[str, float] | None = None):
-        self._dtype, self._tell, self._sizes = dtype, tell, sizes or {}
+    def __init__(self, dtype: str, notify: Callable[[str], None], *, sizes: dict[str, float] | None = None):
+        self._dtype, self._notify, self._sizes = dtype, notify, sizes or {}
         self._models: dict[str, Any] = {}
         self._kept: dict[Any, Any] = {}
         self.missing: dict[str, str] = {}
@@ -147,7 +147,7 @@ class Shelf:
 
             try:
                 self._check_memory(name)
-                self._tell(f"loading {name}")
+                self._notify(f"loading {name}")
                 self._models[name] = loading.load(name, dtype=self._dtype)
             except (OSError, Missing) as error:
                 self.missing[name] = f"{name} is not available: {' '.join(str(error).split())}"
@@ -196,11 +196,11 @@ def check_sizes(settings: Any, names: Sequence[str]) -> None:
 
 
 def run(
-    cases: Sequence[Case], kept: Record, shelf: Shelf, tell: Callable[[str], None], left_out: list[str]
+    cases: Sequence[Case], kept: Record, shelf: Shelf, notify: Callable[[str], None], left_out: list[str]
 ) -> Iterator[tuple[Case, list[Row]]]:
     """Yields each case with its rows, known or measured; reasons for cases without rows are added to `left_out`."""
     for number, case in enumerate(cases, start=1):
-        tell(f"{number} of {len(cases)}: {case.title}")
+        notify(f"{number} of {len(cases)}: {case.title}")
         rows = kept.rows(case.key)
         if not rows:
             try:

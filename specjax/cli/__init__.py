@@ -31,10 +31,11 @@ GC_THRESHOLD = 200_000  # imports and tracing allocate objects that stay: the de
 
 
 class Command(NamedTuple):
-    """A command: the module whose `main(args) -> exit code` runs it, and its line in the overview."""
+    """A command: the module whose `main([*first, *args]) -> exit code` runs it, and its line in the overview."""
 
     module: str
     summary: str
+    first: tuple[str, ...] = ()
 
 
 COMMANDS = {
@@ -46,9 +47,11 @@ COMMANDS = {
     "sweep": Command("specjax.cli.sweep", "measure drafters, verifiers and settings on your prompts"),
     "reproduce": Command("specjax.cli.reproduce", "measure published tables and figures again, side by side"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),
-    "train lm": Command("specjax.cli.train", "train a language model on text, or distill a draft from its target"),
+    "train lm": Command(
+        "specjax.cli.train", "train a language model on text, or distill a draft from its target", ("lm",)
+    ),
     "train t5": Command(
-        "specjax.cli.train_t5", "train an encoder-decoder on pairs, or distill a draft from its target"
+        "specjax.cli.train", "train an encoder-decoder on pairs, or distill a draft from its target", ("t5",)
     ),
 }
 
@@ -98,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if NO_COMPILE_CACHE in itertools.takewhile(lambda arg: arg != "--", rest):
             rest.remove(NO_COMPILE_CACHE)
             process.disable_compile_cache()
-        code = importlib.import_module(COMMANDS[name].module).main(rest)
+        command = COMMANDS[name]
+        code = importlib.import_module(command.module).main([*command.first, *rest])
         return _interrupted(whole=argv is None) if code == INTERRUPTED else code
     except KeyboardInterrupt:
         say(f"{prog}: interrupted")

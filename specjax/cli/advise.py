@@ -114,25 +114,23 @@ def main(args: Sequence[str]) -> int:
     process.import_library()
     from specjax.advisor import advise, report
     from specjax.cli.progress import Progress, tables_and_errors
-    from specjax.cli.report import finite, tell, to_json
+    from specjax.cli.report import finite, print_json, to_json
 
     use, measuring, showing = options.use, options.measuring, options.showing
     console, errors = tables_and_errors()
     with Progress(errors, show=True) as progress:
-        target, drafts = load(options.models, progress.tell)
+        target, drafts = load(options.models, progress.update)
         prompts = given if given is not None else sample_prompts(options.text, target)
         lines: list[str] = []
 
         def on_progress(line: str) -> None:
             lines.append(line)
-            progress.tell(line)
+            progress.update(line)
 
         with process.deferred_interrupt(once=lambda: len(lines) > 1) as stopped:
             advice = advise(
-                target, drafts, prompts, temperature=use.temperature, batch=use.batch,
-                max_new_tokens=use.max_new_tokens, ignore_eos=use.ignore_eos, seed=use.seed,
-                kinds=measuring.drafters or None, verify=measuring.verify, turns=measuring.repeats,
-                sweep=measuring.sweep, progress=on_progress, stop=stopped,
+                target, drafts, prompts, **vars(use), kinds=measuring.drafters or None, verify=measuring.verify,
+                turns=measuring.repeats, sweep=measuring.sweep, progress=on_progress, stop=stopped,
             )  # fmt: skip
     command = advice.command(dtype=options.models.dtype, prompts=options.text.prompts)
     given_options = {"dtype": options.models.dtype, "prompts_file": options.text.prompts, "texts": list(prompts)}
@@ -142,7 +140,7 @@ def main(args: Sequence[str]) -> int:
     if showing.picture is not None and advice.measured is not None:
         report.write_figure(showing.picture, advice)
     if showing.json:
-        tell(content)
+        print_json(content)
     else:
         show(console, advice, command)
     if advice.interrupted:
@@ -204,13 +202,13 @@ def sample_prompts(text: AdvicePrompts, target: Any) -> list[str]:
     return tasks.prompts_for(target, name, tasks.spread(tasks.TASKS[name].samples, text.count))
 
 
-def load(models: AdviceModels, tell: Any) -> tuple[Any, list[Any]]:
+def load(models: AdviceModels, notify: Any) -> tuple[Any, list[Any]]:
     """Target and drafts."""
     from specjax.config import load_model
 
     with process.interrupts_wait(lambda: False):
         names = (models.target, *draft_names(models))
-        target, *drafts = [load_model(name, dtype=models.dtype, progress=tell) for name in names]
+        target, *drafts = [load_model(name, dtype=models.dtype, progress=notify) for name in names]
     return target, drafts
 
 

@@ -12,8 +12,9 @@ import tyro
 from specjax import checks
 from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
-from specjax.cli import outputs, process
+from specjax.cli import process
 from specjax.cli.arguments import parse
+from specjax.cli.rows import RowFiles
 from specjax.strategy import Strategy
 
 Name = Literal[
@@ -68,10 +69,7 @@ class Bench:
     """committed: rounds that all verifiers judge."""
     repeats: int = 5
     """Interleaved runs; medians are reported."""
-    json: Path | None = None
-    """Append one JSON object per row to this file. Rows that it contains are not measured again."""
-    markdown: Path | None = None
-    """Write the rows as a Markdown table to this file."""
+    files: RowFiles = dataclasses.field(default_factory=RowFiles)
 
 
 def main(args: Sequence[str]) -> int:
@@ -80,24 +78,22 @@ def main(args: Sequence[str]) -> int:
     process.import_library()
     check(options)
     from specjax.bench import record
-    from specjax.cli.progress import Progress, tables_and_errors
+    from specjax.cli.progress import Progress
 
-    about = record.versions()
-    kept = record.Record(options.json, about)
-    print(line(about))
+    kept, _, errors = options.files.open()
     shown: list[Row] = []
     every = list(cases(options))
-    with Progress(tables_and_errors()[1], show=True) as progress:
+    with Progress(errors, show=True) as progress:
         for number, (key, measure) in enumerate(every, start=1):
             title = f"{number} of {len(every)}: {line(key)}"
-            progress.tell(title)
+            progress.update(title)
             for row in kept.rows(key) or kept.add(key, measure()):
                 progress.clear()
                 print(line(row), flush=True)
                 shown.append(row)
-                progress.tell(title)
-            if options.markdown is not None:
-                record.write_markdown(options.markdown, shown)
+                progress.update(title)
+            if options.files.markdown is not None:
+                record.write_markdown(options.files.markdown, shown)
     return 0
 
 
@@ -114,7 +110,7 @@ def check(options: Bench) -> None:
 
     if options.size:
         check_name(options.size, opt.sizes(), "size")
-    outputs.writable(json=options.json, markdown=options.markdown)
+    options.files.check()
     listed = {"dtype": options.dtype, "rows": options.rows, "temperature": options.temperature}
     checks.distinct(least=1, **listed)
     checks.distinct(gamma=options.gamma)

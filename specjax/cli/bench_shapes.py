@@ -3,14 +3,14 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from specjax import checks
 from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
-from specjax.cli import outputs, process
+from specjax.cli import process
 from specjax.cli.arguments import parse
+from specjax.cli.rows import RowFiles
 from specjax.config import Flag, arg
 from specjax.strategy import Strategy
 
@@ -58,12 +58,9 @@ class BenchShapes:
     """New tokens per row, rounded to whole rounds."""
     repeats: int = 3
     """Interleaved runs; medians are reported."""
-    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Append one JSON object per row to this file. Rows that it contains are not measured again."""
-    markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Write the table as Markdown to this file."""
     list: Flag = False
     """Print all shapes with their parameters and memory, and exit."""
+    files: RowFiles = dataclasses.field(default_factory=RowFiles)
 
 
 def main(args: Sequence[str]) -> int:
@@ -76,16 +73,13 @@ def main(args: Sequence[str]) -> int:
     from specjax.cli.progress import Progress, tables_and_errors
     from specjax.reproduce.report import cell
 
-    console, errors = tables_and_errors()
     if options.list:
-        console.print(record.terminal_table(all_shapes(), cell))
+        tables_and_errors()[0].print(record.terminal_table(all_shapes(), cell))
         return 0
     every = runs(options)
     for run in every:
         shapes.check_run(run)
-    about = record.versions()
-    kept = record.Record(options.json, about)
-    console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
+    kept, console, errors = options.files.open()
     rows: list[Row] = []
     with Progress(errors, show=True) as progress:
         models: dict[str, Model] = {}
@@ -96,12 +90,12 @@ def main(args: Sequence[str]) -> int:
 
             def model(name: str) -> "Model":
                 if name not in models:
-                    progress.tell(f"{title}: random weights of {name}")
+                    progress.update(f"{title}: random weights of {name}")
                     models[name] = random_model(name, run.dtype)
                 return models[name]
 
-            tell = lambda done, total: progress.tell(f"{title}: request {done} of {total}")
-            return shapes.measure(run, model, repeats=options.repeats, progress=tell)
+            notify = lambda done, total: progress.update(f"{title}: request {done} of {total}")
+            return shapes.measure(run, model, repeats=options.repeats, progress=notify)
 
         try:
             for number, run in enumerate(every, start=1):
@@ -112,14 +106,14 @@ def main(args: Sequence[str]) -> int:
             if rows:
                 table = [shown(row) for row in rows]
                 console.print(record.terminal_table(table, cell))
-                if options.markdown is not None:
-                    record.write_markdown(options.markdown, table)
+                if options.files.markdown is not None:
+                    record.write_markdown(options.files.markdown, table)
     return 0
 
 
 def check(options: BenchShapes) -> None:
     """Raises ValueError for invalid options, before JAX is imported."""
-    outputs.writable(json=options.json, markdown=options.markdown)
+    options.files.check()
     listed = {"alpha": options.alpha, "gamma": options.gamma, "dtype": options.dtype, "rows": options.rows}
     checks.distinct(least=1, **listed)
     for dtype in options.dtype:

@@ -38,7 +38,7 @@ def main(args: Sequence[str]) -> int:
     console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=not options.printing.quiet) as progress:
         with process.interrupts_wait(lambda: False):
-            run = build(config, progress.tell)
+            run = build(config, progress.update)
         return decode_and_report(options, Work(run, prompts, progress), console, errors)
 
 
@@ -93,7 +93,7 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
             if compared is not None and not quiet:
                 report.show(console, report.comparison_table(compared), report.comparison_lines(compared))
         if printing.json:
-            report.tell(content)
+            report.print_json(content)
     if interrupted:
         return INTERRUPTED
     return BROKEN_MODEL if "nan" in out.stop_reasons else DONE
@@ -126,11 +126,11 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
     from specjax import api
 
     progress = work.progress
-    progress.tell("compiling, and reading the prompt")
+    progress.update("compiling, and reading the prompt")
     with process.interrupts_wait(lambda: False):
         run = work.run
         stream = api.stream(run.target, work.prompts, drafter=run.drafter, **run.config.options)
-    progress.tell("compiling a round")
+    progress.update("compiling a round")
     with process.deferred_interrupt(once=lambda: stream.rounds > 0 or stream.in_round) as asked:
         try:
             _show(stream, work, open_sink, asked, marks=marks)
@@ -139,7 +139,7 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
         interrupted = asked()
     out = stream.result()
     if split and not interrupted and out.stats.drafted:
-        progress.tell("timing draft and verify separately")
+        progress.update("timing draft and verify separately")
         try:
             out = stream.result(profile=True)
         except KeyboardInterrupt:
@@ -182,10 +182,10 @@ def measure(work: Work, *, repeats: int) -> "Comparison | None":
     """The comparison with plain decoding; None if Ctrl-C ended it."""
     from specjax.cli.comparing import compare
 
-    tell = lambda done, total: work.progress.tell(f"comparing with plain decoding: {done} of {total} runs")
-    tell(0, 2 * (repeats + 1))
+    notify = lambda done, total: work.progress.update(f"comparing with plain decoding: {done} of {total} runs")
+    notify(0, 2 * (repeats + 1))
     try:
-        return compare(work.run, work.prompts, repeats=repeats, progress=tell)
+        return compare(work.run, work.prompts, repeats=repeats, progress=notify)
     except KeyboardInterrupt:
         return None
     finally:

@@ -47,7 +47,7 @@ class Progress:
     def __exit__(self, *exception) -> None:
         self.clear()
 
-    def tell(self, text: str) -> None:
+    def update(self, text: str) -> None:
         """Shows the line, or changes it."""
         if not self._show:
             return

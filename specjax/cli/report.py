@@ -169,7 +169,7 @@ def to_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
 
 
-def tell(content: str) -> None:
+def print_json(content: str) -> None:
     """Prints JSON; characters that the encoding of stdout lacks are escaped."""
     try:
         content.encode(sys.stdout.encoding or "utf-8")

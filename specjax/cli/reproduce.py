@@ -111,13 +111,13 @@ def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput)
     parts: list[str] = []
     measured, sizes = False, pairs.family(setup).sizes
     with Progress(errors, show=True) as progress:
-        shelf = record.Shelf(setup.dtype, progress.tell, sizes=sizes)
+        shelf = record.Shelf(setup.dtype, progress.update, sizes=sizes)
         for name, experiment in chosen.items():
             rows: list[record.Row] = []
             left_out: list[str] = []
-            tell = lambda text, name=name: progress.tell(f"{name}, {text}")
+            notify = lambda text, name=name: progress.update(f"{name}, {text}")
             try:
-                for _, found in record.run(cases[name], kept, shelf, tell, left_out):
+                for _, found in record.run(cases[name], kept, shelf, notify, left_out):
                     rows += found
             finally:  # on Ctrl-C, report the finished rows
                 progress.clear()

@@ -1,8 +1,8 @@
-"""What commands that measure rows share: where rows are written, and the record that a stopped run resumes from."""
+"""Where commands that measure rows write them, and the record that a stopped run resumes from."""
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from specjax.cli import outputs
 from specjax.config import arg
@@ -22,26 +22,18 @@ class RowFiles:
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=NO_FILE)] = None
     """Append one JSON object per row. Rows that the file has are not measured again: a stopped run resumes."""
     markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=NO_FILE)] = None
-    """Write the rows as Markdown."""
+    """Write the table as Markdown."""
 
     def check(self) -> None:
         """Raises ValueError for files that cannot be written."""
         outputs.writable(json=self.json, markdown=self.markdown)
 
-    def open(self) -> "Measurement":
-        """The record of the JSON file, and the consoles; prints the versions."""
+    def open(self) -> "tuple[Record, Console, Console]":
+        """The record of the JSON file, and consoles on stdout and stderr; prints the versions."""
         from specjax.bench import record
         from specjax.cli.progress import tables_and_errors
 
         about = record.versions()
         console, errors = tables_and_errors()
         console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
-        return Measurement(record.Record(self.json, about), console, errors)
-
-
-class Measurement(NamedTuple):
-    """Rows measured so far, and consoles on stdout and stderr."""
-
-    kept: "Record"
-    console: "Console"
-    errors: "Console"
+        return record.Record(self.json, about), console, errors

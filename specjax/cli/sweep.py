@@ -123,9 +123,9 @@ def run(grid: Grid, title: str, results: Results) -> int:
     left_out: list[str] = []
     done = 0
     with Progress(errors, show=True) as progress:
-        shelf = record.Shelf(grid.dtype, progress.tell)
+        shelf = record.Shelf(grid.dtype, progress.update)
         try:
-            for point, (_, rows) in zip(points, record.run(cases, kept, shelf, progress.tell, left_out), strict=True):
+            for point, (_, rows) in zip(points, record.run(cases, kept, shelf, progress.update, left_out), strict=True):
                 found += [(point, row) for row in rows]
                 done += 1
         finally:

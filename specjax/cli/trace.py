@@ -78,10 +78,10 @@ def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str]) -> int:
     console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=True) as progress:
         with process.interrupts_wait(lambda: False):
-            built = build(config, progress.tell)
+            built = build(config, progress.update)
         strategy, target = config.strategy, built.target
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
-        progress.tell("compiling, and decoding round by round")
+        progress.update("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
         with process.deferred_interrupt(once=lambda: bool(begun)) as stopped:
             trace = trace_with(built.drafter, config.options, stop=lambda: begun.append(True) or stopped())
@@ -90,12 +90,12 @@ def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str]) -> int:
         if (tracing.output is not None or not tracing.json) and not interrupted:
             make = lambda gamma: strategy.replace_settings(gamma=gamma).build(target, built.drafts)
             gammas = lane_gammas(strategy.gamma, tracing.gammas) if strategy.takes_gamma else []
-            lanes = measure_lanes(trace, gammas, make, trace_with, config.options, progress.tell)
+            lanes = measure_lanes(trace, gammas, make, trace_with, config.options, progress.update)
     content = [header(built, trace, prompts), *rounds.records(trace, strip.speller(target.text)), closing(trace)]
     written = "\n".join(map(json_line, content))
     drawn = figures(trace, target, lanes, most=tracing.rounds, warning="" if built.verifier.lossless else ", LOSSY")
     if tracing.json:
-        report.tell(written)
+        report.print_json(written)
     else:
         for figure in drawn:
             figure.in_terminal(console)
@@ -142,7 +142,7 @@ def measure_lanes(
     make: Callable[[int], Any],
     trace_with: Callable[..., Any],
     options: dict[str, Any],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> list[Any]:
     """One lane per draft length and one of plain decoding; that of the request itself is already measured.
 
@@ -157,7 +157,7 @@ def measure_lanes(
     own = trace.drafter.drafter.tree.width - 1
 
     def lane(name: str, drafter: Any, options: dict[str, Any]) -> Any:
-        tell(f"decoding with {name} for the walltime diagram")
+        notify(f"decoding with {name} for the walltime diagram")
         return lanes.lane(name, trace_with(drafter, options))
 
     found = [] if gammas or own == 0 else [lanes.lane("drafted", trace)]

@@ -9,15 +9,14 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from specjax import files, trees
-from specjax.checks import lookup
+from specjax.checks import check_name
 from specjax.cli import outputs
 from specjax.cli.arguments import parse
+from specjax.config import Flag, arg
 from specjax.theory import tokens
 from specjax.trees import ROOT, Tree
 
 PROG = "specjax tree show"
-arg = tyro.conf.arg
-Off = arg(help_behavior_hint="")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class TreeOptions:
     """With --cost: time to draft one level, in the same unit."""
     output: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Draw into an .svg or .png file (requires matplotlib)."""
-    json: Annotated[bool, Off] = False
+    json: Flag = False
     """Print one JSON object and nothing else."""
 
 
@@ -97,9 +96,9 @@ def build(options: TreeOptions) -> TreeView:
     Raises:
       ValueError: as `main`.
     """
-    make = lookup(options.kind, KINDS, "kind of tree")
+    check_name(options.kind, (*VALUES, *SEARCHED), "kind of tree")
     acceptance = read_acceptance(options.accept)
-    tree, choice = make(options, acceptance)
+    tree, choice = _searched(options, acceptance) if options.kind in SEARCHED else (_given(options), None)
     if acceptance is None:
         return TreeView(tree, None, choice)
     values = trees.node_values(tree, acceptance).tolist()
@@ -110,15 +109,15 @@ def build(options: TreeOptions) -> TreeView:
 def record(kind: str, view: TreeView) -> dict[str, Any]:
     """The tree as plain values, for JSON."""
     tree = view.tree
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "kind": kind, "size": tree.size, "levels": tree.width - 1, "parents": list(tree.parents),
         "depth": tree.depth.tolist(), "ranks": ranks(tree), "mask": tree.mask.astype(int).tolist(),
     }  # fmt: skip
     if view.values is not None:
-        told |= {"accepted_with_probability": view.values, "expected_length": sum(view.values)}
+        found |= {"accepted_with_probability": view.values, "expected_length": sum(view.values)}
     if view.choice is not None:
-        told |= {"round_time": view.choice.seconds, "speedup": view.choice.speedup}
-    return told
+        found |= {"round_time": view.choice.seconds, "speedup": view.choice.speedup}
+    return found
 
 
 def ranks(tree: Tree) -> list[list[int]]:
@@ -160,46 +159,28 @@ def _numbers(kind: Callable[[str], Any], name: str, text: str) -> list[Any]:
 
 # --- the kinds -------------------------------------------------------------------------------------------------------
 
-Made = tuple[Tree, trees.TreeChoice | None]
+VALUES = {"chain": "5", "regular": "3 2", "paths": "0,0 0,1 1", "parents": "0 0 1"}  # examples
+SEARCHED = ("medusa", "sequoia")
 
 
-def _given(make: Callable[[list[list[int]]], Tree]) -> Callable[[TreeOptions, list | None], Made]:
-    """A kind that VALUES determine completely."""
-
-    def build(options: TreeOptions, acceptance: list | None) -> Made:
-        del acceptance
-        searching = {
-            "--size": options.size, "--depth": options.depth, "--cost": options.cost or None,
-            "--draft-cost": options.draft_cost,
-        }  # fmt: skip
-        for name, value in searching.items():
-            if value is not None:
-                raise ValueError(f"{name} does not apply to the kind {options.kind!r}")
-        return make([_numbers(int, options.kind, value) for value in options.values]), None
-
-    return build
-
-
-def _chain(values: list[list[int]]) -> Tree:
-    if len(values) != 1 or len(values[0]) != 1:
-        raise ValueError("chain takes one number, the draft tokens: chain 5")
-    return trees.chain(values[0][0])
+def _given(options: TreeOptions) -> Tree:
+    """The tree that VALUES determine."""
+    kind = options.kind
+    for name in ("size", "depth", "cost", "draft_cost"):
+        if getattr(options, name) not in (None, ()):
+            raise ValueError(f"--{name.replace('_', '-')} does not apply to the kind {kind!r}")
+    paths = [_numbers(int, kind, value) for value in options.values]
+    flat = [one for path in paths for one in path]
+    if not flat or (kind == "chain" and len(flat) > 1):
+        raise ValueError(f"{kind} requires values such as {kind} {VALUES[kind]}")
+    if kind == "paths":
+        return trees.from_paths(paths)
+    if kind == "chain":
+        return trees.chain(flat[0])
+    return trees.regular(flat) if kind == "regular" else Tree((ROOT, *flat))
 
 
-def _flat(kind: str, values: list[list[int]]) -> list[int]:
-    flat = [one for value in values for one in value]
-    if not flat:
-        raise ValueError(f"{kind} takes numbers: {kind} {'3 2' if kind == 'regular' else '0 0 1'}")
-    return flat
-
-
-def _paths(values: list[list[int]]) -> Tree:
-    if not values:
-        raise ValueError("paths takes paths of ranks: paths 0,0 0,1 1")
-    return trees.from_paths(values)
-
-
-def _searched(options: TreeOptions, acceptance: list | None) -> Made:
+def _searched(options: TreeOptions, acceptance: list | None) -> tuple[Tree, trees.TreeChoice | None]:
     """The best tree for --accept, of --size nodes or of the size that --cost makes fastest."""
     if options.values:
         raise ValueError(f"{options.kind} takes no values, got {' '.join(options.values)}: use --accept and --size")
@@ -230,16 +211,6 @@ def _point(text: str) -> tuple[int, float]:
         return int(nodes), float(time)
     except ValueError:
         raise ValueError(f"--cost {text!r} is not NODES:TIME, such as 8:10.5") from None
-
-
-KINDS: dict[str, Callable[[TreeOptions, list | None], Made]] = {
-    "chain": _given(_chain),
-    "regular": _given(lambda values: trees.regular(_flat("regular", values))),
-    "paths": _given(_paths),
-    "parents": _given(lambda values: Tree((ROOT, *_flat("parents", values)))),
-    "medusa": _searched,
-    "sequoia": _searched,
-}
 
 
 def _summary(view: TreeView) -> list[str]:

@@ -22,13 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
-from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
-from specjax import checkpoint, checks, convert, files
-from specjax.defaults import LARGEST_SEED
+from specjax import checkpoint, convert, files
 from specjax.models.format import Format
 from specjax.training import losses
+from specjax.training.recipe import Recipe
 from specjax.types import Params, PyTree
 
 KEPT = 2  # checkpoints kept on disk
@@ -36,88 +35,6 @@ FORMAT = Format(dtype="float32")
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 LOG_EVERY = 50  # steps between records in metrics.jsonl, evaluations apart
 IN_FLIGHT = 2  # steps dispatched ahead of the device: it never idles, and a signal ends the run soon
-LARGEST = 2**30  # steps, which are counted in 32 bits
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Hyperparameters of a run.
-
-    Attributes:
-      steps: total number of steps; the learning rate decays to a tenth over the last `decay` of them.
-      warmup: steps over which the learning rate increases.
-      decay: steps over which the learning rate decreases.
-      rate: peak learning rate, in (0, 1).
-      weight_decay: applied to matrices only.
-      clip: maximum global norm of the gradient.
-      muon: use Muon (Jordan et al. 2024) for the layers' kernels, with AdamW's step size (Liu et al. 2025, arXiv
-        2502.16982), and AdamW for the rest; False: AdamW for all.
-      half: multiply in bfloat16; master weights stay float32.
-      distill: weight of the divergence from the teacher in [0, 1]; the rest is cross-entropy on the data.
-      every: steps between evaluations, which also save a checkpoint.
-      seed: of the initialization.
-
-    Raises:
-      ValueError: a number is out of range.
-
-    >>> from specjax.training import lm
-    >>> recipe = lm.Recipe(steps=100, warmup=10, decay=20, rate=1e-3)
-    >>> [round(float(recipe.schedule(step)), 5) for step in (0, 50, 99)]
-    [0.0001, 0.001, 0.00014]
-    """
-
-    steps: int = 10_000
-    warmup: int = 200
-    decay: int = 2_000
-    rate: float = 1e-3
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    muon: bool = False
-    half: bool = False
-    distill: float = 0.0
-    every: int = 500
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "every"):
-            checks.integer(name, getattr(self, name), least=1, most=LARGEST)
-        for name in ("warmup", "decay"):
-            checks.integer(name, getattr(self, name), least=0, most=LARGEST)
-        checks.integer("seed", self.seed, least=0, most=LARGEST_SEED)
-        if not 0.0 < self.rate < 1.0:
-            raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
-        checks.number("distill", self.distill, least=0, most=1)
-
-    def schedule(self, step: ArrayLike) -> Array:
-        """Warm-up, constant, linear decay to a tenth (WSD). A later run can extend the constant part."""
-        step = jnp.asarray(step)
-        up = jnp.minimum(1.0, (step + 1) / max(self.warmup, 1))
-        down = jnp.clip((self.steps - step) / max(self.decay, 1), 0.0, 1.0)
-        return self.rate * up * (0.1 + 0.9 * down)
-
-    def optimizer(self) -> optax.GradientTransformation:
-        matrices = lambda params: jax.tree.map(lambda p: p.ndim >= 2, params)
-        clip = optax.clip_by_global_norm(self.clip)
-        if not self.muon:
-            adam = optax.adamw(self.schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=matrices)
-            return optax.chain(clip, adam)
-        muon = optax.contrib.muon(
-            self.schedule, weight_decay=self.weight_decay, adam_b2=0.95, adam_weight_decay=0.0, consistent_rms=0.2,
-            muon_weight_dimension_numbers=orthogonal,
-        )  # fmt: skip
-        return optax.chain(clip, muon)
-
-
-def orthogonal(params: Params) -> PyTree:
-    """Parameters updated by Muon: kernels [in, out], or [layers, in, out] if layers are stacked."""
-
-    def one(keys: tuple, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
-        path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        if not path.endswith("kernel"):
-            return None
-        return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
-
-    return jax.tree_util.tree_map_with_path(one, params)
 
 
 class TrainState(NamedTuple):

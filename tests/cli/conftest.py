@@ -75,8 +75,8 @@ def nothing_is_computed(monkeypatch):
     _forbid(monkeypatch, decoding, "prefill", "something was computed")
 
 
-def _forbid(monkeypatch, module: Any, name: str, said: str) -> None:
+def _forbid(monkeypatch, module: Any, name: str, reason: str) -> None:
     def done(*args: Any, **options: Any) -> None:
-        raise AssertionError(said)
+        raise AssertionError(reason)
 
     monkeypatch.setattr(module, name, done)

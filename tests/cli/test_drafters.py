@@ -118,7 +118,7 @@ def test_bad_options_are_refused_in_one_line_before_any_work(case, refused, fami
     refused("generate", "x", "--target", family["target"], *(arg.format(**family) for arg in args), name=name)
 
 
-def test_a_lossy_run_reports_it(specjax_program, family):
+def test_lossy_run_is_reported(specjax_program, family):
     args = ["--target", family["target"], "--drafter", "ngram:gamma=2", "--verifier", "lossy-typical", *NEW]
     ran = specjax_program("generate", PROMPT, *args)
     record = json.loads(ran.out)

@@ -58,27 +58,27 @@ def test_marks_removed_give_the_text(specjax_program, base):
 def test_json_is_all_of_stdout_and_of_the_file(specjax_program, base, target, tmp_path):
     file = tmp_path / "out.json"
     ran = specjax_program(*base, "Once", "upon", "--json", "--temperature", "0.7", "--seed", "5", "--output", str(file))
-    told = json.loads(ran.out)
-    assert json.loads(file.read_text()) == told and [p.name for p in tmp_path.iterdir()] == ["out.json"]
-    draft = sj.drafters.model(sj.load(told["models"]["draft"]["name"]))
+    found = json.loads(ran.out)
+    assert json.loads(file.read_text()) == found and [p.name for p in tmp_path.iterdir()] == ["out.json"]
+    draft = sj.drafters.model(sj.load(found["models"]["draft"]["name"]))
     expected = sj.generate(target, ["Once", "upon"], drafter=draft, max_new_tokens=12, temperature=0.7, seed=5)
-    assert told["tokens"] == expected.tokens and told["texts"] == expected.texts
-    assert told["stop_reasons"] == expected.stop_reasons and told["lossless"] is True and told["verifier"] == "token"
-    assert told["stats"]["accepted"] == expected.stats.accepted and told["versions"]["specjax"] == sj.__version__
-    assert told["models"]["target"]["dtype"] == "float32" and told["prompts"] == ["Once", "upon"]
+    assert found["tokens"] == expected.tokens and found["texts"] == expected.texts
+    assert found["stop_reasons"] == expected.stop_reasons and found["lossless"] is True and found["verifier"] == "token"
+    assert found["stats"]["accepted"] == expected.stats.accepted and found["versions"]["specjax"] == sj.__version__
+    assert found["models"]["target"]["dtype"] == "float32" and found["prompts"] == ["Once", "upon"]
 
 
 def test_prompts_come_from_a_file(specjax_program, base, tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "Once"}\n{"prompt": "upon"}\n')
-    told = json.loads(specjax_program(*base, "--prompts", str(file), "--json").out)
-    assert told["prompts"] == ["Once", "upon"] and len(told["texts"]) == 2
+    found = json.loads(specjax_program(*base, "--prompts", str(file), "--json").out)
+    assert found["prompts"] == ["Once", "upon"] and len(found["texts"]) == 2
 
 
-def test_stop_string_is_neither_shown_nor_told(specjax_program, base):
-    told = json.loads(specjax_program(*base, "Once", "--json").out)
-    stop = next(c for c in told["texts"][0][3:] if c.isprintable() and c != "\ufffd")
-    before = told["texts"][0].split(stop)[0]
+def test_stop_string_is_not_printed(specjax_program, base):
+    found = json.loads(specjax_program(*base, "Once", "--json").out)
+    stop = next(c for c in found["texts"][0][3:] if c.isprintable() and c != "\ufffd")
+    before = found["texts"][0].split(stop)[0]
     ran = specjax_program(*base, "Once", "--quiet", "--stop", stop)
     assert ran.out == before + "\n"
     assert json.loads(specjax_program(*base, "Once", "--json", "--stop", stop).out)["stop_reasons"] == ["stop_string"]
@@ -89,10 +89,10 @@ def test_compare_reports_equality_and_speed_up(specjax_program, base, tmp_path):
     args = ["--temperature", "0", "--compare", "--repeats", "2", "--output", str(file)]
     ran = specjax_program(*base, "Once", *args)
     assert "equal" in ran.out and "speed-up" in ran.out
-    told = json.loads(file.read_text())["compare"]
-    assert told["equal"] is True and told["repeats"] == 2 and told["differences"] == []
-    speed = told["speculative"]["tokens"] / told["speculative"]["decode"]
-    assert told["speedup"] == pytest.approx(speed / (told["plain"]["tokens"] / told["plain"]["decode"]))
+    found = json.loads(file.read_text())["compare"]
+    assert found["equal"] is True and found["repeats"] == 2 and found["differences"] == []
+    speed = found["speculative"]["tokens"] / found["speculative"]["decode"]
+    assert found["speedup"] == pytest.approx(speed / (found["plain"]["tokens"] / found["plain"]["decode"]))
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_nan_is_a_warning_and_an_exit_code(specjax_program, models):
 
 
 @pytest.mark.parametrize("columns", ["0", "20"])
-def test_the_narrowest_terminal_shows_all(columns, specjax_program, base, monkeypatch):
+def test_narrow_terminal(columns, specjax_program, base, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     ran = specjax_program(*base, "Once")
     assert ran.code == 0 and ran.out.startswith("Once") and "max_tokens" in ran.out
@@ -139,14 +139,14 @@ def test_json_escapes_characters_that_stdout_lacks(encoding, models, monkeypatch
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     args = ["generate", "--target", models["target"], prompt, "--json", "--max-new-tokens", "24", "--drafter", "plain"]
     assert main(args) == 0
-    told = json.loads(written.getvalue().decode(encoding))
-    assert told["prompts"] == [prompt] and len(told["tokens"][0]) == 24
+    found = json.loads(written.getvalue().decode(encoding))
+    assert found["prompts"] == [prompt] and len(found["tokens"][0]) == 24
     text = sj.load(models["target"]).text
-    assert text is not None and "?" not in set(told["texts"][0]) - set(text.decode(told["tokens"][0]))
+    assert text is not None and "?" not in set(found["texts"][0]) - set(text.decode(found["tokens"][0]))
 
 
-def test_a_draft_that_is_never_right_is_a_warning(specjax_program, models):
-    """A draft of NaN changes no text; that it helps nothing is told."""
+def test_draft_without_accepted_tokens_is_a_warning(specjax_program, models):
+    """A draft of NaN changes no text, and a warning is printed."""
     args = ["generate", "--target", models["target"], "Once", "--temperature", "0", "--max-new-tokens", "40", "--quiet"]
     plain = specjax_program(*args, "--drafter", "plain")
     ran = specjax_program(*args, "--draft", models["broken"])
@@ -204,6 +204,6 @@ def test_bad_input_is_one_line_and_nothing_is_computed(case, refused, models, tm
     refused("generate", "--target", models["target"], *filled, name=name)
 
 
-def test_errors_can_be_traced(models, monkeypatch):
+def test_main_raises_errors_of_bad_input(models, monkeypatch):
     with pytest.raises(ValueError, match="prompt 1"):
         generate_main(["--target", models["target"], ""])

@@ -18,8 +18,8 @@ from specjax.cli.process import deferred_interrupt, interrupts_wait
 ARGS = ["--drafter", "plain", "--ignore-eos", "--max-new-tokens", "480", "--logit-bias", "0=-inf"]
 
 
-def test_ctrl_c_loses_nothing(models, tmp_path):
-    """SIGINT once the first new text has come: the text shown is the text told, and it is cut short."""
+def test_ctrl_c_keeps_the_generated_text(models, tmp_path):
+    """SIGINT once the first new text has come: the text shown is the text in the record, and it is cut short."""
     file = tmp_path / "out.json"
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]
     run = subprocess.Popen(
@@ -34,16 +34,16 @@ def test_ctrl_c_loses_nothing(models, tmp_path):
     rest, errors = run.communicate(timeout=120)
     out = (first + rest).decode()
     assert run.returncode == 130 and b"Traceback" not in errors
-    told = json.loads(file.read_text())
-    assert told["stop_reasons"] == ["interrupted"] and 0 < len(told["tokens"][0]) < 480
+    found = json.loads(file.read_text())
+    assert found["stop_reasons"] == ["interrupted"] and 0 < len(found["tokens"][0]) < 480
     shown = "".join("?" if c in "\ufffd" or 0x2400 <= ord(c) <= 0x2421 else c for c in out.split("\n\nsummary")[0])
-    wanted = "".join("?" if c == "\ufffd" or (ord(c) < 32 and c not in "\n\t") else c for c in told["texts"][0])
+    wanted = "".join("?" if c == "\ufffd" or (ord(c) < 32 and c not in "\n\t") else c for c in found["texts"][0])
     assert shown == "Once" + wanted
     assert "interrupted" in out and "tokens per target pass" in out
 
 
 @pytest.mark.parametrize("json_too", [False, True])
-def test_ctrl_c_when_all_is_decoded_waits_until_it_is_told(json_too, models, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_after_decoding_waits_for_the_results(json_too, models, tmp_path, monkeypatch, capsys):
     from specjax import cli
     from specjax.cli import report
 
@@ -56,12 +56,12 @@ def test_ctrl_c_when_all_is_decoded_waits_until_it_is_told(json_too, models, tmp
     file = tmp_path / "out.json"
     args = ["generate", "--target", str(models["target"]), "Once", "--drafter", "plain", "--max-new-tokens", "5"]
     assert cli.main([*args, "--output", str(file), *(["--json"] if json_too else [])]) == 130
-    told = json.loads(file.read_text())
+    found = json.loads(file.read_text())
     out = capsys.readouterr().out
-    assert json.loads(out) == told if json_too else "tokens per target pass" in out
+    assert json.loads(out) == found if json_too else "tokens per target pass" in out
 
 
-def test_an_interrupted_program_ends_at_once(monkeypatch, capsys):
+def test_interrupted_program_exits_immediately(monkeypatch, capsys):
     """A command that returns 130 may leave jax computing: taken down by the ordinary exit, the process can crash."""
     from specjax import cli
 
@@ -81,31 +81,31 @@ def test_an_interrupted_program_ends_at_once(monkeypatch, capsys):
     assert cli.main(["generate", "x"]) == cli.INTERRUPTED  # called from Python: the caller goes on
 
 
-def test_the_second_ctrl_c_is_not_swallowed():
-    with deferred_interrupt() as asked:
-        assert not asked()
+def test_second_ctrl_c_raises():
+    with deferred_interrupt() as stopped:
+        assert not stopped()
         signal.raise_signal(signal.SIGINT)
-        assert asked()
+        assert stopped()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_until_there_is_something_to_lose_ctrl_c_raises():
+def test_ctrl_c_raises_before_the_first_round():
     begun = []
-    with deferred_interrupt(once=lambda: bool(begun)) as asked, pytest.raises(KeyboardInterrupt):
+    with deferred_interrupt(once=lambda: bool(begun)) as stopped, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    with deferred_interrupt(once=lambda: bool(begun)) as asked:
+    with deferred_interrupt(once=lambda: bool(begun)) as stopped:
         begun.append(1)
         signal.raise_signal(signal.SIGINT)
-        assert asked()
+        assert stopped()
 
 
-def test_a_swallowed_ctrl_c_is_not_forgotten():
+def test_swallowed_ctrl_c_is_recorded():
     """What is raised in a callback of the garbage collector goes no further; compiling the first round has many."""
-    with deferred_interrupt(once=lambda: False) as asked:
+    with deferred_interrupt(once=lambda: False) as stopped:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert asked()
+        assert stopped()
 
 
 def test_interrupt_is_deferred_while_busy():
@@ -208,7 +208,7 @@ def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
 
 
 def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monkeypatch):
-    """It comes when the state is given away: the round is finished, shown and told, and no more."""
+    """It comes when the state is given away: the round is finished and printed, and it is the last."""
     one_round, calls = decoding.one_round, []
 
     def interrupted(*args, **options):
@@ -221,9 +221,9 @@ def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monk
     args = ["--drafter", "plain", "--max-new-tokens", "12", "--json"]
     ran = specjax_program("generate", "--target", models["target"], "Once", *args)
     assert ran.code == 130, ran.err
-    told = json.loads(ran.out)
+    found = json.loads(ran.out)
     assert ran.code == 130 and len(calls) == 1 and ran.err == ""
-    assert told["stop_reasons"] == ["interrupted"] and len(told["tokens"][0]) == 1
+    assert found["stop_reasons"] == ["interrupted"] and len(found["tokens"][0]) == 1
 
 
 def test_a_closed_pipe_keeps_the_output_file(models, tmp_path):

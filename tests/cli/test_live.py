@@ -20,12 +20,12 @@ def shown(c: Console) -> str:
     return c.file.getvalue()
 
 
-def test_marks_tell_the_three_fates_apart_without_color():
+def test_marks_without_color():
     assert render(SEGMENTS, colors=False, marks=True).plain == "one [-to⏎o-]{+two+}"
     assert render([SEGMENTS[0], SEGMENTS[2]], colors=False, marks=False).plain == "one two"
 
 
-def test_colors_tell_them_apart_on_a_terminal():
+def test_colors_on_a_terminal():
     c = console(force_terminal=True, color_system="truecolor")
     c.print(render(SEGMENTS, colors=True, marks=True), end="")
     assert "\x1b[32mone \x1b[0m" in shown(c)
@@ -45,12 +45,12 @@ def test_when_colors_are_used(options, expected):
     assert colored(console(**options)) is expected
 
 
-def test_control_characters_cannot_steer_the_terminal():
+def test_control_characters_are_replaced():
     assert printable("a\x1b[2Jb\r\x07\x7f\x9b") == "a␛[2Jb␍␇␡␛"
     assert printable("a\n\tb") == "a\n\tb"
 
 
-def test_rows_come_out_in_order_whatever_the_order_of_rounds():
+def test_rows_are_printed_in_order():
     c = console()
     sink = InOrder(c, ["A:", "B:", "C:"], marks=False)
     sink.add(1, [Segment(Fate.OWN, "b1")])
@@ -65,7 +65,7 @@ def test_rows_come_out_in_order_whatever_the_order_of_rounds():
     assert texts == ["A:a1a2", "B:b1", "C:c1"]
 
 
-def test_text_that_looks_like_markup_is_text():
+def test_markup_in_text_is_printed_as_text():
     c = console()
     sink = InOrder(c, ["[red]x[/red] "], marks=False)
     sink.add(0, [Segment(Fate.OWN, "[bold] :smile:")])
@@ -74,7 +74,7 @@ def test_text_that_looks_like_markup_is_text():
     assert shown(c) == "[red]x[/red] [bold] :smile:\n"
 
 
-def test_panels_leave_the_whole_text_of_every_row():
+def test_panels_print_the_whole_text_of_every_row():
     c = console(force_terminal=True, color_system="standard", height=8)
     sink = Panels(c, ["A ", "B "], marks=True)
     words = [f"w{n} " for n in range(60)]

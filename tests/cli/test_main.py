@@ -25,7 +25,7 @@ def test_unknown_command_suggests(specjax_program):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "name"),
     [
         (["tree"], "tree show"),
         (["tree", "--help"], "tree show"),
@@ -33,9 +33,9 @@ def test_unknown_command_suggests(specjax_program):
         (["train", "ml"], "'train lm'"),
     ],
 )
-def test_a_second_word_that_is_missing_or_unknown(args, told, specjax_program):
+def test_missing_or_unknown_second_word(args, name, specjax_program):
     ran = specjax_program(*args)
-    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and told in ran.err
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and name in ran.err
 
 
 def test_keyboard_interrupt_outside_decoding(monkeypatch, capsys):
@@ -82,15 +82,15 @@ def test_failures_while_running_are_one_line(error, monkeypatch, capsys):
 
     monkeypatch.setattr("specjax.cli.generate.main", fails)
     assert main(["generate", "x"]) == 1
-    said = capsys.readouterr().err
-    assert said == f"specjax generate: failed: {type(error).__name__}: {' '.join(str(error).split())}\n"
+    error_line = capsys.readouterr().err
+    assert error_line == f"specjax generate: failed: {type(error).__name__}: {' '.join(str(error).split())}\n"
     monkeypatch.setenv("SPECJAX_TRACEBACK", "1")
     with pytest.raises(type(error)):
         main(["generate", "x"])
 
 
-def test_the_tests_that_forbid_work_see_it(specjax_program, models, request):
-    for fixture, said in (("nothing_is_computed", "something was computed"), ("no_model_is_loaded", "was loaded")):
+def test_fixtures_that_forbid_work_fail_on_work(specjax_program, models, request):
+    for fixture, reason in (("nothing_is_computed", "something was computed"), ("no_model_is_loaded", "was loaded")):
         request.getfixturevalue(fixture)
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=reason):
             specjax_program("generate", "--target", models["target"], "--drafter", "plain", "x")

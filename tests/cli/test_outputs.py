@@ -14,15 +14,15 @@ def test_unusable_files_are_refused(tmp_path, monkeypatch):
     outputs.picture(picture=file)
     outputs.writable_folder(figures=tmp_path)
     outputs.writable_folder(figures=tmp_path / "new")
-    for call, said in (
-        (lambda: outputs.writable(json=tmp_path), "--json .* folder"),
-        (lambda: outputs.writable(json=absent), "--json .*absent"),
-        (lambda: outputs.picture(picture=tmp_path / "a.gif"), r"--picture .*\.svg"),
-        (lambda: outputs.picture(picture=absent), "--picture .*absent"),
-        (lambda: outputs.writable_folder(figures=file), "--figures .* file"),
-        (lambda: outputs.writable_folder(figures=absent), "--figures .*absent"),
+    for call, name in (
+        (lambda: outputs.writable(json=tmp_path), "--json"),
+        (lambda: outputs.writable(json=absent), "--json"),
+        (lambda: outputs.picture(picture=tmp_path / "a.gif"), "--picture"),
+        (lambda: outputs.picture(picture=absent), "--picture"),
+        (lambda: outputs.writable_folder(figures=file), "--figures"),
+        (lambda: outputs.writable_folder(figures=absent), "--figures"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=name):
             call()
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ValueError, match="--json"):

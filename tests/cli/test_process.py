@@ -26,13 +26,13 @@ def test_decision(environment, libtpu, devices, plugins, expected):
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_what_is_chosen_reaches_jax(installed, monkeypatch):
+def test_chosen_platform_reaches_jax(installed, monkeypatch):
     monkeypatch.setattr(os, "environ", {"HF_HUB_DISABLE_PROGRESS_BARS": "0"})
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(process.Path, "glob", lambda self, pattern: iter(()))
     monkeypatch.setattr(process, "jax_plugins", list)
     process.set_environment()
-    assert os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS") == "0"  # what the user has set stands
+    assert os.environ.pop("HF_HUB_DISABLE_PROGRESS_BARS") == "0"  # set by the user: unchanged
     assert os.environ == ({"JAX_PLATFORMS": "cpu"} if installed else {})
 
 
@@ -44,7 +44,7 @@ def test_plugins_are_found_in_their_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_downloads_are_quiet_where_stderr_is_no_terminal(terminal, monkeypatch):
+def test_downloads_are_quiet_if_stderr_is_not_a_terminal(terminal, monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(process.sys.stderr, "isatty", lambda: terminal, raising=False)

@@ -1,4 +1,4 @@
-"""What goes into a file: tables are not cut to a terminal that is not there, and long work says what it does."""
+"""Widths of consoles, and progress lines on terminals and in files."""
 
 import io
 
@@ -12,7 +12,7 @@ from specjax.cli.progress import FILE_COLUMNS, NARROWEST, QUIET, Progress, open_
 @pytest.mark.parametrize(
     ("columns", "width"), [(None, FILE_COLUMNS), ("0", FILE_COLUMNS), ("20", NARROWEST), ("50", 50)]
 )
-def test_a_file_has_room_for_tables(columns, width, monkeypatch):
+def test_files_have_columns_for_tables(columns, width, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
@@ -21,7 +21,7 @@ def test_a_file_has_room_for_tables(columns, width, monkeypatch):
 
 
 @pytest.mark.parametrize(("columns", "width"), [("0", NARROWEST), ("20", NARROWEST), ("40", 40), ("50", 50)])
-def test_no_console_is_too_narrow_for_a_table(columns, width, monkeypatch, capsys):
+def test_consoles_have_a_smallest_width(columns, width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     for stderr in (False, True):
         console = open_console(stderr=stderr)
@@ -38,18 +38,18 @@ LONG = "a long line" + "!" * 200
 
 
 @pytest.mark.parametrize(("show", "lines"), [(True, ["turn 2 of [3]", LONG]), (False, [])])
-def test_into_a_file_progress_is_a_line_now_and_then(show, lines):
+def test_progress_in_a_file_is_occasional_lines(show, lines):
     now, file = 0.0, io.StringIO()
     with Progress(Console(file=file, width=40), show=show, clock=lambda: now) as progress:
         for half, text in enumerate(["loading", "turn 1 of [3]", "turn 2 of [3]", "turn 3 of [3]", LONG]):
             now = half * QUIET / 2
-            progress.tell(text)
-            progress.tell(text)
+            progress.update(text)
+            progress.update(text)
     assert file.getvalue().splitlines() == lines
 
 
-def test_on_a_terminal_progress_is_one_line_that_goes_away():
+def test_progress_on_a_terminal_is_one_line_that_is_removed():
     file = io.StringIO()
     with Progress(Console(file=file, force_terminal=True, width=40), show=True) as progress:
-        progress.tell("loading")
+        progress.update("loading")
     assert "loading" in file.getvalue() and file.getvalue().endswith("\x1b[2K")

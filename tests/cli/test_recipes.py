@@ -1,4 +1,4 @@
-"""The scripts in configs/: every command that they would run is one that this version takes."""
+"""The scripts in configs/: every command that they run parses."""
 
 import json
 import os
@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specjax.cli import split_command, sweep, train, train_t5
+from specjax.cli import split_command, sweep
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
+from specjax.training.pairs import PairRun
+from specjax.training.text import TextRun
 
 SCRIPT = Path(__file__).parents[2] / "configs" / "train" / "bundled.sh"
-OPTIONS = {"train lm": train.TrainLM, "train t5": train_t5.TrainT5, "sweep": sweep.SweepOptions}
+OPTIONS = {"train lm": TextRun, "train t5": PairRun, "sweep": sweep.SweepOptions}
 
 
 def recorded(folder: Path) -> list[tuple[str, list[str]]]:
@@ -27,7 +29,7 @@ def recorded(folder: Path) -> list[tuple[str, list[str]]]:
     return [split_command(json.loads(line)) for line in log.read_text().splitlines()]
 
 
-def test_every_command_parses_and_every_bundled_model_is_trained_once(tmp_path):
+def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
     commands = recorded(tmp_path)
     options = [parse(OPTIONS[name], args, prog=name) for name, args in commands]
     trained = [run.run.name for run in options if not isinstance(run, sweep.SweepOptions)]
@@ -38,7 +40,7 @@ def test_every_command_parses_and_every_bundled_model_is_trained_once(tmp_path):
             assert {Path(str(model)).parent.name for model in used} <= set(trained)
 
 
-def test_the_shapes_are_those_of_the_models_that_ship(tmp_path):
+def test_shapes_equal_those_of_the_bundled_models(tmp_path):
     for name, args in recorded(tmp_path):
         if name == "sweep":
             continue

@@ -74,7 +74,7 @@ def test_tokens_without_text_are_named_only_with_marks():
     assert RowText(TEXT, marks=True).add(info, 0) == [Segment(Fate.ACCEPTED, f"<{EOS}>", aside=True)]
 
 
-def test_a_name_of_a_token_hides_no_stop_string():
+def test_stop_strings_are_found_across_token_names():
     """a, a token without text, b: the stop string "ab" cuts there, and the token's name is no part of it."""
     row = RowText(TEXT, stops=["ab"], marks=True)
     shown = [*row.add(round_(ids("xa"), [*ids("xa"), EOS], 2), 0), *row.add(round_([], ids("b"), 0), 0), *row.end()]
@@ -95,7 +95,7 @@ def test_stop_strings_are_never_shown(cuts):
     assert shown + "".join(s.text for s in row.end()) == "say "
 
 
-def test_what_only_began_a_stop_string_is_shown():
+def test_incomplete_stop_string_is_shown():
     row = RowText(TEXT, stops=["STOP"])
     shown = "".join(s.text for s in row.add(round_([0] * 5, ids("a STO"), 0, tested=0), 0))
     assert shown == "a "
@@ -104,7 +104,7 @@ def test_what_only_began_a_stop_string_is_shown():
     assert row.end()[-1].text in ("T", "ST")
 
 
-def test_refused_children_of_a_tree():
+def test_rejected_children_of_a_tree():
     """Root with children a, b; a with children c, d. After a was accepted, c and the unproposed d: only c rejected."""
     tree = trees.regular((2, 2))
     a, b, c, d, e, f = ids("abcdef")

@@ -43,13 +43,13 @@ def test_drawing_and_mask_by_hand(specjax_program):
 )
 def test_json(args, tree, specjax_program):
     ran = show(specjax_program, *args, "--json")
-    told = json.loads(ran.out)
-    assert (ran.code, ran.err, told["kind"], told["size"]) == (0, "", args[0], tree.size)
-    assert tuple(told["parents"]) == tree.parents and told["depth"] == tree.depth.tolist()
-    np.testing.assert_array_equal(told["mask"], tree.mask)
-    assert trees.from_paths(told["ranks"][1:]).size == tree.size
+    found = json.loads(ran.out)
+    assert (ran.code, ran.err, found["kind"], found["size"]) == (0, "", args[0], tree.size)
+    assert tuple(found["parents"]) == tree.parents and found["depth"] == tree.depth.tolist()
+    np.testing.assert_array_equal(found["mask"], tree.mask)
+    assert trees.from_paths(found["ranks"][1:]).size == tree.size
     if "--accept" in args:
-        assert told["expected_length"] == pytest.approx(sum(told["accepted_with_probability"]))
+        assert found["expected_length"] == pytest.approx(sum(found["accepted_with_probability"]))
 
 
 def test_expected_length(specjax_program, tmp_path):
@@ -64,8 +64,8 @@ def test_expected_length(specjax_program, tmp_path):
 def test_size_from_a_cost_curve(specjax_program):
     args = ["sequoia", "--accept", "0.6,0.2,0.05", "--cost", "1:10", "8:10.5", "64:31", "--draft-cost", "0.8"]
     chosen = trees.fastest([0.6, 0.2, 0.05], [1, 8, 64], [10, 10.5, 31], draft_seconds=0.8)
-    told = json.loads(show(specjax_program, *args, "--json").out)
-    assert tuple(told["parents"]) == chosen.tree.parents and told["speedup"] == pytest.approx(chosen.speedup)
+    found = json.loads(show(specjax_program, *args, "--json").out)
+    assert tuple(found["parents"]) == chosen.tree.parents and found["speedup"] == pytest.approx(chosen.speedup)
     assert f"speed-up over plain decoding {chosen.speedup:.3f}" in show(specjax_program, *args).out
     hopeless = show(specjax_program, "sequoia", "--accept", "0.1", "--cost", "1:1", "2:2")
     assert hopeless.code == 0 and "no tree is faster" in hopeless.out
@@ -120,53 +120,53 @@ def test_a_pipe_receives_everything_without_jax():
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "name"),
     [
         (["sequia", "--size", "3"], "'sequoia'"),
-        (["chain"], "chain takes one number"),
-        (["chain", "-3"], "gamma must be at least 0, got -3"),
-        (["regular", "1000", "1000"], "at most 1024 nodes"),
-        (["regular", "9" * 20], "at most 1024 nodes"),
-        (["parents", ",".join(["0"] * 1024)], "at most 1024 nodes"),
-        (["sequoia", "--accept", "0.6,0.2", "--size", "99999"], "size must be at most 1024"),
-        (["sequoia", "--accept", "0.6,0.2", "--cost", "1:10", "99999999:11"], "at most 1024, got 1e+08"),
-        (["chain", "x"], "'x' is not a list of whole numbers"),
-        (["regular"], "regular takes numbers"),
-        (["paths"], "paths takes paths"),
+        (["chain"], "chain"),
+        (["chain", "-3"], "gamma"),
+        (["regular", "1000", "1000"], "1024"),
+        (["regular", "9" * 20], "1024"),
+        (["parents", ",".join(["0"] * 1024)], "1024"),
+        (["sequoia", "--accept", "0.6,0.2", "--size", "99999"], "size"),
+        (["sequoia", "--accept", "0.6,0.2", "--cost", "1:10", "99999999:11"], "1024"),
+        (["chain", "x"], "'x'"),
+        (["regular"], "regular"),
+        (["paths"], "paths"),
         (["paths", "0", "0"], "paths"),
-        (["parents", "0", "3", "2"], "a cycle (2 -> 3 -> 2)"),
-        (["parents", "2", "0"], "node 1 has parent 2"),
+        (["parents", "0", "3", "2"], "cycle"),
+        (["parents", "2", "0"], "node 1"),
         (["chain", "3", "--size", "4"], "--size"),
-        (["chain", "3", "--accept", "0.5", "0.5"], "3 levels"),
+        (["chain", "3", "--accept", "0.5", "0.5"], "acceptance"),
         (["sequoia", "--size", "3"], "--accept"),
-        (["sequoia", "3", "--accept", "0.5"], "takes no values, got 3"),
-        (["sequoia", "--accept", "0.5"], "--size N or --cost"),
-        (["sequoia", "--accept", "0.5", "--size", "2", "--cost", "1:1"], "not both"),
+        (["sequoia", "3", "--accept", "0.5"], "sequoia"),
+        (["sequoia", "--accept", "0.5"], "--size"),
+        (["sequoia", "--accept", "0.5", "--size", "2", "--cost", "1:1"], "--size"),
         (["sequoia", "--accept", "0.5", "--size", "2", "--draft-cost", "1"], "--draft-cost"),
-        (["sequoia", "--accept", "0.5", "--cost", "8"], "'8' is not NODES:TIME"),
-        (["sequoia", "--accept", "0.5,x", "--size", "2"], "'0.5,x' is not a list of probabilities"),
+        (["sequoia", "--accept", "0.5", "--cost", "8"], "--cost"),
+        (["sequoia", "--accept", "0.5,x", "--size", "2"], "--accept"),
         (["sequoia", "--accept", "1.5", "--size", "2"], "acceptance"),
         (["medusa", "--accept", "0.5,0.2", "0.1", "--size", "3"], "acceptance"),
         (["regular", "2", "--accept", "0.9,0.9"], "siblings"),
         (["medusa", "--accept", "0.5,0.2", "0.5,0.75", "--size", "3"], "siblings"),
         (["medusa", "--accept", "0.5,0.2", "--size", "3", "--depth", "1"], "--depth"),
         (["chain", "2", "--output", "tree.gif"], "--output"),
-        (["chain", "2", "--output", "nowhere/tree.svg"], "cannot write to the folder nowhere"),
+        (["chain", "2", "--output", "nowhere/tree.svg"], "--output"),
         (["medusa", "--accept", "missing.json", "--size", "3"], "missing.json"),
     ],
 )
-def test_invalid_options_are_one_line(args, told, specjax_program):
+def test_invalid_options_are_one_line(args, name, specjax_program):
     ran = show(specjax_program, *args)
-    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and told in ran.err
+    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and name in ran.err
 
 
-@pytest.mark.parametrize(("content", "told"), [
-    ("{", "is not JSON"), ("[" * 200_000, "is not JSON"), ('{"a": 1}', "got dict"), ("[1, [2]]", "numbers"),
+@pytest.mark.parametrize(("content", "name"), [
+    ("{", "JSON"), ("[" * 200_000, "JSON"), ('{"a": 1}', "dict"), ("[1, [2]]", "numbers"),
     ("[1" + "0" * 400 + "]", "numbers"), ('[["0.5"]]', "numbers"), ("[true]", "numbers"), ("[null]", "numbers"),
     ("[[0.5, 0.6]]", "siblings"),
 ])  # fmt: skip
-def test_invalid_acceptance_files(content, told, specjax_program, tmp_path):
+def test_invalid_acceptance_files(content, name, specjax_program, tmp_path):
     table = tmp_path / "table.json"
     table.write_text(content)
     ran = show(specjax_program, "sequoia", "--accept", str(table), "--size", "2")
-    assert (ran.code, len(ran.err.splitlines())) == (2, 1) and told in ran.err
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1) and name in ran.err

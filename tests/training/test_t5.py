@@ -1,15 +1,16 @@
 """`specjax train t5`: buckets and splits of pairs, a resumed run, an exported model and its draft."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import specjax as sj
-from specjax.cli import train_t5 as command
-from specjax.cli.train import Course
 from specjax.training import data
 from specjax.training.data import Pairs
+from specjax.training.pairs import PairRun
+from specjax.training.recipe import Recipe
 
 WORDS = ("one", "two", "six", "ten")
 
@@ -69,28 +70,28 @@ def corpus(tmp_path):
 
 def small(corpus, folder, **given):
     options = {
-        "run": folder, "data": corpus, "vocab_size": 300, "width": 16, "encoder_layers": 1, "decoder_layers": 1,
+        "run": folder, "data": (corpus,), "vocab_size": 300, "width": 16, "encoder_layers": 1, "decoder_layers": 1,
         "heads": 1, "head_width": 8, "tokens": 64, "widths": (12, 32), "held_out": 0.2,
     }  # fmt: skip
-    course = {"steps": 4, "every": 2} | {key: given.pop(key) for key in list(given) if hasattr(Course, key)}
-    return command.TrainT5(**(options | given), course=Course(**course))
+    recipe = {"steps": 4, "every": 2} | {key: given.pop(key) for key in list(given) if hasattr(Recipe, key)}
+    return PairRun(**(options | given), recipe=Recipe(**recipe))
 
 
 @pytest.mark.slow
 def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tmp_path):
     options = small(corpus, tmp_path / "run")
-    folder = command.run(options, lambda text: None)
+    folder = options.train()
     assert folder is not None and (tmp_path / "run" / "held_out.tsv").read_text().count("\t") > 5
     target = sj.load(folder)
     out = sj.generate(target, ["one two"], max_new_tokens=4, temperature=0.0)
     assert target.encoder_decoder and out.texts is not None
-    longer = command.run(small(corpus, tmp_path / "run", steps=6), lambda text: None)
+    longer = small(corpus, tmp_path / "run", steps=6).train()
     assert longer == folder
     drafted = small(
         corpus, tmp_path / "draft", tokenizer=tmp_path / "run" / "tokenizer", teacher=str(folder), muon=True
     )
     drafted = dataclasses.replace(drafted, own_outputs=70)
-    draft = command.run(drafted, lambda text: None)
+    draft = drafted.train()
     own = np.load(tmp_path / "draft" / "own_train.npz", allow_pickle=False)
     source = [token for token in own["source"][5].tolist() if token]
     expected = sj.generate(target, [source], max_new_tokens=32, temperature=0.0).tokens[0]
@@ -105,7 +106,7 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
 @pytest.mark.parametrize(
     "change, argument",
     [
-        ({"data": "absent.tsv"}, "absent.tsv"),
+        ({"data": (Path("absent.tsv"),)}, "absent.tsv"),
         ({"widths": (24, 12)}, "widths"),
         ({"distill": 2.0}, "distill"),
         ({"own_outputs": 5}, "own_outputs"),
@@ -118,8 +119,6 @@ def test_the_command_trains_resumes_and_exports_a_model_and_its_draft(corpus, tm
     ],
 )
 def test_invalid_options_raise(corpus, tmp_path, change, argument):
-    from pathlib import Path
-
-    change = {key: Path(value) if key == "data" else value for key, value in change.items()}
     with pytest.raises((ValueError, FileNotFoundError), match=argument):
-        command.check(small(corpus, tmp_path / "run", **change))
+        small(corpus, tmp_path / "run", **change).train()
+    assert not (tmp_path / "run").exists()

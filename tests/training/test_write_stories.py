@@ -82,7 +82,7 @@ def test_a_signal_leaves_the_file_whole(run, tmp_path):
     assert run(tmp_path / "none.jsonl", stopped=[signal.SIGTERM]) == b""
 
 
-def test_a_file_of_another_seed_is_not_continued(run, tmp_path):
+def test_file_of_another_seed_raises(run, tmp_path):
     run(tmp_path / "some.jsonl", tokens=1)
     with pytest.raises(ValueError, match="--seed 1"):
         run(tmp_path / "some.jsonl", seed=1)

@@ -1,0 +1,199 @@
+"""A training run in a folder: inputs that must not change, tokenizer, teacher, training, export. Resumable.
+
+Importing this module does not import jax.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from specjax import checks, files
+from specjax.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from specjax.model import Model
+    from specjax.training.lm import TrainingTask
+
+arg = tyro.conf.arg
+Say = Callable[[str], None]
+DTYPES = ("float32", "bfloat16")
+BYTES = 256  # each is a token of a byte-level vocabulary
+TRAINED = "of its own"  # in place of the hash of a given tokenizer
+LARGEST_SIDE = 2**16  # of a model's or a batch's shape
+LARGEST_VOCABULARY = 2**16  # text is packed as uint16
+FREE = ("run", "data", "tokenizer", "teacher", "dtype", "recipe")  # fields that may change when a run is resumed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What all runs have; `TextRun` and `PairRun` add data and the shape of a model."""
+
+    run: Annotated[Path, arg(metavar="FOLDER")]
+    """Folder of the run."""
+    data: Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+    """Training data."""
+    tokenizer: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: trained on the data)")] = None
+    """Folder with a tokenizer.json."""
+    vocab_size: int = 8192
+    """Vocabulary size of a trained tokenizer."""
+    held_out: float = 0.03
+    """Fraction of the data that is held out, by hash."""
+    teacher: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
+    """A model with the same tokenizer to distill from."""
+    dtype: str = "bfloat16"
+    """Dtype of the exported weights."""
+    recipe: Recipe = dataclasses.field(default_factory=Recipe)
+
+    def check(self, sides: Sequence[str], specials: Sequence[str]) -> None:
+        """Raises ValueError or FileNotFoundError for invalid options, before any work.
+
+        Args:
+          sides: fields that are sizes of the model or of a batch.
+          specials: special tokens of a trained tokenizer.
+        """
+        for file in self.data:
+            if not file.is_file():
+                raise FileNotFoundError(f"data: {file} does not exist")
+        if not 0.0 < self.held_out < 1.0:
+            raise ValueError(f"held_out must be between 0 and 1, got {self.held_out}")
+        if self.run == Path():
+            raise ValueError("run must be a folder of its own, such as runs/target")
+        existing = next(folder for folder in (self.run, *self.run.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise ValueError(f"run must be a folder, but {existing} is a file")
+        if not os.access(existing, os.W_OK):
+            raise ValueError(f"run must be writable, but {existing} is not")
+        checks.check_name(self.dtype, DTYPES, "dtype")
+        for name in sides:
+            checks.integer(name, getattr(self, name), least=1, most=LARGEST_SIDE)
+        if self.tokenizer is None:  # all bytes must fit, and ids are uint16
+            checks.integer("vocab_size", self.vocab_size, least=BYTES + len(specials), most=LARGEST_VOCABULARY)
+        elif not (self.tokenizer / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"tokenizer: {self.tokenizer} contains no tokenizer.json")
+
+    # --- the record of inputs that must not change, RUN/run.json; it contains no paths: runs move ---
+
+    @property
+    def record(self) -> Path:
+        """The file of the record."""
+        return self.run / "run.json"
+
+    def inputs(self) -> dict[str, Any]:
+        """Names and sizes of the data, hash of the tokenizer, seed, optimizer, and all fields but FREE."""
+        found: dict[str, Any] = {
+            "data": [[file.name, file.stat().st_size] for file in self.data],
+            "tokenizer": TRAINED,
+            "seed": self.recipe.seed,
+            "muon": self.recipe.muon,
+        } | {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in FREE}
+        if self.tokenizer is not None:
+            content = (self.tokenizer / "tokenizer.json").read_bytes()
+            found |= {"tokenizer": hashlib.blake2b(content, digest_size=8).hexdigest(), "vocab_size": None}
+        return found
+
+    def check_record(self) -> None:
+        """Raises ValueError if the run was started with other inputs."""
+        if not self.record.is_file():
+            return
+        try:
+            started = dict(json.loads(files.read_text(self.record)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.record} is damaged: {error}: remove it to resume without this check") from None
+        shown = lambda value: value if isinstance(value, str) else json.dumps(value)
+        for name, value in json.loads(json.dumps(self.inputs())).items():
+            if name in started and started[name] != value:
+                was, now = shown(started[name]), shown(value)
+                raise ValueError(f"{self.run} was started with {name} {was}, not {now}: use a new run folder")
+
+    def write_record(self) -> None:
+        """Call after the data was validated, so that a failed start can be repeated with other inputs."""
+        files.write_text(self.record, json.dumps(self.inputs(), indent=1) + "\n")
+
+    # --- tokenizer, teacher, training ---
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder of the given tokenizer, or of the trained one."""
+        return self.tokenizer or self.run / "tokenizer"
+
+    def load_tokenizer(self, texts: Callable[[], Iterable[str]], say: Say, *, specials: Any, template: str) -> Any:
+        """The tokenizer, trained on `texts()` if it is missing or left over from a start that failed.
+
+        Raises:
+          ValueError: its file is damaged, or it has more than 65,536 tokens.
+        """
+        import tokenizers
+
+        from specjax.training import tokenizer
+
+        home = self.tokenizer_folder
+        file = home / "tokenizer.json"
+        if not file.is_file() or (self.tokenizer is None and not self.record.is_file()):
+            say("training the tokenizer")
+            bpe = tokenizer.train_bpe(texts(), self.vocab_size, specials=specials, template=template)
+            tokenizer.save_tokenizer(bpe, home, specials=specials)
+        try:
+            found = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises bare Exceptions
+            raise ValueError(f"{file} is damaged: {error}") from None
+        if found.get_vocab_size() > LARGEST_VOCABULARY:
+            raise ValueError(f"{file} has {found.get_vocab_size()} tokens, at most {LARGEST_VOCABULARY} are supported")
+        return found
+
+    def load_teacher(self, vocab_size: int, *, encoder_decoder: bool, length: int = 0) -> "Model | None":
+        """The model to distill from, or None.
+
+        Args:
+          vocab_size: of the student.
+          encoder_decoder: whether the student is an encoder-decoder.
+          length: positions that the teacher must have.
+
+        Raises:
+          ValueError: the teacher is of another kind, has another vocabulary, or too few positions.
+        """
+        from specjax.loading import load
+
+        if self.teacher is None:
+            return None
+        model = load(self.teacher)
+        if model.vocab_size != vocab_size:
+            raise ValueError(f"teacher {model.name} has {model.vocab_size} tokens, but the student {vocab_size}")
+        if model.encoder_decoder != encoder_decoder:
+            kinds = {True: "an encoder-decoder", False: "decoder-only"}
+            raise ValueError(
+                f"teacher {model.name} is {kinds[model.encoder_decoder]}, but the student is {kinds[encoder_decoder]}"
+            )
+        if model.positions is not None and length > model.positions:
+            raise ValueError(f"teacher {model.name} has {model.positions} positions, but length is {length}")
+        return model
+
+    def finish(self, task: "TrainingTask", family: Any, config: Any, say: Say) -> Path | None:
+        """Trains to the end, draws the curve and exports the model.
+
+        Returns:
+          The model's folder, or None if the run was stopped before the end.
+        """
+        from specjax.training import lm
+
+        report = lambda record: say(progress_line(record, self.recipe.steps))
+        state = lm.train(task, self.recipe, self.run, family=family.name, config=config, report=report)
+        lm.draw_curve(self.run)
+        if int(state.step) < self.recipe.steps:
+            return None
+        folder = self.run / "model"
+        published = family.to_published(config)
+        lm.export(state.params, folder, published, dtype=self.dtype, tokenizer=self.tokenizer_folder)
+        return folder
+
+
+def progress_line(record: Mapping[str, Any], steps: int) -> str:
+    """One record of a run as a line."""
+    shown = {key: record[key] for key in ("loss", "held_out_perplexity", "held_out_overlap") if key in record}
+    numbers = ", ".join(f"{key.replace('_', ' ')} {value:.3f}" for key, value in shown.items())
+    return f"step {record['step']} of {steps}: {numbers}, {record['seconds_per_step']:.2f} s per step"
