@@ -27,7 +27,7 @@ import jax
 import pytest
 
 FAKE_DEVICES = 8
-MAPS = 15_000
+MAPS = int(os.environ.get("MAPS", 15_000))
 jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

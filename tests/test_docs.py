@@ -28,7 +28,10 @@ PAGES = sorted(
 )
 MARK = "<!-- exec -->"  # precedes a Python block that runs as it stands
 # Pages that compile many programs.
-SLOW_PAGES = {"drafters", "custom-loop", "encoder-decoder", "flax", "long-context", "policies", "quickstart"}
+SLOW_PAGES = {
+    "drafters", "custom-loop", "encoder-decoder", "flax", "long-context", "policies", "quickstart", "sampling",
+    "streaming",
+}  # fmt: skip
 REFERENCE = {"specjax": "specjax"} | {f"specjax.{n}": n for n in ("drafters", "policies", "theory", "trees", "verify")}
 SEPARATORS = {"|", ">", "&&", ";", "<"}
 

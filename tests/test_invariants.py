@@ -5,6 +5,7 @@ go wider; here stands the sharpest direct test of each.
 """
 
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -203,12 +204,7 @@ class Test4OneWarpInFloat32:
             "opt", guide("model-2", "opt"), **plan, tokens=tokens, lengths=np.full((count,), 9, np.int32)
         )
 
-        @jax.jit
-        def propose(decode, state):
-            warp = loop.make_warp(decode.sampling, static["stages"], state.seen)
-            return static["drafter"].propose(decode.draft, state.key, state.draft, state.pending, warp)[0]
-
-        draft = propose(decode, state)
+        draft = first_draft(decode, state, drafter=static["drafter"], stages=static["stages"])
         ranks = self.ranks(draft.tokens, np.exp(np.asarray(draft.log_q, np.float64)))
         even = np.full((8, 8), 1 / 64)
         assert distributions.chi_square(ranks, even) > distributions.ALPHA
@@ -235,9 +231,9 @@ class Test4OneWarpInFloat32:
         fmt = Format(dtype="bfloat16")
         lm = opt.FAMILY.language_model(config, fmt)
         params = opt.FAMILY.init(jax.random.key(0), config, fmt)
-        read = lm.prefill(params, jnp.ones((1, 4), jnp.int32), jnp.asarray([4]), 8)
+        read = jax.jit(lm.prefill, static_argnums=3)(params, jnp.ones((1, 4), jnp.int32), jnp.asarray([4]), 8)
         one = trees.chain(0)
-        out, _ = lm.extend(params, read.pending[:, None], read.cache, one.mask, one.depth)
+        out, _ = jax.jit(lm.extend)(params, read.pending[:, None], read.cache, one.mask, one.depth)
         assert out.logits.dtype == jnp.float32
         assert sampling.warp(*sampling.sampling_params(1, battery.VOCAB), out.logits).dtype == jnp.float32
 
@@ -298,12 +294,16 @@ class Test6ChosenNodesArePointMasses:
         assert same == (first.log_q is None)
 
 
+@functools.partial(jax.jit, static_argnames=("drafter", "stages"))
+def first_draft(decode, state, *, drafter, stages):
+    warp = loop.make_warp(decode.sampling, stages, state.seen)
+    return drafter.propose(decode.draft, state.key, state.draft, state.pending, warp)[0]
+
+
 def proposal(kind: str, seed: int) -> Draft:
     """The first draft of the batch, at temperature 1."""
     decode, state, static = prepare("opt", guide(kind, "opt"), 1.0, setting=Setting(seed=seed))
-    warp = loop.make_warp(decode.sampling, static["stages"], state.seen)
-    propose = jax.jit(lambda params, key, draft, pending: static["drafter"].propose(params, key, draft, pending, warp))
-    return propose(decode.draft, state.key, state.draft, state.pending)[0]
+    return first_draft(decode, state, drafter=static["drafter"], stages=static["stages"])
 
 
 class Test7DroppingLooksAtNoSampledToken:

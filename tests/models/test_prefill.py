@@ -139,13 +139,16 @@ def test_text_after_prompts_at_the_borders_of_blocks(family):
     plain = sj.generate(model, prompts, max_new_tokens=12, temperature=0.0)
     out = sj.generate(model, prompts, drafter=drafters.model(draft, gamma=3), max_new_tokens=12, temperature=0.0)
     assert out.tokens == plain.tokens and out.stats.accepted > 0
-    for prompt, tokens in zip(prompts, plain.tokens, strict=True):
-        assert len(tokens) == 12
-        if family == "t5":
-            logits = model.score([prompt], [[model.config.start_token, *tokens[:-1]]])
-        else:
-            logits = model.score([prompt + tokens[:-1]])[:, len(prompt) - 1 :]
-        assert np.asarray(logits)[0].argmax(-1).tolist() == tokens
+    assert [len(tokens) for tokens in plain.tokens] == [12] * len(BORDERS)
+    padded = lambda rows, width: [[*row, *[0] * (width - len(row))] for row in rows]
+    if family == "t5":
+        decoded = [[model.config.start_token, *tokens[:-1]] for tokens in plain.tokens]
+        starts, logits = [0] * len(BORDERS), model.score(padded(prompts, max(BORDERS)), decoded)
+    else:
+        texts = [prompt + tokens for prompt, tokens in zip(prompts, plain.tokens, strict=True)]
+        starts, logits = [length - 1 for length in BORDERS], model.score(padded(texts, max(BORDERS) + 12))
+    for start, row, tokens in zip(starts, np.asarray(logits), plain.tokens, strict=True):
+        assert row[start : start + 12].argmax(-1).tolist() == tokens
 
 
 def _with_positions(model, positions: int):

@@ -54,17 +54,18 @@ def token_outcomes(mass: np.ndarray, draft: Draft, log_p: jnp.ndarray) -> Iterat
     rows, size = draft.tokens.shape
     gamma, tree = size - 1, trees.chain(size - 1)
     accepted = jax.jit(lambda u: token.walk(u, jnp.zeros((rows, 2), u.dtype), tree, draft, log_p).accepted)
+    next_mass = jax.jit(lambda stop: token.next_token_mass(draft, log_p, stop))
     chance = np.ones((rows, gamma + 1))
     for node in range(gamma):
         others = np.zeros((rows, gamma))
         passes = lambda u, node=node, others=others: (
-            accepted(jnp.asarray(np.where(np.arange(gamma) == node, u[:, None], others))) > node
+            accepted(np.where(np.arange(gamma) == node, u[:, None], others)) > node
         )
         chance[:, node] = measure(passes, (rows,))
     chance[:, gamma] = 0.0  # nothing is tested past the last node
     tokens, reached = np.asarray(draft.tokens), mass.copy()
     for stop in range(gamma + 1):
-        last = np.asarray(token.next_token_mass(draft, log_p, jnp.full(rows, stop, jnp.int32)))
+        last = np.asarray(next_mass(np.full(rows, stop, np.int32)))
         last = last / last.sum(-1, keepdims=True)
         here = reached * (1 - chance[:, stop])
         for row, final in itertools.product(range(rows), range(last.shape[-1])):
