@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import api, drafters, sampling, trees, verify
+from specjax import config, drafters, sampling, trees, verify
 from specjax import decoding as loop
 from specjax.cli import report
 from specjax.models import opt
@@ -384,13 +384,13 @@ class Test9GuaranteesAreSaid:
     @pytest.mark.parametrize("lossless", [True, False])
     def test_every_report_states_it(self, lossless):
         verifier = Verifier("of a test", token_level, lossless=lossless)
-        plan = {"verifier": verifier, "max_new_tokens": 2, "temperature": 0.0}
-        out = api.generate(battery.target("opt"), [[1, 2]], **plan)
+        made = config.Run(config.RunConfig(verifier=verifier), battery.target("opt"), [], drafters.plain())
+        out = made.generate([[1, 2]], max_new_tokens=2, temperature=0.0)
         assert out.lossless == lossless
-        table = report.closing_table(out, battery.target("opt"), drafters.plain(), "of a test")
-        told = "".join(str(cell) for column in table.columns for cell in column.cells)
-        assert ("yes, verifier of a test" in told) == lossless
-        assert ("NO, verifier of a test" in told) != lossless
+        table = report.closing_table(made, out)
+        cells = "".join(str(cell) for column in table.columns for cell in column.cells)
+        assert ("yes, verifier of a test" in cells) == lossless
+        assert ("NO, verifier of a test" in cells) != lossless
 
 
 class Test10OneCompileAndNoHost:
