@@ -58,6 +58,10 @@ class Estimate:
         degrees = sum(v for v, _ in parts) ** 2 / sum(v**2 / n for v, n in parts)  # Welch and Satterthwaite
         return self.error * float(special.stdtrit(degrees, probability))
 
+    def fixed_singles(self) -> "Estimate":
+        """The same for single units as they are: a sample of one unit, whose spread is unknown, adds no error."""
+        return Estimate(self.value, {name: effects for name, effects in self.effects.items() if len(effects) > 1})
+
     def columns(self, name: str) -> dict[str, float | None]:
         """The number and its standard error, None where unknown, as two entries of a row."""
         error = self.error if self.measured and self.error < math.inf else None
@@ -106,6 +110,12 @@ def of_totals(f: Callable[..., Any], *columns: Counts, sample: Hashable = "promp
 def ratio(sums: Counts, weights: Counts, *, sample: Hashable = "prompts") -> Estimate:
     """sum(sums) / sum(weights) over independent units; not measured where the weights are zero."""
     return of_totals(np.divide, sums, weights, sample=sample) if np.sum(weights) else MISSING
+
+
+def median(values: Counts, *, sample: Hashable) -> Estimate:
+    """Median of measurements that repeat one number, such as the seconds of a program in each turn."""
+    every = np.asarray(values, float)
+    return Estimate(float(np.median(every)), {sample: MEDIAN * (every - every.mean()) / len(every)})
 
 
 def combine(f: Callable[..., Any], *given: Estimate) -> Estimate:

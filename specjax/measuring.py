@@ -112,11 +112,6 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(min(values), statistics.median(values), max(values))
 
 
-def error(values: Sequence[float]) -> float:
-    """How far the median of repeated measurements may be off: half of their range over the root of their number."""
-    return (max(values) - min(values)) / 2 / len(values) ** 0.5
-
-
 def ratio(own: Sequence[float], base: Sequence[float]) -> float:
     """Median of the ratios within a turn: a machine that slows down for a while does so on both sides of a ratio."""
     return statistics.median(a / b for a, b in zip(own, base, strict=True))

@@ -68,7 +68,6 @@ def test_ratios_are_taken_within_a_turn():
     """The ratios are 2, 1 and 4; that of the medians would be 4."""
     assert measuring.ratio([2.0, 10.0, 8.0], [1.0, 10.0, 2.0]) == pytest.approx(2.0)
     assert measuring.spread([3.0, 1.0, 2.0]) == (1.0, 2.0, 3.0)
-    assert measuring.error([1.0, 2.0, 5.0, 2.0]) == pytest.approx(1.0)
 
 
 def test_load_is_the_share_that_other_programs_used(monkeypatch):

@@ -42,7 +42,8 @@ def advise(
       target: model from `specjax.load`.
       drafts: up to two draft models with the tokenizer of the target, the larger first. Drafters without a draft model
         are considered in any case.
-      prompts: typical prompts, as for `specjax.generate`.
+      prompts: typical prompts, as for `specjax.generate`. Half of them are surveyed, and the candidates are tried on
+        the others; with `sweep`, every second prompt is kept for it.
       temperature: sampling temperature, 0 for greedy decoding.
       batch: prompts decoded together.
       max_new_tokens: most new tokens per prompt.
@@ -52,8 +53,8 @@ def advise(
         layer-skip, quantized. None: all, the last two only without draft models.
       verify: number of candidates to try, up to three more follow where predictions were off; 0: predictions only.
       turns: timed runs of each strategy, of which the median counts.
-      sweep: whether to decode `rank.field` of the candidates afterwards, which measures how good the recommendation
-        is (`Advice.behind`) and takes longer than the recommendation itself.
+      sweep: whether to decode `rank.field` of the candidates afterwards, on prompts that the recommendation has not
+        seen, which measures how good it is (`Advice.behind`) and takes longer than the recommendation itself.
       progress: receives one line before each run.
       stop: polled between runs; True ends measuring, and what has been measured is returned.
 
@@ -77,13 +78,16 @@ def advise(
     options = {
         "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
     }  # fmt: skip
-    survey = Survey(target, given, measure.make_batches(ids, batch), options, tuple(kinds), turns, progress, stop)
+    parts = measure.deal(ids, trials=verify > 0, sweep=sweep)
+    batches = measure.make_batches(parts, batch)
+    survey = Survey(target, given, batches, options, tuple(kinds), turns, progress, stop)
     measure.run(survey)
     measured = measure.gather(survey)
     candidates = [] if measured is None else [one for one in rank.rank(measured) if one.strategy.name in kinds]
     tried = trials.try_out(survey, candidates, verify)
     settings = options | {
         "batch": batch, "kinds": list(kinds), "verify": verify, "turns": turns, "sweep": sweep, "prompts": len(ids),
+        "prompts_of": {part.value: len(own) for part, own in parts.items()},
     }  # fmt: skip
     load = lambda: max(survey.load, default=0.0)
     names = [draft.name for draft in given]

@@ -5,6 +5,7 @@ which times rounds. The draft models score the texts of the target, which gives 
 """
 
 import dataclasses
+import enum
 import functools
 import itertools
 import math
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import decoding, measuring
+from specjax import decoding, estimates, measuring
 from specjax.advisor import rank
 from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, MISS, PLAIN, RANKS, SELF, DraftingCost, VerifyCurve
 from specjax.bench.rounds import load_free
@@ -49,14 +50,17 @@ class BatchRun(NamedTuple):
     Attributes:
       prefill, decode: seconds without compilation.
       passes: target forward passes until all rows ended.
-      reached: rounds that accepted at least 0, 1, ... draft tokens, over all rows.
+      reached: for each prompt, rounds that accepted at least 0, 1, ... draft tokens; no filler rows.
+      tokens: of each row.
+      parts: the single batches of several.
     """
 
     prefill: float
     decode: float
     passes: int
-    reached: tuple[int, ...]
+    reached: tuple[tuple[int, ...], ...]
     tokens: list[list[int]]
+    parts: tuple["BatchRun", ...] = ()
 
     @property
     def committed(self) -> int:
@@ -75,7 +79,7 @@ class BatchRun(NamedTuple):
     @property
     def tokens_per_round(self) -> float:
         """Tokens per round by count: the accepted ones and one of the target."""
-        return 1 + sum(self.reached[1:]) / max(self.reached[0], 1)
+        return rank.counted_tokens(self.reached).value
 
 
 Turns = list[tuple[BatchRun, BatchRun]]  # of each turn: a strategy, and plain decoding in the same turn
@@ -86,7 +90,7 @@ class Survey:
     """Models, prompts and options to measure with, and all runs so far, which are kept on Ctrl-C.
 
     Attributes:
-      batches: prompts as token ids, all batches of one size.
+      batches: prompts as token ids, all batches of one size, each for one part of the work.
       options: keyword arguments of `specjax.generate` except drafter and verifier.
       kinds: drafters to consider, of `rank.KINDS`.
       turns: timed runs of each strategy.
@@ -99,7 +103,7 @@ class Survey:
 
     target: Model
     drafts: tuple[Model, ...]
-    batches: tuple[tuple[list[int], ...], ...]
+    batches: tuple["Batch", ...]
     options: dict[str, Any]
     kinds: tuple[str, ...] = KINDS
     turns: int = 3
@@ -129,6 +133,10 @@ class Survey:
         of a position does not depend on later ones."""
         return rank.chain(name, gamma, *drafts, verifier="block" if self.options["temperature"] > 0 else None)
 
+    def numbers(self, part: "Part") -> list[int]:
+        """The batches of a part."""
+        return [number for number, batch in enumerate(self.batches) if batch.part is part]
+
     def label(self, strategy: Strategy) -> str:
         if strategy.name == FREE:
             return f"verification of {strategy.get('gamma') + 1} tokens"
@@ -144,11 +152,43 @@ class Survey:
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def make_batches(prompts: Sequence[list[int]], batch: int) -> tuple[tuple[list[int], ...], ...]:
-    """The prompts in batches of `batch`; the last batch is filled with prompts from the start."""
-    count = -(-len(prompts) // batch)
-    filled = [prompts[number % len(prompts)] for number in range(count * batch)]
-    return tuple(tuple(filled[start : start + batch]) for start in range(0, len(filled), batch))
+class Part(enum.Enum):
+    """What prompts are used for. Candidates are judged on other prompts than those that they were chosen on."""
+
+    SURVEY = "survey"
+    TRIALS = "trials"
+    SWEEP = "sweep"
+
+
+class Batch(NamedTuple):
+    """Prompts decoded together; those from `real` on only fill the batch."""
+
+    prompts: tuple[list[int], ...]
+    real: int
+    part: Part
+
+
+def deal(prompts: Sequence[list[int]], *, trials: bool, sweep: bool) -> dict[Part, Sequence[list[int]]]:
+    """The prompts of each part: a sweep gets every second one, and the trials every second one of the rest.
+
+    A single prompt is used by all parts, and by survey and trials if a sweep leaves one.
+    """
+    halve = lambda some: (some[::2], some[1::2] or some)
+    found: dict[Part, Sequence[list[int]]] = {Part.SURVEY: prompts}
+    for part, wanted in ((Part.SWEEP, sweep), (Part.TRIALS, trials)):
+        if wanted:
+            found[Part.SURVEY], found[part] = halve(found[Part.SURVEY])
+    return found
+
+
+def make_batches(parts: Mapping[Part, Sequence[list[int]]], batch: int) -> tuple[Batch, ...]:
+    """The prompts in batches of `batch`; the last batch of a part is filled with prompts from its start."""
+    found = []
+    for part, prompts in parts.items():
+        for start in range(0, len(prompts), batch):
+            filled = [prompts[number % len(prompts)] for number in range(start, start + batch)]
+            found.append(Batch(tuple(filled), min(batch, len(prompts) - start), part))
+    return tuple(found)
 
 
 def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
@@ -157,7 +197,7 @@ def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     Raises:
       RuntimeError: the logits contain NaN.
     """
-    batch = list(survey.batches[number])
+    batch, real = list(survey.batches[number].prompts), survey.batches[number].real
     rows = range(number * len(batch), (number + 1) * len(batch))
     drafter = survey.drafter(strategy)
     job = prepare(survey.target, batch, drafter=drafter, verifier=strategy.verifier, rows=rows, **survey.options)
@@ -165,18 +205,16 @@ def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if np.any(stop == int(Stop.NAN)):
         raise RuntimeError(f"the logits of {survey.target.name} contain NaN: check its weights and dtype")
-    reached = (int(np.sum(totals.rounds)), *np.sum(totals.depth_accepted, 0)[:-1].astype(int).tolist())
+    reached = np.column_stack([totals.rounds, totals.depth_accepted[:, :-1]])[:real].tolist()
     texts = [written[row, : count[row]].tolist() for row in range(len(batch))]
-    return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), reached, texts)
+    return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), tuple(map(tuple, reached)), texts)
 
 
 def joined(runs: Sequence[BatchRun]) -> BatchRun:
     """Several batches as one run."""
-    deepest = max(len(run.reached) for run in runs)
-    columns = [[*run.reached, *[0] * (deepest - len(run.reached))] for run in runs]
     return BatchRun(
         sum(run.prefill for run in runs), sum(run.decode for run in runs), sum(run.passes for run in runs),
-        tuple(np.sum(columns, 0).tolist()), [row for run in runs for row in run.tokens],
+        tuple(row for run in runs for row in run.reached), [row for run in runs for row in run.tokens], tuple(runs),
     )  # fmt: skip
 
 
@@ -299,7 +337,7 @@ def _count(survey: Survey, strategy: Strategy, place: str = "") -> None:
     survey.progress(f"{place}acceptance of {survey.label(strategy)}")
     decode(survey, strategy, 0)
     runs = []
-    for number in range(len(survey.batches)):
+    for number in survey.numbers(Part.SURVEY):
         if survey.stop():
             return
         runs.append(decode(survey, strategy, number))
@@ -330,15 +368,17 @@ def _count_inner(survey: Survey) -> None:
         return
     survey.progress(f"acceptance of {survey.drafts[small].name} by {survey.drafts[middle].name}")
     pair = dataclasses.replace(survey, target=survey.drafts[middle])
-    reached = decode(pair, rank.chain("model", SHORT, small), 0).reached
-    tried = sum(reached[:-1])
-    survey.inners.append(rank.InnerAcceptance(middle, small, sum(reached[1:]) / tried if tried else 0.0))
+    reached = np.sum(decode(pair, rank.chain("model", SHORT, small), 0).reached, 0)
+    tried = reached[:-1].sum()
+    survey.inners.append(rank.InnerAcceptance(middle, small, float(reached[1:].sum() / tried) if tried else 0.0))
 
 
 def _rank_texts(survey: Survey) -> None:
     """Ranks the texts of the target by each draft model."""
-    texts = [row for run in survey.counted[PLAIN] for row in run.tokens]
-    prompts = [prompt for batch in survey.batches for prompt in batch]
+    batches = [survey.batches[number] for number in survey.numbers(Part.SURVEY)]
+    runs = zip(survey.counted[PLAIN], batches, strict=True)
+    texts = [row for run, batch in runs for row in run.tokens[: batch.real]]
+    prompts = [prompt for batch in batches for prompt in batch.prompts[: batch.real]]
     for number, draft in enumerate(survey.drafts):
         if survey.stop():
             return
@@ -423,7 +463,7 @@ def rising(values: Sequence[float]) -> list[float]:
 
 
 def round_seconds(timed: Mapping[Strategy, Turns], strategy: Strategy) -> tuple[float, float]:
-    """Seconds per round and their uncertainty.
+    """Seconds per round, and half of their 95 % interval over the turns.
 
     The median over the turns for plain decoding. For others, that median times the median ratio to plain decoding in
     the same turn, so that a machine that slows down for a while affects both.
@@ -432,7 +472,8 @@ def round_seconds(timed: Mapping[Strategy, Turns], strategy: Strategy) -> tuple[
     if strategy != PLAIN:
         step = statistics.median(values)
         values = [step * own.seconds / base.seconds for own, base in timed[strategy]]
-    return statistics.median(values), measuring.error(values)
+    found = estimates.median(values, sample="turns").fixed_singles()
+    return found.value, found.margin
 
 
 def _chain(survey: Survey, curve: VerifyCurve, family: tuple[str, tuple[int, ...]]) -> rank.ChainCounts:
@@ -455,11 +496,8 @@ def _tree_cost(survey: Survey, curve: VerifyCurve, draft: int) -> DraftingCost:
 
 def _fixed(survey: Survey, strategy: Strategy) -> rank.FixedCounts:
     runs = survey.counted[strategy]
-    # Standard error over texts: rounds of one text are not independent.
-    each = [one.tokens_per_round for one in runs]
-    error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     seconds = round_seconds(survey.timed, strategy)[0]
-    return rank.FixedCounts(strategy, joined(runs).tokens_per_round, error, seconds, _cost(survey, strategy, 0.0, 0.0))
+    return rank.FixedCounts(strategy, joined(runs).reached, seconds, _cost(survey, strategy, 0.0, 0.0))
 
 
 def _cost(survey: Survey, strategy: Strategy, step: float, overhead: float) -> DraftingCost:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax import theory, trees
+from specjax.estimates import Counts, Estimate, of_totals, ratio
 from specjax.strategy import Strategy
 from specjax.trees import Tree
 from specjax.types import Siblings
@@ -27,7 +28,6 @@ KINDS = ("model", "tree", "dynamic-tree", *COPIED, "suffix-tree", "lookahead", "
 
 GAMMA_MAX = 15  # longest chain considered; with its root as wide as the curve
 RANKS, DEPTH = 4, 8  # of the trees considered: children of a node, levels
-CONFIDENCE = 1.96  # standard errors on either side of a reported number
 MISS = -1  # in `RankCounts.rows`: the target's token is not among the draft's most probable ones
 
 
@@ -59,7 +59,7 @@ class VerifyCurve(NamedTuple):
     Attributes:
       widths: verified tokens, ascending from 1, a step of plain decoding.
       seconds: medians.
-      spread: uncertainty of each median.
+      spread: half of the 95 % interval of each median.
     """
 
     widths: tuple[int, ...]
@@ -99,7 +99,7 @@ class DraftingCost(NamedTuple):
       prefill: prefill seconds, the target included.
       balance: committed tokens per target pass over the tokens per round by count. Below 1 if rows of a batch wait for
         others, and because the last round of a text is cut.
-      spread: relative uncertainty of the seconds per round.
+      spread: half of the 95 % interval of the seconds per round, relative to them.
     """
 
     step: float
@@ -114,12 +114,17 @@ class ChainCounts(NamedTuple):
 
     Attributes:
       strategy: as measured.
-      reached: rounds that accepted at least 0, 1, ... draft tokens, over all rows.
+      reached: for each prompt, rounds that accepted at least 0, 1, ... draft tokens.
     """
 
     strategy: Strategy
-    reached: tuple[int, ...]
+    reached: tuple[tuple[int, ...], ...]
     cost: DraftingCost
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        """`reached` over all prompts."""
+        return tuple(np.sum(self.reached, 0).tolist())
 
 
 class RankCounts(NamedTuple):
@@ -136,11 +141,10 @@ class RankCounts(NamedTuple):
 
 
 class FixedCounts(NamedTuple):
-    """A strategy of `FIXED` as measured, with the standard error of its tokens per round."""
+    """A strategy of `FIXED` as measured; `reached` as in `ChainCounts`."""
 
     strategy: Strategy
-    tokens: float
-    error: float
+    reached: tuple[tuple[int, ...], ...]
     seconds: float  # per round
     cost: DraftingCost
 
@@ -172,7 +176,7 @@ class Candidate(NamedTuple):
       seconds: per round.
       factor: speed-up of decoding.
       speedup: speed-up of whole requests, prefill included.
-      error: uncertainty of both: half the 95 % interval from acceptance and the uncertainty of times, in quadrature.
+      error: half of the 95 % interval of both, from acceptance over prompts and times over turns, in quadrature.
     """
 
     strategy: Strategy
@@ -188,7 +192,7 @@ def rank(measured: Measurements, *, gamma_max: int = GAMMA_MAX) -> list[Candidat
     found = [
         *(one for counts in measured.chains for one in chains(measured, counts, gamma_max=gamma_max)),
         *(one for counts in measured.ranks for one in best_trees(measured, counts)),
-        *(weigh(measured, one.strategy, one.tokens, one.error, one.seconds, one.cost) for one in measured.fixed),
+        *(weigh(measured, one.strategy, counted_tokens(one.reached), one.seconds, one.cost) for one in measured.fixed),
         *(one for inner in measured.inners for one in cascades(measured, inner)),
     ]
     return sorted(found, key=lambda one: (-round(one.speedup, 9), one.seconds))
@@ -201,19 +205,25 @@ def chains(measured: Measurements, counts: ChainCounts, *, gamma_max: int = GAMM
     """Every draft length from 1 on."""
     run, cost = counts.strategy, counts.cost
     for gamma in range(1, gamma_max + 1):
-        tokens, error = expected(counts.reached, gamma)
+        tokens = expected(counts.reached, gamma)
         seconds = measured.curve.at(gamma + 1) + cost.overhead + gamma * cost.step
         strategy = chain(run.name, gamma, *run.drafts, verifier=run.verifier)
-        yield weigh(measured, strategy, tokens, error, seconds, cost)
+        yield weigh(measured, strategy, tokens, seconds, cost)
 
 
-def betas(reached: Sequence[int], length: int) -> np.ndarray:
+def counted_tokens(reached: Sequence[Sequence[int]]) -> Estimate:
+    """Tokens per round by count, the accepted ones and one of the target, with their error over prompts."""
+    counts = [np.asarray(row, float) for row in reached]
+    return ratio([row.sum() for row in counts], [max(row[0], 1.0) for row in counts])
+
+
+def betas(reached: Counts, length: int) -> np.ndarray:
     """Conditional acceptance probability by position.
 
     Positions that were not drafted, or never reached, are assumed to be like the later half of those that were.
 
     Args:
-      reached: rounds that accepted at least 0, 1, ... tokens.
+      reached: rounds of all prompts that accepted at least 0, 1, ... tokens.
     """
     counts = np.asarray(reached, float)
     known = int((counts[:-1] > 0).sum())
@@ -227,18 +237,14 @@ def betas(reached: Sequence[int], length: int) -> np.ndarray:
     return found
 
 
-def expected(reached: Sequence[int], gamma: int) -> tuple[float, float]:
-    """Expected tokens per round for a draft length, and their standard error, from the binomial errors of the betas."""
-    probs = betas(reached, gamma)
-    tokens = float(theory.expected_tokens_by_position(probs))
-    products = np.cumprod(probs)
-    after = np.cumsum(products[::-1])[::-1]  # the terms that contain each beta
-    tested = np.array([reached[min(d, len(reached) - 2)] for d in range(gamma)], float) if len(reached) > 1 else None
-    if tested is None:
-        return tokens, 0.0
-    slope = np.divide(after, probs, out=np.zeros_like(after), where=probs > 0)
-    variance = slope**2 * probs * (1 - probs) / np.maximum(tested, 1)
-    return tokens, float(math.sqrt(variance.sum()))
+def expected(reached: Sequence[Sequence[int]], gamma: int) -> Estimate:
+    """Expected tokens per round for a draft length, with their error over prompts.
+
+    Args:
+      reached: for each prompt, rounds that accepted at least 0, 1, ... tokens.
+    """
+    tokens = lambda total: theory.expected_tokens_by_position(betas(total, gamma))
+    return of_totals(tokens, np.asarray(reached, float))
 
 
 def drafting_cost(
@@ -282,9 +288,9 @@ def best_trees(measured: Measurements, counts: RankCounts) -> Iterator[Candidate
             if shape in seen or shape.is_chain:
                 continue
             seen.add(shape)
-            tokens, error = replay(shape, counts.rows)
+            tokens = replay(shape, counts.rows)
             seconds = curve.at(size) + cost.overhead + (shape.width - 1) * cost.step
-            yield weigh(measured, tree(shape, counts.draft), tokens, error, seconds, cost)
+            yield weigh(measured, tree(shape, counts.draft), tokens, seconds, cost)
 
 
 def rank_table(rows: Sequence[Sequence[int]], *, depth: int = DEPTH, width: int = RANKS) -> np.ndarray:
@@ -304,8 +310,8 @@ def rank_table(rows: Sequence[Sequence[int]], *, depth: int = DEPTH, width: int 
     return right[:known] / tried[:known, None]
 
 
-def replay(shape: Tree, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Tokens per round with a tree of the most probable tokens on these texts, and the standard error.
+def replay(shape: Tree, rows: Sequence[Sequence[int]]) -> Estimate:
+    """Tokens per round with a tree of the most probable tokens on these texts, with their error over texts.
 
     Replays the rounds on the texts of the target instead of modeling them. The last token of a round comes from the
     target, whatever its rank.
@@ -313,18 +319,17 @@ def replay(shape: Tree, rows: Sequence[Sequence[int]]) -> tuple[float, float]:
     below: list[dict[int, int]] = [{} for _ in shape.parents]  # per node: rank -> child
     for node, parent in enumerate(shape.parents[1:], start=1):
         below[parent][len(below[parent])] = node
-    took = []
+    rounds = []
     for row in rows:
-        at = 0
+        at, count = 0, 0
         while at < len(row):
-            node, start = 0, at
+            node, count = 0, count + 1
             while at < len(row) and row[at] in below[node]:
                 node, at = below[node][row[at]], at + 1
             at += 1
-            took.append(at - start)
-    if not took:
-        return 1.0, 0.0
-    return float(np.mean(took)), float(np.std(took) / math.sqrt(len(took)))
+        rounds.append((at, count))
+    tokens, counts = zip(*rounds, strict=True)
+    return ratio(tokens, counts) if sum(counts) else Estimate(1.0)
 
 
 def _full(depth: int, ranks: int) -> int:
@@ -345,24 +350,25 @@ def cascades(measured: Measurements, inner: InnerAcceptance) -> Iterator[Candida
         return
     prefill = middle.cost.prefill + small.cost.prefill - measured.plain.prefill
     for gamma in range(4, 11, 2):
-        tokens, error = expected(middle.reached, gamma)
+        tokens = expected(middle.reached, gamma)
         for short in range(1, 5):
             fill = float(theory.rounds_to_fill(inner.alpha, short, gamma))
             one = short * small.cost.step + middle.cost.step * measured.curve.relative(short + 1)
             seconds = measured.curve.at(gamma + 1) + middle.cost.overhead + fill * one
             strategy = cascade(gamma, short, inner.middle, inner.small, verifier=middle.strategy.verifier)
-            yield weigh(measured, strategy, tokens, error, seconds, middle.cost._replace(prefill=prefill))
+            yield weigh(measured, strategy, tokens, seconds, middle.cost._replace(prefill=prefill))
 
 
 def weigh(
-    measured: Measurements, strategy: Strategy, tokens: float, error: float, seconds: float, cost: DraftingCost
+    measured: Measurements, strategy: Strategy, tokens: Estimate, seconds: float, cost: DraftingCost
 ) -> Candidate:
-    """The candidate whose rounds commit `tokens` in `seconds`."""
+    """The candidate whose rounds commit `tokens` in `seconds`. The error of a single prompt is that of times alone."""
     plain, step = measured.plain, measured.curve.step
-    kept = tokens * cost.balance
+    kept = tokens.value * cost.balance
     speedup = (plain.prefill + plain.passes * step) / (cost.prefill + plain.passes / kept * seconds)
-    relative = math.hypot(CONFIDENCE * error / tokens, cost.spread, measured.curve.spread[0] / step)
-    return Candidate(strategy, tokens, seconds, kept * step / seconds, speedup, relative * speedup)
+    unsure = tokens.fixed_singles().margin / tokens.value
+    relative = math.hypot(unsure, cost.spread, measured.curve.spread[0] / step)
+    return Candidate(strategy, tokens.value, seconds, kept * step / seconds, speedup, relative * speedup)
 
 
 # --- selection of trials ---------------------------------------------------------------------------------------------

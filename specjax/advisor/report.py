@@ -192,16 +192,20 @@ def reasons(advice: Advice) -> list[str]:
 
 def _tried(advice: Advice, measured: Measurements) -> list[str]:
     best = advice.trials[0]
-    turns = f"{best.least:.2f} to {best.most:.2f} over {len(best.whole)} turns"
+    turns = f"{best.least:.2f} to {best.most:.2f} over {len(best.turns)} turns"
     predicted = f"predicted {best.candidate.speedup:.2f} \u00b1 {best.candidate.error:.2f}"
     if advice.helps:
-        return [f"Measured {turns}, {predicted}: {_round(best.candidate, measured)}."]
+        on = _on(advice, "trials")
+        return [
+            f"Measured {best.speedup:.2f} \u00b1 {best.error:.2f} {on} ({turns}), {predicted}: "
+            f"{_round(best.candidate, measured)}."
+        ]
     lines = [
         f"The fastest of {len(advice.trials)} candidates tried, {advice.label(best.strategy)}, ran at "
         f"{best.speedup:.2f} times plain decoding ({turns}; {predicted}): {_round(best.candidate, measured)}."
     ]
     if best.speedup > 1:
-        lines.append("The gain is within the spread of the turns.")
+        lines.append("The gain is within the error.")
     for chain in measured.chains:
         alpha, c = first_accepted(chain), chain.cost.step / measured.curve.step
         if chain.strategy.name in DRAWN and c >= alpha:
@@ -219,12 +223,21 @@ def _swept(advice: Advice) -> list[str]:
     best, behind = advice.swept[0], advice.behind
     own = next((one for one in advice.swept if one.strategy == advice.strategy), None)
     used = "plain decoding" if own is None else f"{advice.label(advice.strategy)} ({own.speedup:.2f} in the sweep)"
+    on = _on(advice, "sweep")
     if not behind:
-        return [f"None of {len(advice.swept)} swept strategies was faster than {used}."]
+        return [f"Swept {on}: none of {len(advice.swept)} strategies was faster than {used}."]
     return [
-        f"The fastest of {len(advice.swept)} swept strategies was {advice.label(best.strategy)} at {best.speedup:.2f} "
-        f"({best.least:.2f} to {best.most:.2f}); {used} was {100 * behind:.1f} % behind."
+        f"Swept {on}: the fastest of {len(advice.swept)} strategies was {advice.label(best.strategy)} at "
+        f"{best.speedup:.2f} \u00b1 {best.error:.2f}; {used} was {100 * behind:.1f} % behind."
     ]
+
+
+def _on(advice: Advice, part: str) -> str:
+    """The prompts of a part in words."""
+    count = advice.settings["prompts_of"][part]
+    if advice.settings["prompts"] < 2:
+        return "on the prompt of the survey"
+    return f"on {count} prompt{'s' * (count > 1)} that {'was' if count == 1 else 'were'} not surveyed"
 
 
 def _round(one: Candidate, measured: Measurements) -> str:
@@ -240,11 +253,11 @@ def _machine(advice: Advice, measured: Measurements) -> str:
 
 def first_accepted(chain: ChainCounts) -> float:
     """Acceptance probability of the first draft token of a round."""
-    return float(rank.betas(chain.reached, 1)[0])
+    return float(rank.betas(chain.total, 1)[0])
 
 
 def _acceptance(advice: Advice, chain: ChainCounts, measured: Measurements) -> str:
-    probs = rank.betas(chain.reached, len(chain.reached) - 1)
+    probs = rank.betas(chain.total, len(chain.total) - 1)
     by_position = ", ".join(f"{value:.2f}" for value in probs[:4])
     if chain.strategy.name in DRAWN:
         c = chain.cost.step / measured.curve.step
@@ -278,8 +291,8 @@ def _measured(advice: Advice, measured: Measurements) -> dict[str, Any]:
         "prefill_seconds": measured.plain.prefill, "target_passes": measured.plain.passes,
         "chains": [
             {
-                "drafter": one.strategy.name, "draft": _drafts(advice, one.strategy), "reached": list(one.reached),
-                "accepted_by_position": rank.betas(one.reached, len(one.reached) - 1).tolist(), **cost(one),
+                "drafter": one.strategy.name, "draft": _drafts(advice, one.strategy), "reached": list(one.total),
+                "accepted_by_position": rank.betas(one.total, len(one.total) - 1).tolist(), **cost(one),
             }
             for one in measured.chains
         ],
@@ -308,7 +321,7 @@ def _candidate(advice: Advice, one: Candidate) -> dict[str, Any]:
 def _trial(advice: Advice, one: Trial) -> dict[str, Any]:
     return _candidate(advice, one.candidate) | {
         "measured_speedup": one.speedup, "measured_least": one.least, "measured_most": one.most,
-        "measured_error": one.error, "measured_turns": len(one.whole), "measured_factor": one.factor,
+        "measured_error": one.error, "measured_turns": len(one.turns), "measured_factor": one.factor,
         "measured_tokens": one.tokens,
     }  # fmt: skip
 
@@ -319,7 +332,7 @@ def _drafts(advice: Advice, strategy: Strategy) -> str | list[str] | None:
 
 
 def _counted(advice: Advice, strategy: Strategy, runs: Sequence[BatchRun]) -> dict[str, Any]:
-    reached = [sum(column) for column in zip(*(run.reached for run in runs), strict=True)]
+    reached = [sum(column) for column in zip(*(row for run in runs for row in run.reached), strict=True)]
     accepted = sum(reached[1:])
     return {
         "strategy": advice.label(strategy), "target_passes": sum(run.passes for run in runs), "reached": reached,
@@ -365,9 +378,8 @@ def _speeds(axes: Any, advice: Advice) -> None:
         levels = sorted(line)
         axes.plot(levels, [line[at] for at in levels], ms=4, lw=1.4, label=f"{name}, predicted", **look[name])
     for one in advice.trials:
-        ends = [[one.speedup - one.least], [one.most - one.speedup]]
         axes.errorbar(
-            [one.strategy.levels], [one.speedup], yerr=ends, ecolor=INK, capsize=3, ms=8, mec=INK, ls="none",
+            [one.strategy.levels], [one.speedup], yerr=[one.error], ecolor=INK, capsize=3, ms=8, mec=INK, ls="none",
             label=f"{advice.label(one.strategy)}, measured", **look[_family(advice, one.strategy)],
         )  # fmt: skip
     axes.axhline(1.0, color=GREY, lw=1, ls="--")

@@ -18,7 +18,7 @@ from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.cascade import CascadeParams, cascade_drafter
 from specjax.drafters.model_tree import plan
-from specjax.estimates import Estimate
+from specjax.estimates import Estimate, median
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
@@ -31,7 +31,6 @@ from specjax.verify import TABLE, Verifier, simulated
 
 STREAMS = 1024  # random streams of which those of typical acceptance are taken
 TEMPORARIES, LOGITS = 1.2e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
-MEDIAN = 1.25  # standard error of a median over that of a mean
 Pass = tuple[int, int]  # a forward pass of a draft: number of the model, tokens per row
 
 
@@ -273,9 +272,7 @@ def measure(
 
 def over_turns(row: Row, name: str) -> Estimate:
     """A number of a row with its standard error over turns; numbers of one row are paired."""
-    values = np.asarray(row["turns"][name])
-    effects = MEDIAN * (values - values.mean()) / len(values)
-    return Estimate(float(row[name]), {("turns", tuple(row["turns"]["speedup"])): effects})
+    return median(row["turns"][name], sample=("turns", tuple(row["turns"]["speedup"])))
 
 
 def _ratios(own: Sequence[float], base: Sequence[float]) -> list[float]:

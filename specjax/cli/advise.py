@@ -37,7 +37,7 @@ class AdvicePrompts:
     task: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: story; translation for T5)")] = None
     """Prompts of the package instead of a file: translation, summarization, chat, code, maths, story."""
     count: Annotated[int, arg(metavar="N")] = 8
-    """Most prompts, spread over all available ones."""
+    """Most prompts, spread over all available ones. Half of them are surveyed, the others decide among candidates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,8 @@ class AdviceMeasuring:
     repeats: Annotated[int, arg(metavar="N")] = 3
     """Timed turns, of which the median counts."""
     sweep: Flag = False
-    """Afterwards decode all candidates at lengths 1 to 15, and report how far the advice is behind the fastest."""
+    """Afterwards decode all candidates at lengths 1 to 15, on every second prompt, which is kept for it, and report how
+    far the advice is behind the fastest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +234,7 @@ def show(console: Any, advice: Any, command: str) -> None:
         table("verification of several tokens, in steps of plain decoding", [steps])
         rows = [strategy_row(advice, one.candidate, one) for one in advice.trials]
         rows += [strategy_row(advice, one) for one in untried(advice)]
-        plain = ("plain", 1.0, 1.0, "1.00", 1.0 if advice.trials else None, "")
+        plain = ("plain", 1.0, 1.0, "1.00", "1.00" if advice.trials else None, "")
         table(f"candidates: {whole}", [*rows, dict(zip(COLUMNS, plain, strict=True))], used(advice.trials))
     if advice.swept:
         table(f"sweep: {whole}", [strategy_row(advice, one.candidate, one) for one in advice.swept], used(advice.swept))
@@ -249,10 +250,10 @@ COLUMNS = ("strategy", "tokens/\nround", "steps/\nround", "predicted", "measured
 
 def strategy_row(advice: Any, one: Any, trial: Any = None) -> dict[str, Any]:
     """A candidate, and its trial if it was tried."""
-    measured = (None, "") if trial is None else (trial.speedup, f"{trial.least:.2f}-{trial.most:.2f}")
+    both = lambda found: f"{found.speedup:.2f} \u00b1 {found.error:.2f}"
+    measured = (None, "") if trial is None else (both(trial), f"{trial.least:.2f}-{trial.most:.2f}")
     values = (
-        advice.label(one.strategy), one.tokens, one.seconds / advice.measured.curve.step,
-        f"{one.speedup:.2f} \u00b1 {one.error:.2f}", *measured,
+        advice.label(one.strategy), one.tokens, one.seconds / advice.measured.curve.step, both(one), *measured,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 

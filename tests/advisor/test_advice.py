@@ -15,10 +15,7 @@ from specjax.advisor.rank import MISS, PLAIN
 from specjax.cli import report as cli_report
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options, merged
-from specjax.model import Model
-from specjax.models import opt
 from specjax.strategy import Strategy
-from tests.cli import toys
 
 NEW = 4000  # tokens per text
 FLAT = tuple(1.0 for _ in range(64))
@@ -50,18 +47,22 @@ class Machine:
         self.ran.append(strategy)
         tokens, seconds = self.round(strategy)
         passes = max(round(NEW / tokens), 1)
-        reached = (10**6, round(10**6 * (tokens - 1)))
+        reached: tuple[int, ...] = (10**6, round(10**6 * (tokens - 1)))
         if strategy.name in (*rank.DRAWN, *rank.COPIED):
             alpha = self.accepted(strategy.name)
             reached = tuple(round(10**6 * alpha**d) for d in range(strategy["gamma"] + 1))
-        return BatchRun(1.0, passes * seconds, passes, reached, [range(NEW)] * len(work.batches[number]))
+        return BatchRun(
+            1.0, passes * seconds, passes, (reached,), [list(range(NEW))] * len(work.batches[number].prompts)
+        )
 
     def round(self, strategy) -> tuple[float, float]:
         """Tokens and seconds per round."""
         if strategy.name in ("plain", "free"):
             return 1.0, self.curve[strategy.get("gamma", 0)]
         if strategy.name == "tree":
-            return rank.replay(strategy.tree, self.rows)[0], self.curve[strategy.nodes - 1] + strategy.levels * self.c
+            return rank.replay(strategy.tree, self.rows).value, self.curve[
+                strategy.nodes - 1
+            ] + strategy.levels * self.c
         if strategy.name in rank.FIXED:
             return self.fixed.get(strategy.name, 1.0), self.curve[strategy.nodes - 1]
         gamma = strategy["gamma"]
@@ -71,12 +72,6 @@ class Machine:
 
     def accepted(self, name) -> float:
         return {"model": self.alpha, "quantized": self.int8[0], "layer-skip": self.skip}.get(name, self.copied)
-
-
-@pytest.fixture(scope="module")
-def models():
-    config = opt.OPTConfig(vocab_size=257, width=16, embed_width=16, layers=2, heads=2, mlp_width=32, max_positions=128)
-    return [Model(name, opt.FAMILY, config, toys.FMT, toys.params(0, config)) for name in ("big", "hub/small")]
 
 
 @pytest.fixture
@@ -203,7 +198,7 @@ def test_sweep_measures_the_gap_to_the_fastest(ask):
 
 def test_sweep_where_nothing_helps(ask):
     advice = ask(Machine(alpha=0.5, c=0.95, copied=0.0), sweep=True)
-    assert advice.strategy == PLAIN and "swept strategies" in advice.reason
+    assert advice.strategy == PLAIN and "Swept" in advice.reason
     assert advice.behind == pytest.approx(max(advice.swept[0].speedup, 1) - 1, abs=0.02)
     kinds = {one.strategy.name for one in advice.swept}
     assert {"model", "tree", "ngram", "suffix"} <= kinds and ask(Machine()).behind is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.advisor import measure, rank, trials
-from specjax.advisor.measure import BatchRun, Survey
+from specjax.advisor.measure import BatchRun, Part, Survey
 from specjax.advisor.rank import PLAIN, Candidate
 from specjax.model import Model
 from specjax.models import opt
@@ -14,6 +14,7 @@ from specjax.strategy import Strategy
 from tests.cli import toys
 
 TURNS = 3
+BATCHES = measure.make_batches({Part.TRIALS: [[1], [2]]}, 1)
 
 
 def chain(gamma: int) -> Strategy:
@@ -30,7 +31,9 @@ class Noisy:
     def decode(self, work, strategy, number):
         self.ran.append((strategy, number))
         speed = 1.0 if strategy == PLAIN else self.speeds[strategy["gamma"]]
-        return BatchRun(0.0, 100 / speed * float(np.exp(self.noise * self.rng.normal())), 100, (100, 50), [[1] * 100])
+        return BatchRun(
+            0.0, 100 / speed * float(np.exp(self.noise * self.rng.normal())), 100, ((100, 50),), [[1] * 100]
+        )
 
     def turns(self, gamma: int) -> int:
         """Timed runs of the first batch."""
@@ -38,11 +41,9 @@ class Noisy:
 
     def try_out(self, used=None, stop=lambda: False):
         config = opt.OPTConfig(vocab_size=9, width=4, embed_width=4, layers=1, heads=1, mlp_width=4, max_positions=8)
-        survey = Survey(
-            Model("none", opt.FAMILY, config, toys.FMT, {}), (), (([1],), ([2],)), {}, turns=TURNS, stop=stop
-        )
+        survey = Survey(Model("none", opt.FAMILY, config, toys.FMT, {}), (), BATCHES, {}, turns=TURNS, stop=stop)
         every = [Candidate(chain(gamma), 1.5, 1.0, 1.0, 1.0, 0.1) for gamma in self.speeds]
-        return trials.separate(survey, trials.try_beside_plain(survey, every), used)
+        return trials.separate(survey, Part.TRIALS, trials.try_beside_plain(survey, Part.TRIALS, every), used)
 
 
 def test_distinct_speeds_need_no_further_turns(monkeypatch):
@@ -61,8 +62,8 @@ def test_close_speeds_get_further_turns(monkeypatch):
         found = machine.try_out()
         assert machine.turns(1) == TURNS  # none for slow ones
         assert max(map(machine.turns, (2, 3, 4))) <= measure.MORE * TURNS
-        assert {one.strategy["gamma"]: len(one.whole) for one in found} == {g: machine.turns(g) for g in (1, 2, 3, 4)}
-        assert len(found[0].whole) == measure.MORE * TURNS or len(trials.close(found)) == 1
+        assert {one.strategy["gamma"]: len(one.turns) for one in found} == {g: machine.turns(g) for g in (1, 2, 3, 4)}
+        assert len(found[0].turns) == measure.MORE * TURNS or len(trials.close(found)) == 1
         longer += max(map(machine.turns, (2, 3, 4))) > TURNS
     assert longer >= 8  # three turns may agree by chance
 
@@ -78,7 +79,7 @@ def test_further_turns_find_the_fastest_more_often(monkeypatch):
 
 
 def test_the_strategy_in_use_gets_the_same_turns(monkeypatch):
-    machine = Noisy(monkeypatch, {1: 0.5, 2: 1.5, 3: 1.5}, noise=0.1)
+    machine = Noisy(monkeypatch, {1: 0.5, 2: 1.5, 3: 1.5}, noise=0.1, seed=1)
     machine.try_out(used=chain(1))
     assert machine.turns(1) == max(machine.turns(2), machine.turns(3)) > TURNS
 
@@ -87,7 +88,7 @@ def test_interrupt_keeps_complete_turns(monkeypatch):
     machine = Noisy(monkeypatch, {1: 1.5, 2: 1.5}, noise=0.1)
     warm, turn = 3, 3 * 2
     found = machine.try_out(stop=lambda: len(machine.ran) >= warm + TURNS * turn + 4)
-    assert [len(one.whole) for one in found] == [TURNS, TURNS]
+    assert [len(one.turns) for one in found] == [TURNS, TURNS]
 
 
 def test_batches_are_interleaved(monkeypatch):

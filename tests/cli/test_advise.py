@@ -56,7 +56,8 @@ def test_ctrl_c_keeps_measurements(at, wanted, specjax_program, models, tmp_path
         ran.append(strategy)
         if len(ran) == at:
             os.kill(os.getpid(), signal.SIGINT)
-        return BatchRun(1.0, 4.0 if strategy.name == "plain" else 8.0, 4, (4, 0), [[1] * 4] * len(work.batches[number]))
+        seconds, rows = 4.0 if strategy.name == "plain" else 8.0, len(work.batches[number].prompts)
+        return BatchRun(1.0, seconds, 4, ((4, 0),), [[1] * 4] * rows)
 
     monkeypatch.setattr(measure, "decode", decode)
     output = tmp_path / "advice.json"
