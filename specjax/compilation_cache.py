@@ -36,13 +36,13 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
     """
     import jax
 
-    asked = os.environ.get(VARIABLE, "")
+    given = os.environ.get(VARIABLE, "")
     configured = jax.config.values["jax_compilation_cache_dir"]
-    if folder is None and asked.lower() in OFF:
+    if folder is None and given.lower() in OFF:
         return None
     if folder is None and configured:
         return Path(configured)
-    home = Path(folder if folder is not None else asked or user_cache_folder() / "specjax" / "programs").expanduser()
+    home = Path(folder if folder is not None else given or user_cache_folder() / "specjax" / "programs").expanduser()
     found = home / machine()
     try:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)

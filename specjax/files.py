@@ -14,7 +14,7 @@ DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)  # errors of 
 
 
 def lines(file: Path | str, what: str = "text") -> Iterator[tuple[int, str]]:
-    """The lines of a text file, each with its number and its end, read as they are asked for.
+    """The lines of a text file, each with its number and its end, read one by one.
 
     Files are unpacked where their name ends in .gz or .xz; line ends are those of `decoded`.
 

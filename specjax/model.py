@@ -143,7 +143,7 @@ class Model:
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = convert.SHARD_BYTES) -> None:
         """Writes a folder in Hugging Face's layout: config.json, safetensors in the parameters' dtypes, the tokenizer.
-        transformers and `specjax.load` read it as it stands.
+        transformers and `specjax.load` read it as it is.
 
         Args:
           folder: made if absent; files of an earlier save are replaced when all new ones are whole.

@@ -67,7 +67,7 @@ def draft(family: str, noise: float = 0.1) -> Model:
     return dataclasses.replace(model, name=f"{family} draft", params=laid_out(params, FMT))
 
 
-def guide(kind: str, family: str) -> LoadedDrafter:
+def drafter_for(kind: str, family: str) -> LoadedDrafter:
     """A drafter by its name in the table: plain, ngram-G, model-G, or a policy's name and its G."""
     name, _, gamma = kind.partition("-")
     if name == "plain":
@@ -98,7 +98,7 @@ RULES = {
 
 
 def prompts() -> np.ndarray:
-    """[ROWS, 16] left-aligned tokens; what lies past each row's length is other rubbish in every column."""
+    """[ROWS, 16] left-aligned tokens; what is past each row's length is other rubbish in every column."""
     return np.random.default_rng(5).integers(0, VOCAB, (ROWS, 16)).astype(np.int32)
 
 
@@ -114,7 +114,7 @@ class Setting:
     automaton: stopping.StopAutomaton | None = None
 
 
-def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=None, budget=None, setting=None,
+def prepare(family, drafter, temperature=0.0, *, tokens=None, lengths=None, rows=None, budget=None, setting=None,
             params=None, **sampled):  # fmt: skip
     """What a run of the loop needs: (DecodeParams, state after prefill, static arguments but the verifier)."""
     setting = setting or Setting()
@@ -126,9 +126,9 @@ def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=N
     codes = stopping.rules(VOCAB, eos=setting.eos, stop_tokens=setting.stop_tokens).codes
     automaton = jax.tree.map(jnp.asarray, setting.automaton)
     weights = model.params if params is None else params
-    decode = loop.DecodeParams(weights, guide.params, warm, stopping.StopRules(codes, automaton))
-    lm = model.variant(capture=guide.drafter.capture)
-    static = {"model": lm, "drafter": guide.drafter, "stages": stages}
+    decode = loop.DecodeParams(weights, drafter.params, warm, stopping.StopRules(codes, automaton))
+    lm = model.variant(capture=drafter.drafter.capture)
+    static = {"model": lm, "drafter": drafter.drafter, "stages": stages}
     numbers = jnp.arange(batch) if rows is None else jnp.asarray(rows)
     limit = np.full((batch,), setting.max_new) if budget is None else np.asarray(budget)
     state = loop.prefill(
@@ -138,9 +138,9 @@ def prepare(family, guide, temperature=0.0, *, tokens=None, lengths=None, rows=N
     return decode, state, static
 
 
-def run(family, guide, temperature=0.0, *, verify=token_level, **options):
+def run(family, drafter, temperature=0.0, *, verify=token_level, **options):
     """`decoding.generate` on a batch; returns the final state. Options are those of `prepare`."""
-    decode, state, static = prepare(family, guide, temperature, **options)
+    decode, state, static = prepare(family, drafter, temperature, **options)
     return loop.generate(decode, state, verify=verify, **static)
 
 
@@ -210,7 +210,7 @@ def exact_model(family: str, row: int, temperature: float, **choice) -> distribu
 def plain_distribution(
     logits, seen, temperature, *, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0, bias=None
 ) -> np.ndarray:
-    """The distribution that is asked for, written as its definition: by sorting, in float64. Ties are not met here."""
+    """The warped distribution by its definition: by sorting, in float64. Ties are not met here."""
     x = np.array(logits, np.float64)
     for token, value in (bias or {}).items():
         x[token] += value

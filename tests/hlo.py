@@ -142,6 +142,6 @@ def converts(body: list[Instruction], elements: int) -> list[str]:
 
 
 def collectives(instructions: list[Instruction]) -> collections.Counter:
-    """How often each kind of collective stands in the instructions; a start and its done count once."""
+    """How often each kind of collective is in the instructions; a start and its done count once."""
     names = [i.opcode.removesuffix("-start") for i in instructions]
     return collections.Counter(name for name in names if name in COLLECTIVES)

@@ -15,7 +15,7 @@ from specjax.drafters import chain
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
 from tests import battery, distributions
-from tests.battery import Setting, guide, run, texts
+from tests.battery import Setting, drafter_for, run, texts
 
 DRAFTERS = ("model-1", "model-3", "model-8", "ngram-1", "ngram-4")
 MORE = tuple(f"model-{g}" for g in (2, 4, 5, 6, 7))
@@ -37,7 +37,7 @@ def test_plain_greedy_is_the_argmax_of_the_scores(family):
 
 
 def greedy_equals_plain(kind, family):
-    state = run(family, guide(kind, family))
+    state = run(family, drafter_for(kind, family))
     assert texts(state) == battery.plain(family)
     assert state.stop.tolist() == [Stop.MAX_TOKENS] * battery.ROWS
     totals = jax.device_get(state.totals)
@@ -88,14 +88,13 @@ def exact_joint(temperature: float, family: str = "opt") -> np.ndarray:
     return distributions.joint(battery.exact_model(family, 4, temperature), 3)
 
 
-def sampled_counts(guide, family="opt", **options) -> dict[float, np.ndarray]:
+def sampled_counts(drafter, family="opt", **options) -> dict[float, np.ndarray]:
     """Histograms of the first three tokens of SAMPLED_ROWS rows a temperature, with greedy rows between them."""
     temperature = sampled_temperatures()
     tokens = np.tile(battery.prompts()[4], (len(temperature), 1))
     lengths = np.full((len(temperature),), 9, np.int32)
-    state = run(
-        family, guide, temperature, tokens=tokens, lengths=lengths, setting=Setting(max_new=3, cache_len=24), **options
-    )
+    setting = Setting(max_new=3, cache_len=24)
+    state = run(family, drafter, temperature, tokens=tokens, lengths=lengths, setting=setting, **options)
     new = np.asarray(state.tokens)[:, :3]
     greedy = new[temperature == 0.0]
     assert (greedy == greedy[0]).all()
@@ -109,7 +108,7 @@ DISTRIBUTION_CASES = [("opt", "model-2"), ("opt", "ngram-2"), ("llama", "model-2
     ("family", "kind"), battery.others_slow(DISTRIBUTION_CASES, [("opt", "model-2"), ("t5", "model-2")])
 )
 def test_sampled_rows_follow_the_joint_distribution(family, kind):
-    counts = sampled_counts(guide(kind, family), family)
+    counts = sampled_counts(drafter_for(kind, family), family)
     for temperature, histogram in counts.items():
         assert histogram.sum() == SAMPLED_ROWS
         assert distributions.chi_square(histogram, exact_joint(temperature, family)) > distributions.ALPHA
@@ -127,9 +126,8 @@ def accepts_too_much(key, tree, draft, log_p):
 
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 def test_the_distribution_test_fails_a_broken_verifier(family):
-    assert (
-        least(sampled_counts(guide("model-2", family), family, verify=accepts_too_much), family) < distributions.ALPHA
-    )
+    counts = sampled_counts(drafter_for("model-2", family), family, verify=accepts_too_much)
+    assert least(counts, family) < distributions.ALPHA
 
 
 class Stored(NamedTuple):
@@ -155,13 +153,13 @@ def same_key_every_round(drafter: Drafter) -> Drafter:
         draft, inner = drafter.propose(params, jax.random.wrap_key_data(data), state.inner, pending, warp)
         return draft, Stored(inner, data, jnp.ones_like(state.kept))
 
-    commit = lambda params, state, told: state._replace(inner=drafter.commit(params, state.inner, told))
+    commit = lambda params, state, new: state._replace(inner=drafter.commit(params, state.inner, new))
     return drafter._replace(init=init, propose=propose, commit=commit)
 
 
 def test_the_distribution_test_fails_draft_noise_kept_between_rounds():
     """As a public implementation does: marginals stay right, the joint does not."""
-    right = guide("model-1", "opt")
+    right = drafter_for("model-1", "opt")
     broken = right._replace(drafter=same_key_every_round(right.drafter))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
@@ -170,7 +168,7 @@ def test_the_distribution_test_fails_draft_noise_shared_by_positions(monkeypatch
     whole = chain.uniforms
     shared = lambda key, shape: jnp.broadcast_to(whole(key, (1, *shape[1:])), (len(key), *shape))
     monkeypatch.setattr(chain, "uniforms", shared)
-    right = guide("model-2", "opt")
+    right = drafter_for("model-2", "opt")
     broken = right._replace(drafter=chain.chain.__wrapped__(battery.draft("opt").lm, 2))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
@@ -202,7 +200,7 @@ def draws_raw_and_tells_warped(propose, warmth):
 )
 def test_the_distribution_test_fails_a_draft_distribution_that_is_not_the_one_drawn_from(lie):
     """Temperature on the target's side only."""
-    right = guide("model-2", "opt")
+    right = drafter_for("model-2", "opt")
     warmth = jnp.asarray(sampled_temperatures(1.0), jnp.float32)[:, None, None]  # greedy rows stay as they are
     broken = right._replace(drafter=right.drafter._replace(propose=lie(right.drafter.propose, warmth)))
     assert least(sampled_counts(broken)) < distributions.ALPHA
@@ -214,7 +212,7 @@ def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
     rows = 4096
     temperature = np.resize([0.0, *TEMPERATURES], rows)
     state = run(
-        "opt", guide("model-3", "opt"), temperature, tokens=np.tile(battery.prompts()[4], (rows, 1)),
+        "opt", drafter_for("model-3", "opt"), temperature, tokens=np.tile(battery.prompts()[4], (rows, 1)),
         lengths=np.full((rows,), 9, np.int32), setting=Setting(max_new=8, cache_len=24),
     )  # fmt: skip
     totals = jax.device_get(state.totals)
@@ -227,7 +225,7 @@ def test_the_overlap_of_sampled_rows_is_their_chance_of_acceptance():
 
 
 def test_the_distribution_test_sees_another_temperature():
-    counts = sampled_counts(guide("model-2", "opt"))
+    counts = sampled_counts(drafter_for("model-2", "opt"))
     assert distributions.chi_square(counts[0.7], exact_joint(0.85)) < distributions.ALPHA
 
 
@@ -237,12 +235,12 @@ SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
 
 
 def test_a_row_does_not_depend_on_its_place_neighbors_or_padding():
-    whole = texts(run("opt", guide("model-3", "opt"), SAMPLED))
+    whole = texts(run("opt", drafter_for("model-3", "opt"), SAMPLED))
     order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
     padded = np.concatenate([battery.prompts(), np.full((battery.ROWS, 8), 7, np.int32)], 1)
     moved = texts(
         run(
-            "opt", guide("model-3", "opt"), np.array(SAMPLED)[order], tokens=padded[order],
+            "opt", drafter_for("model-3", "opt"), np.array(SAMPLED)[order], tokens=padded[order],
             lengths=battery.LENGTHS[order], rows=order,
         )
     )  # fmt: skip
@@ -251,8 +249,8 @@ def test_a_row_does_not_depend_on_its_place_neighbors_or_padding():
 
 def test_a_stopped_row_writes_nothing_and_stops_no_other():
     budget = [1, 24, 5, 24, 2, 24, 7, 24]
-    full = texts(run("opt", guide("model-3", "opt"), SAMPLED))
-    state = run("opt", guide("model-3", "opt"), SAMPLED, budget=budget)
+    full = texts(run("opt", drafter_for("model-3", "opt"), SAMPLED))
+    state = run("opt", drafter_for("model-3", "opt"), SAMPLED, budget=budget)
     assert texts(state) == [row[:n] for row, n in zip(full, budget, strict=True)]
     assert (np.asarray(state.totals.rounds) <= budget).all()
 
@@ -263,7 +261,7 @@ def test_a_stopped_row_writes_nothing_and_stops_no_other():
 @pytest.mark.parametrize("kind", ["plain", "model-8", "ngram-4"])
 def test_eos_inside_a_block_cuts_it_there(kind):
     eos = battery.plain("opt")[3][5]
-    state = run("opt", guide(kind, "opt"), setting=Setting(eos=(eos,)))
+    state = run("opt", drafter_for(kind, "opt"), setting=Setting(eos=(eos,)))
     for row, new, stop in zip(battery.plain("opt"), texts(state), state.stop.tolist(), strict=True):
         cut = row.index(eos) + 1 if eos in row else len(row)
         assert new == row[:cut]
@@ -276,7 +274,7 @@ def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind):
     row = battery.plain("opt")[2]
     pattern = b"".join(pieces[t] for t in row[6:9])
     table = stopping.automaton([pattern], pieces, battery.VOCAB)
-    state = run("opt", guide(kind, "opt"), setting=Setting(automaton=table))
+    state = run("opt", drafter_for(kind, "opt"), setting=Setting(automaton=table))
     for whole, new, stop in zip(battery.plain("opt"), texts(state), state.stop.tolist(), strict=True):
         at = b"".join(pieces[t] for t in whole).find(pattern)
         assert new == (whole if at < 0 else whole[: at + 3])
@@ -286,7 +284,7 @@ def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind):
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 @pytest.mark.parametrize("kind", ["plain", "model-8"])
 def test_a_full_cache_stops_every_drafter_at_the_same_token(kind, family):
-    state = run(family, guide(kind, family), setting=Setting(cache_len=18))
+    state = run(family, drafter_for(kind, family), setting=Setting(cache_len=18))
     used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS
     room = np.minimum(18 - used + 1, Setting.max_new)
     assert state.length.tolist() == room.tolist()
@@ -297,7 +295,7 @@ def test_a_full_cache_stops_every_drafter_at_the_same_token(kind, family):
 
 def test_nan_in_the_weights_stops_the_row_and_commits_nothing():
     broken = jax.tree.map(lambda p: p.at[(0,) * p.ndim].set(jnp.nan), battery.target("opt").params)
-    state = run("opt", guide("model-8", "opt"), params=broken)
+    state = run("opt", drafter_for("model-8", "opt"), params=broken)
     assert state.stop.tolist() == [Stop.NAN] * battery.ROWS
     assert state.length.tolist() == [0] * battery.ROWS
 
@@ -311,32 +309,39 @@ def test_nan_in_the_weights_stops_the_row_and_commits_nothing():
 def test_greedy_with_penalty_and_bias_equals_plain(kind, family):
     options = {"repetition_penalty": 1.4, "logit_bias": {3: -4.0, 5: 1.5}}
     expected = texts(run(family, drafters.plain(), **options))
-    assert texts(run(family, guide(kind, family), **options)) == expected
+    assert texts(run(family, drafter_for(kind, family), **options)) == expected
     assert expected != battery.plain(family)
 
 
 def test_banned_tokens_never_come_out():
-    state = run("opt", guide("model-3", "opt"), 1.5, logit_bias={t: float("-inf") for t in range(6)})
+    state = run("opt", drafter_for("model-3", "opt"), 1.5, logit_bias={t: float("-inf") for t in range(6)})
     assert min(min(row) for row in texts(state)) >= 6
 
 
 def test_top_k_one_is_greedy():
-    assert texts(run("opt", guide("model-3", "opt"), 1.0, top_k=1)) == battery.plain("opt")
+    assert texts(run("opt", drafter_for("model-3", "opt"), 1.0, top_k=1)) == battery.plain("opt")
 
 
 # --- compiling and the host --------------------------------------------------------------------------------------
 
 
 def test_one_trace_and_no_transfer():
-    run("opt", guide("model-3", "opt"), SAMPLED)
+    run("opt", drafter_for("model-3", "opt"), SAMPLED)
     before = loop.trace_count()
     other = battery.prompts()[::-1].copy()
-    run("opt", guide("model-3", "opt"), SAMPLED[::-1], tokens=other, setting=Setting(seed=7, eos=(1,)), budget=[5] * 8)
+    run(
+        "opt",
+        drafter_for("model-3", "opt"),
+        SAMPLED[::-1],
+        tokens=other,
+        setting=Setting(seed=7, eos=(1,)),
+        budget=[5] * 8,
+    )
     assert loop.trace_count() == before
 
 
 def test_generate_does_not_touch_the_host():
-    model, drafter = battery.target("opt"), guide("model-8", "opt")
+    model, drafter = battery.target("opt"), drafter_for("model-8", "opt")
     warm, stages = loop.sampling.sampling_params(battery.ROWS, battery.VOCAB, temperature=0.0)
     decode = loop.DecodeParams(model.params, drafter.params, warm, stopping.rules(battery.VOCAB))
     static = {"model": model.lm, "drafter": drafter.drafter, "stages": stages}

@@ -26,7 +26,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "configs/*.md", "tpu_scripts/*.md", "specjax/bundled/README.md")
     for page in ROOT.glob(pattern)
 )
-MARK = "<!-- exec -->"  # precedes a Python block that runs as it stands
+MARK = "<!-- exec -->"  # precedes a Python block that runs as it is
 # Pages that compile many programs.
 SLOW_PAGES = {
     "drafters", "custom-loop", "encoder-decoder", "flax", "long-context", "policies", "quickstart", "sampling",

@@ -1,4 +1,4 @@
-"""Text files by lines, what is said of those that are none, and files that appear whole."""
+"""Text files by lines, errors for other files, and files that appear whole."""
 
 import gzip
 import io
@@ -53,8 +53,9 @@ def test_every_reader_reports_a_bad_file_in_one_line(what, tmp_path):
         with pytest.raises(ValueError) as error:
             READERS[what](there)
         why = "No such file or directory" if "absent" in there else "Is a directory"
-        said = str(error.value)
-        assert f" of {there}: {why}: name a text file that can be read" in said and said.startswith("cannot read the ")
+        message = str(error.value)
+        assert message.startswith("cannot read the ")
+        assert f" of {there}: {why}: name a text file that can be read" in message
 
 
 def test_the_line_that_is_no_text_is_named(tmp_path):

@@ -1,7 +1,7 @@
 """The ten invariants of the design, one class each, named by number and subject.
 
-Each docstring says what breaks it: the mutation under which the test was seen to fail. The batteries beside this file
-go wider; here stands the sharpest direct test of each.
+Each docstring names what breaks it: the mutation under which the test was seen to fail. The batteries beside this file
+go wider; here is the sharpest direct test of each.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specjax.types import Draft
 from specjax.verify import Verifier, token
 from specjax.verify.token import token_level
 from tests import battery, distributions, hlo
-from tests.battery import Setting, guide, prepare, run, texts
+from tests.battery import Setting, drafter_for, prepare, run, texts
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
 FAMILIES = tuple(battery.FAMILIES)
@@ -33,7 +33,7 @@ MIXED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]
 
 def rounds(family, name, *options, **more):
     """The states before the first round and after each, on the host and without their keys."""
-    decode, state, static = prepare(family, guide(name, family), *options, **more)
+    decode, state, static = prepare(family, drafter_for(name, family), *options, **more)
     yield jax.device_get(state._replace(key=()))
     for after, _ in loop.stream(decode, state, verify=token_level, **static):
         yield jax.device_get(after._replace(key=()))
@@ -50,7 +50,7 @@ class Test1ParamsAreArguments:
     def test_other_weights_are_used_without_a_trace(self):
         target = battery.target("opt")
         swapped = dataclasses.replace(target, params=other_weights(target))
-        draft = guide("model-3", "opt")
+        draft = drafter_for("model-3", "opt")
         first = run("opt", draft)
         traces = loop.trace_count()
         state = run("opt", draft._replace(params=swapped.params), params=swapped.params)
@@ -62,7 +62,7 @@ class Test1ParamsAreArguments:
     @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["t5"]))
     def test_no_weight_is_a_constant_of_the_program(self, family):
         """Every weight has a shape of its own here; no constant of the compiled round has one of them."""
-        decode, state, static = prepare(family, guide("model-2", family))
+        decode, state, static = prepare(family, drafter_for("model-2", family))
         step = loop.make_step(static["model"], static["drafter"], token_level, static["stages"])
         closed = jax.make_jaxpr(step)(decode, state)
         weights = {leaf.shape for leaf in jax.tree.leaves(decode.target) if leaf.ndim == 2}
@@ -108,7 +108,7 @@ class Test2CachesHoldAllButPending:
             assert draft[running].tolist() == held[running].tolist()
 
     def test_contents_are_those_of_reading_the_text_at_once(self):
-        state = run("opt", guide("model-3", "opt"), MIXED, setting=Setting(max_new=9))
+        state = run("opt", drafter_for("model-3", "opt"), MIXED, setting=Setting(max_new=9))
         lm, params = battery.target("opt").lm, battery.target("opt").params
         whole = np.zeros((battery.ROWS, 32), np.int32)
         lengths = battery.LENGTHS + np.asarray(state.length)
@@ -157,7 +157,7 @@ class Test3PositionsAreLengthPlusDepth:
     @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
     def test_a_full_cache_has_lost_nothing(self, family):
         """At CACHE_FULL, with a block of nine that no longer fits, the committed slots are those of a roomy run."""
-        full, roomy = (run(family, guide("model-8", family), setting=Setting(cache_len=n)) for n in (18, 60))
+        full, roomy = (run(family, drafter_for("model-8", family), setting=Setting(cache_len=n)) for n in (18, 60))
         ended = np.asarray(full.stop) == Stop.CACHE_FULL
         assert ended.any()
         assert (np.asarray(full.cache.length)[ended] == 18).all()
@@ -196,30 +196,30 @@ class Test4OneWarpInFloat32:
         np.testing.assert_allclose(q, p, atol=2e-5)
 
     def test_the_reported_distribution_is_the_one_sampled_from(self):
-        """Both draft tokens of 4096 rows, as ranks of a uniform distribution by the masses that were told."""
+        """Both draft tokens of 4096 rows, as ranks of a uniform distribution by the reported masses."""
         count = 4096
         plan = {"temperature": np.resize([0.6, 1.4], count), "top_k": np.resize([5, 0, 9], count)}
         tokens = np.tile(battery.prompts()[4], (count, 1))
         decode, state, static = prepare(
-            "opt", guide("model-2", "opt"), **plan, tokens=tokens, lengths=np.full((count,), 9, np.int32)
+            "opt", drafter_for("model-2", "opt"), **plan, tokens=tokens, lengths=np.full((count,), 9, np.int32)
         )
 
         draft = first_draft(decode, state, drafter=static["drafter"], stages=static["stages"])
         ranks = self.ranks(draft.tokens, np.exp(np.asarray(draft.log_q, np.float64)))
         even = np.full((8, 8), 1 / 64)
         assert distributions.chi_square(ranks, even) > distributions.ALPHA
-        flat = jax.nn.log_softmax(np.asarray(draft.log_q) * 0.8)  # the control: told at another temperature
+        flat = jax.nn.log_softmax(np.asarray(draft.log_q) * 0.8)  # the control: reported at another temperature
         assert (
             distributions.chi_square(self.ranks(draft.tokens, np.exp(np.asarray(flat, np.float64))), even)
             < distributions.ALPHA
         )
 
     @staticmethod
-    def ranks(tokens, told):
+    def ranks(tokens, reported):
         """[8, 8] counts of F(token - 1) + u mass(token) of both draft tokens, u uniform."""
         rng, cells = np.random.default_rng(0), []
         for node in (0, 1):
-            probs, drawn = told[:, node], np.asarray(tokens)[:, node + 1]
+            probs, drawn = reported[:, node], np.asarray(tokens)[:, node + 1]
             at = np.arange(len(drawn))
             below = probs.cumsum(-1)[at, drawn] - probs[at, drawn]
             cells.append(np.minimum((below + rng.random(len(drawn)) * probs[at, drawn]) * 8, 7).astype(int))
@@ -269,22 +269,22 @@ class Test6ChosenNodesArePointMasses:
     Q = staticmethod(distributions.random_model(2, 3, sharpness=1.0))
     P = staticmethod(distributions.random_model(1, 3, sharpness=1.0))
 
-    def emitted(self, told: bool):
+    def emitted(self, drawn: bool):
         """Exact distribution of three tokens if each draft is the argmax of q, as a point mass or returned as drawn."""
         chosen = lambda prefix: np.eye(3)[int(np.argmax(self.Q(prefix)))]
         with enable_x64(True):
             mass, draft, log_p = chain_batch(self.P, chosen, 3, 2, points=True)
-            if told:
+            if drawn:
                 tokens = np.asarray(draft.tokens)
-                told_distributions = [[self.Q(tuple(row[1 : i + 1].tolist())) for i in range(3)] for row in tokens]
-                draft = draft._replace(log_q=jnp.log(jnp.asarray(told_distributions)))
+                reported = [[self.Q(tuple(row[1 : i + 1].tolist())) for i in range(3)] for row in tokens]
+                draft = draft._replace(log_q=jnp.log(jnp.asarray(reported)))
             return distributions.completed(token_outcomes(mass, draft, log_p), self.P, 3, 3)
 
     def test_point_masses_keep_the_distribution(self):
-        np.testing.assert_allclose(self.emitted(told=False), distributions.joint(self.P, 3), atol=1e-12)
+        np.testing.assert_allclose(self.emitted(drawn=False), distributions.joint(self.P, 3), atol=1e-12)
 
     def test_control_the_distribution_of_q_does_not(self):
-        assert np.abs(self.emitted(told=True) - distributions.joint(self.P, 3)).max() > 1e-2
+        assert np.abs(self.emitted(drawn=True) - distributions.joint(self.P, 3)).max() > 1e-2
 
     @pytest.mark.parametrize("kind", ["plain", "model-3", "ngram-3"])
     def test_what_tells_no_distribution_draws_nothing(self, kind):
@@ -302,7 +302,7 @@ def first_draft(decode, state, *, drafter, stages):
 
 def proposal(kind: str, seed: int) -> Draft:
     """The first draft of the batch, at temperature 1."""
-    decode, state, static = prepare("opt", guide(kind, "opt"), 1.0, setting=Setting(seed=seed))
+    decode, state, static = prepare("opt", drafter_for(kind, "opt"), 1.0, setting=Setting(seed=seed))
     return first_draft(decode, state, drafter=static["drafter"], stages=static["stages"])
 
 
@@ -371,15 +371,15 @@ class Test8KeysOfRolesRoundsAndRows:
 
 
 class Test9GuaranteesAreSaid:
-    """Broken by a docstring that says otherwise than the table, and by a report that forgets the verifier's word."""
+    """Broken by a docstring that contradicts the table, and by a report without the verifier's guarantee."""
 
     @pytest.mark.parametrize("name", verify.TABLE)
     def test_first_line_of_every_verifier(self, name):
         verifier = verify.TABLE[name]
-        said = re.match(r"(Lossless|Lossy)\b", (verifier.fn.__doc__ or "").strip())
-        assert said is not None
+        stated = re.match(r"(Lossless|Lossy)\b", (verifier.fn.__doc__ or "").strip())
+        assert stated is not None
         assert verifier.name == name
-        assert verifier.lossless == (said.group(1) == "Lossless")
+        assert verifier.lossless == (stated.group(1) == "Lossless")
 
     @pytest.mark.parametrize("lossless", [True, False])
     def test_every_report_states_it(self, lossless):
@@ -401,7 +401,7 @@ class Test10OneCompileAndNoHost:
 
         def counted(name="model-3", **more):
             before = loop.trace_count()
-            run("opt", guide(name, "opt"), **more)
+            run("opt", drafter_for(name, "opt"), **more)
             counts.append(loop.trace_count() - before)
 
         counted(temperature=MIXED)
@@ -412,7 +412,7 @@ class Test10OneCompileAndNoHost:
         assert counts[3] == 2  # another tree: prefill and generate
 
     def test_a_callback_would_be_seen_and_there_is_none(self):
-        decode, state, static = prepare("opt", guide("model-3", "opt"), MIXED)
+        decode, state, static = prepare("opt", drafter_for("model-3", "opt"), MIXED)
         compiled = loop.generate.lower(decode, state, verify=token_level, **static).compile().as_text()
         assert not host_calls(compiled)
         talks = jax.jit(lambda x: jax.debug.callback(lambda n: None, x)).lower(state.length).compile()

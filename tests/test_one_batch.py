@@ -7,7 +7,7 @@ import pytest
 from specjax import api, drafters, stopping
 from specjax.stopping import Stop
 from tests import battery, distributions
-from tests.battery import Setting, guide, run, texts
+from tests.battery import Setting, drafter_for, run, texts
 
 KINDS = ("plain", "model-2", "ngram-2")
 COPIES, NEW = 2048, 2
@@ -31,7 +31,7 @@ def mixed(kind: str) -> list[np.ndarray]:
     count = COPIES * len(CHOICES)
     column = lambda name: [({**OFF, **CHOICES[row % len(CHOICES)]})[name] for row in range(count)]
     state = run(
-        "opt", guide(kind, "opt"), column("temperature"), top_k=column("top_k"), top_p=column("top_p"),
+        "opt", drafter_for(kind, "opt"), column("temperature"), top_k=column("top_k"), top_p=column("top_p"),
         min_p=column("min_p"), repetition_penalty=column("penalty"), logit_bias=column("bias"),
         tokens=np.tile(battery.prompts()[ROW], (count, 1)), lengths=np.full((count,), battery.LENGTHS[ROW], np.int32),
         setting=Setting(max_new=NEW, cache_len=16),
@@ -99,10 +99,10 @@ def clean_prompts() -> np.ndarray:
 def test_nan_in_one_row_stops_it_alone(kind):
     """The row whose prompt holds the poisoned token; the others can never write it."""
     ban = {"logit_bias": {POISON: float("-inf")}}
-    expected = texts(run("llama", guide(kind, "llama"), tokens=clean_prompts(), **ban))
+    expected = texts(run("llama", drafter_for(kind, "llama"), tokens=clean_prompts(), **ban))
     tokens = clean_prompts()
     tokens[4, 2] = POISON
-    state = run("llama", guide(kind, "llama"), tokens=tokens, params=poisoned(), **ban)
+    state = run("llama", drafter_for(kind, "llama"), tokens=tokens, params=poisoned(), **ban)
     others = [row for row in range(battery.ROWS) if row != 4]
     assert [texts(state)[row] for row in others] == [expected[row] for row in others]
     assert [state.stop.tolist()[row] for row in others] == [Stop.MAX_TOKENS] * len(others)
@@ -150,7 +150,7 @@ def test_a_token_that_is_both_is_the_end_of_text():
 
 def test_another_length_within_the_bucket_compiles_nothing():
     model, plan = battery.target("llama"), {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
-    draft = guide("model-1", "llama")
+    draft = drafter_for("model-1", "llama")
     first = api.generate(model, [[1, 2, 3], [4]], drafter=draft, **plan)
     again = api.generate(model, [[5] * 20, [6] * 100], drafter=draft, **plan)
     beyond = api.generate(model, [[5] * 20, [6] * 140], drafter=draft, **plan)

@@ -15,7 +15,7 @@ from specjax.policies import Policy, Round, Rule
 from specjax.policies.policy import as_planned, learn_nothing, on_forever
 from specjax.verify.token import token_level
 from tests import battery, distributions, hlo
-from tests.battery import FAMILIES, Setting, guide, prepare, run, texts
+from tests.battery import FAMILIES, Setting, drafter_for, prepare, run, texts
 from tests.test_decoding import SAMPLED, exact_joint, least, sampled_counts
 
 NEW = Setting.max_new
@@ -121,7 +121,7 @@ MORE = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family
 
 
 def greedy_equals_plain(kind, family):
-    chosen = guide(kind, family)
+    chosen = drafter_for(kind, family)
     state = run(family, chosen)
     assert texts(state) == battery.plain(family)
     totals = jax.device_get(state.totals)
@@ -142,13 +142,13 @@ def test_greedy_equals_plain_for_all(kind, family):
 
 @pytest.mark.parametrize("kind", ["threshold-2", pytest.param("disco-3", marks=pytest.mark.slow)])
 def test_sampled_rows_follow_the_joint_distribution(kind):
-    assert least(sampled_counts(guide(kind, "opt"))) > distributions.ALPHA
+    assert least(sampled_counts(drafter_for(kind, "opt"))) > distributions.ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["heuristic-2", "goodput-2", "threshold-3"])
 def test_sampled_rows_follow_the_joint_distribution_for_all(kind):
-    assert least(sampled_counts(guide(kind, "opt"))) > distributions.ALPHA
+    assert least(sampled_counts(drafter_for(kind, "opt"))) > distributions.ALPHA
 
 
 def looks(right: LoadedDrafter) -> LoadedDrafter:
@@ -163,7 +163,7 @@ def looks(right: LoadedDrafter) -> LoadedDrafter:
 
 
 def test_the_distribution_test_fails_a_policy_that_drops_the_token_it_looked_at():
-    counts = sampled_counts(looks(guide("threshold-2", "opt")))
+    counts = sampled_counts(looks(drafter_for("threshold-2", "opt")))
     for temperature, histogram in counts.items():
         assert distributions.chi_square(histogram, exact_joint(temperature)) < distributions.ALPHA
 
@@ -171,7 +171,7 @@ def test_the_distribution_test_fails_a_policy_that_drops_the_token_it_looked_at(
 @pytest.mark.slow
 def test_rows_are_alone_and_numbers_are_arguments():
     """A sampled row is what it is without its neighbors, whose lengths differ; another theta compiles nothing."""
-    chosen = guide("threshold-4", "opt")
+    chosen = drafter_for("threshold-4", "opt")
     whole = texts(run("opt", chosen, SAMPLED))
     pick = [6, 1]
     few = run(
@@ -304,7 +304,7 @@ def test_buckets_change_no_text():
 
 
 def test_buckets_of_another_chain_are_refused():
-    wrong = guide("model-3", "opt")
+    wrong = drafter_for("model-3", "opt")
     wrong = wrong._replace(drafter=wrong.drafter._replace(buckets=(0, 4)))
     with pytest.raises(ValueError, match="buckets"):
         run("opt", wrong)
@@ -314,7 +314,7 @@ def test_no_cache_is_copied_in_the_loop():
     """Neither by the choice among the target's calls nor by the loop and the branches of the drafter.
 
     Blocks are shorter than the heads are wide, so that scores, which are transposed, are smaller than the caches."""
-    guided, model = guide("threshold-4", "opt"), battery.draft("opt")
+    guided, model = drafter_for("threshold-4", "opt"), battery.draft("opt")
     rule = policies.threshold(0.6, gamma_max=4)
     short = adaptive(model.lm, rule.policy, backlog=FAMILIES["opt"][1].head_width - 1)
     params = AdaptiveParams(model.params, rule.params)

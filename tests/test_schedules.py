@@ -24,7 +24,7 @@ PLAN = Setting(max_new=NEW, cache_len=24)
 
 
 class Script(NamedTuple):
-    """What the scripted drafter is told: arrays, so that no example compiles."""
+    """What the scripted drafter proposes: arrays, so that no example compiles."""
 
     truth: jax.Array  # [B, NEW] the text to come
     right: jax.Array  # [B, NEW] how many tokens it gets right in a round that begins there
@@ -32,7 +32,7 @@ class Script(NamedTuple):
 
 
 def scripted() -> Drafter:
-    """Proposes the truth up to a wrong token, as the script says for each place of each row."""
+    """Proposes the truth up to a wrong token, as the script lists for each position of each row."""
 
     def propose(params, key, state, pending, warp):
         del key, warp
@@ -46,7 +46,7 @@ def scripted() -> Drafter:
         return Draft(jnp.concatenate([pending[:, None], tokens], 1), jnp.concatenate([root, valid], 1), None), state
 
     init = lambda params, prompt, length, cache_len, prefilled: jnp.zeros_like(length)
-    commit = lambda params, state, told: state + told.length
+    commit = lambda params, state, new: state + new.length
     return Drafter(trees.chain(GAMMA), init, propose, commit)
 
 
@@ -69,12 +69,12 @@ def request(rng: np.random.Generator) -> dict:
 @given(seed=seeds)
 def test_any_schedule_of_acceptances(family, seed):
     rng = np.random.default_rng(seed)
-    asked = request(rng)
-    budget = asked.pop("budget")
-    truth = run(family, drafters.plain(), **asked)
+    options = request(rng)
+    budget = options.pop("budget")
+    truth = run(family, drafters.plain(), **options)
     numbers = lambda: jnp.asarray(rng.integers(0, GAMMA + 1, (ROWS, NEW)), jnp.int32)
     script = Script(truth.tokens[:, :NEW], numbers(), numbers())
-    state = run(family, LoadedDrafter("scripted", SCRIPTED, script), **asked, budget=budget)
+    state = run(family, LoadedDrafter("scripted", SCRIPTED, script), **options, budget=budget)
     assert texts(state) == [row[:n] for row, n in zip(texts(truth), budget, strict=True)]
     assert state.totals.rounds.tolist() == rounds_of(script, budget)  # the script was followed
 
@@ -94,14 +94,14 @@ def rounds_of(script: Script, budget: np.ndarray) -> list[int]:
 def model_or_ngram_equals_plain(family: str, kind: str, seed: int) -> None:
     """A draft whose weights lie at a random distance from the target's: all, some or none of it is accepted."""
     rng = np.random.default_rng(seed)
-    asked = request(rng)
-    helper = battery.guide(kind, family)
+    options = request(rng)
+    helper = battery.drafter_for(kind, family)
     if kind.startswith("model"):
         noise = np.float32(rng.choice([0.0, 0.03, 0.1, 0.5]))
         leaves, structure = jax.tree.flatten(battery.target(family).params)
         near = [p + noise * rng.normal(size=p.shape).astype(np.float32) * np.std(p) for p in leaves]
         helper = helper._replace(params=jax.tree.unflatten(structure, near))
-    assert texts(run(family, helper, **asked)) == texts(run(family, drafters.plain(), **asked))
+    assert texts(run(family, helper, **options)) == texts(run(family, drafters.plain(), **options))
 
 
 @pytest.mark.parametrize(("family", "kind"), battery.others_slow(FAST, FAST[1:2]))

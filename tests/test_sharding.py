@@ -157,7 +157,7 @@ def test_a_layer_needs_two_all_reduces(name, layout, shape):
     devices, and one all-gather collects the logits. No weight and no cache moves."""
     step, _ = on_mesh(name, layout, shape)
     a_layer = 3 if name.startswith("t5") else 2
-    layers = 1 if layout == "stacked" else LAYERS  # a scan's body stands once in the text
+    layers = 1 if layout == "stacked" else LAYERS  # a scan's body is once in the text
     assert collectives(step) == {"all-reduce": a_layer * layers + 1, "all-gather": 1}
     gathers = [i for i in hlo.program(step.as_text()) if i.opcode == "all-gather"]
     assert [i.elements for i in gathers] == [ROWS // shape[0] * BLOCK * VOCAB]
@@ -235,7 +235,7 @@ def test_spec_follows_the_format():
     assert sharding.spec_for(q, opt.FAMILY.rules, Format()) == P(None, "model")
     assert sharding.spec_for(q, opt.FAMILY.rules, Format(products=CPUProducts())) == P("model", None)
     assert sharding.spec_for("layers.attn.q.kernel", opt.FAMILY.rules, Format(stacked=True)) == P(None, None, "model")
-    parts = Format(products=CPUProducts(part=8))  # each lies as the whole would
+    parts = Format(products=CPUProducts(part=8))  # each is laid out as the whole would be
     assert sharding.spec_for("layers.3.mlp.down.kernel.1", opt.FAMILY.rules, parts) == P(None, "model")
     table = "embed.tokens.table"  # [V, D] in every format
     assert sharding.spec_for(table, opt.FAMILY.rules, Format(stacked=True, products=CPUProducts())) == P("model", None)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from specjax import api, checks, drafters
 from specjax.advisor import measure, rank, trials
 from specjax.advisor.measure import Survey
+from specjax.advisor.parts import deal, make_batches
 from specjax.advisor.rank import KINDS, SELF
 from specjax.advisor.report import Advice
 from specjax.model import Model
@@ -78,8 +79,8 @@ def advise(
     options = {
         "temperature": temperature, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "seed": seed,
     }  # fmt: skip
-    parts = measure.deal(ids, trials=verify > 0, sweep=sweep)
-    batches = measure.make_batches(parts, batch)
+    parts = deal(ids, trials=verify > 0, sweep=sweep)
+    batches = make_batches(parts, batch)
     survey = Survey(target, given, batches, options, tuple(kinds), turns, progress, stop)
     measure.run(survey)
     measured = measure.gather(survey)

@@ -5,7 +5,6 @@ which times rounds. The draft models score the texts of the target, which gives 
 """
 
 import dataclasses
-import enum
 import functools
 import itertools
 import math
@@ -18,6 +17,7 @@ import numpy as np
 
 from specjax import decoding, estimates, measuring
 from specjax.advisor import rank
+from specjax.advisor.parts import Batch, Part
 from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, MISS, PLAIN, RANKS, SELF, DraftingCost, VerifyCurve
 from specjax.bench.rounds import load_free
 from specjax.drafters import LoadedDrafter
@@ -103,7 +103,7 @@ class Survey:
 
     target: Model
     drafts: tuple[Model, ...]
-    batches: tuple["Batch", ...]
+    batches: tuple[Batch, ...]
     options: dict[str, Any]
     kinds: tuple[str, ...] = KINDS
     turns: int = 3
@@ -133,7 +133,7 @@ class Survey:
         of a position does not depend on later ones."""
         return rank.chain(name, gamma, *drafts, verifier="block" if self.options["temperature"] > 0 else None)
 
-    def numbers(self, part: "Part") -> list[int]:
+    def numbers(self, part: Part) -> list[int]:
         """The batches of a part."""
         return [number for number, batch in enumerate(self.batches) if batch.part is part]
 
@@ -150,45 +150,6 @@ class Survey:
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
-
-
-class Part(enum.Enum):
-    """What prompts are used for. Candidates are judged on other prompts than those that they were chosen on."""
-
-    SURVEY = "survey"
-    TRIALS = "trials"
-    SWEEP = "sweep"
-
-
-class Batch(NamedTuple):
-    """Prompts decoded together; those from `real` on only fill the batch."""
-
-    prompts: tuple[list[int], ...]
-    real: int
-    part: Part
-
-
-def deal(prompts: Sequence[list[int]], *, trials: bool, sweep: bool) -> dict[Part, Sequence[list[int]]]:
-    """The prompts of each part: a sweep gets every second one, and the trials every second one of the rest.
-
-    A single prompt is used by all parts, and by survey and trials if a sweep leaves one.
-    """
-    halve = lambda some: (some[::2], some[1::2] or some)
-    found: dict[Part, Sequence[list[int]]] = {Part.SURVEY: prompts}
-    for part, wanted in ((Part.SWEEP, sweep), (Part.TRIALS, trials)):
-        if wanted:
-            found[Part.SURVEY], found[part] = halve(found[Part.SURVEY])
-    return found
-
-
-def make_batches(parts: Mapping[Part, Sequence[list[int]]], batch: int) -> tuple[Batch, ...]:
-    """The prompts in batches of `batch`; the last batch of a part is filled with prompts from its start."""
-    found = []
-    for part, prompts in parts.items():
-        for start in range(0, len(prompts), batch):
-            filled = [prompts[number % len(prompts)] for number in range(start, start + batch)]
-            found.append(Batch(tuple(filled), min(batch, len(prompts) - start), part))
-    return tuple(found)
 
 
 def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:

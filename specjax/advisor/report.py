@@ -141,12 +141,11 @@ class Advice(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything measured, predicted, tried and concluded, for JSON."""
-        from specjax import __version__
         from specjax.bench import record
 
         return {
             "target": self.target, "drafts": self.drafts, "settings": self.settings,
-            "versions": {"specjax": __version__, **record.versions()},
+            "versions": record.versions(),
             "helps": self.helps, "use": self.drafter, "verifier": self.strategy.verifier,
             "use_drafts": [self.drafts[number] for number in self.strategy.drafts], "speedup": self.speedup,
             "speedup_error": self.error, "reason": reasons(self), "python": self.python,

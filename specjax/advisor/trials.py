@@ -9,7 +9,8 @@ import numpy as np
 
 from specjax import estimates
 from specjax.advisor import measure, rank
-from specjax.advisor.measure import Part, Survey
+from specjax.advisor.measure import Survey
+from specjax.advisor.parts import Part
 from specjax.advisor.rank import PLAIN, Candidate
 from specjax.estimates import Estimate
 from specjax.strategy import Strategy

@@ -78,7 +78,7 @@ def versions() -> dict[str, str]:
     import jax  # not at the top: options are checked without it
 
     found = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
-    for package in ("jax", "jaxlib", "flax", "torch", "transformers"):
+    for package in ("specjax", "jax", "jaxlib", "flax", "torch", "transformers"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -131,12 +131,12 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
         run = work.run
         stream = api.stream(run.target, work.prompts, drafter=run.drafter, **run.config.options)
     progress.update("compiling a round")
-    with process.deferred_interrupt(once=lambda: stream.rounds > 0 or stream.in_round) as asked:
+    with process.deferred_interrupt(once=lambda: stream.rounds > 0 or stream.in_round) as stop:
         try:
-            _show(stream, work, open_sink, asked, marks=marks)
+            _show(stream, work, open_sink, stop, marks=marks)
         except (OSError, SystemExit) as error:  # a full disk, or (raised by rich) a closed pipe
             raise Unshown(stream.result()) from error
-        interrupted = asked()
+        interrupted = stop()
     out = stream.result()
     if split and not interrupted and out.stats.drafted:
         progress.update("timing draft and verify separately")
@@ -149,9 +149,9 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
 
 
 def _show(
-    stream: "Stream", work: Work, open_sink: "Callable[[], Sink]", asked: Callable[[], bool], *, marks: bool
+    stream: "Stream", work: Work, open_sink: "Callable[[], Sink]", stop: Callable[[], bool], *, marks: bool
 ) -> None:
-    """Feeds each round to the rows' text until all rows have ended or `asked()`."""
+    """Feeds each round to the rows' text until all rows have ended or `stop()`."""
     from specjax.cli.live import RowText
 
     text, stops = work.run.target.text, work.run.config.stop
@@ -171,7 +171,7 @@ def _show(
                 sink.add(row, running[row].add(event.info, row))
                 if not event.info.active[row]:
                     end(row)
-            event = None if asked() else next(rounds, None)
+            event = None if stop() else next(rounds, None)
     finally:
         for row in list(running):
             end(row)

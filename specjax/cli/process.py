@@ -115,20 +115,20 @@ def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Call
     Until `once()` is true there is nothing to lose, and every Ctrl-C raises. If the exception is swallowed, as in
     callbacks of the garbage collector, the function returns True from then on.
     """
-    asked = False
+    requested = False
 
     def on_interrupt(*_) -> None:
-        nonlocal asked
-        at_once = asked or not once()
-        asked = True
+        nonlocal requested
+        at_once = requested or not once()
+        requested = True
         if at_once:
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: asked
+        yield lambda: requested
         return
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         signal.signal(signal.SIGINT, before)

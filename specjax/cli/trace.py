@@ -174,7 +174,6 @@ def measure_lanes(
 
 def header(run: Run, trace: Any, prompts: Sequence[str]) -> dict[str, Any]:
     """The first record: models, settings, prompts and their prefill time."""
-    from specjax import __version__
     from specjax.bench.record import versions
 
     drafter, verifier = trace.drafter, run.verifier
@@ -183,7 +182,7 @@ def header(run: Run, trace: Any, prompts: Sequence[str]) -> dict[str, Any]:
         "draft": drafter.source.name if drafter.source is not None else None, "verifier": verifier.name,
         "lossless": verifier.lossless, "draft_steps": trace.draft_steps, "prompts": list(prompts),
         "prompt_tokens": trace.prompts, "seconds": trace.prefill._asdict(),
-        "settings": dataclasses.asdict(run.config), "versions": {"specjax": __version__, **versions()},
+        "settings": dataclasses.asdict(run.config), "versions": versions(),
     }  # fmt: skip
 
 

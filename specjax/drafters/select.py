@@ -4,6 +4,7 @@ SnapKV and Retrieval choose by the target's queries at the last committed tokens
 forward pass that writes nothing. Every layer and key-value head keeps its own slots.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -85,7 +86,7 @@ class Sinks:
 SINKS = Sinks()
 
 
-class _ByQueries:
+class _ByQueries(abc.ABC):
     """Base of SnapKV and Retrieval: the queries of the last `observed` tokens choose, again after `every` tokens."""
 
     observed: int
@@ -111,9 +112,9 @@ class _ByQueries:
             )
         return _choice(self, target.family, target.config, target.fmt, kept)
 
+    @abc.abstractmethod
     def best(self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int):
         """[B,K,at most kept] slots below `before` of one layer with `total` tokens, for queries of the last S."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +147,7 @@ class SnapKV(_ByQueries):
     def kept(self, budget: int) -> int:
         return self._checked(budget - self.window, budget)
 
+    @abc.abstractmethod
     def best(self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int):
         scores = caches.products(q, kv.k)
         block, slots = scores.shape[-2:]
@@ -188,6 +190,7 @@ class Retrieval(_ByQueries):
     def kept(self, budget: int) -> int:
         return self._checked((budget - self.window) // self.chunk * self.chunk, budget)
 
+    @abc.abstractmethod
     def best(self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int):
         del total
         scores = caches.products(q, caches.chunk_means(kv.k, self.chunk)).sum((2, 3))

@@ -1,5 +1,6 @@
 """Base of the decoder-only models: one walk through the layers, and prefill, extend and scores around it."""
 
+import abc
 import functools
 from typing import Any
 
@@ -29,13 +30,13 @@ class CausalLM(nnx.Module):
     fmt: Format
     layers: Any
 
+    @abc.abstractmethod
     def enter(self, tokens: Int[Array, "B S"], positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         """Embeddings of tokens."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
         """Logits, and the features that the head reads."""
-        raise NotImplementedError
 
     def shared(self, positions: Int[Array, "B S"]) -> tuple:
         """What all layers compute from the positions alone."""

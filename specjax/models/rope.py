@@ -2,7 +2,7 @@
 
 Halves are rotated against each other, as in checkpoints of Hugging Face: channel i turns with channel i + width / 2.
 (GGUF files of Llama interleave: their q and k rows are permuted when they are read.) Angles are computed in float32
-from traced positions; frequencies are numpy, known at trace time, so no table of positions lies in memory.
+from traced positions; frequencies are numpy, known at trace time, so no table of positions is kept in memory.
 """
 
 import dataclasses

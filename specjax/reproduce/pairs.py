@@ -96,7 +96,7 @@ ORIGINAL = StandIns(
     notes=(),
     about_t5=(
         "the paper fine-tuned T5 v1.1 on each task and published no weights: Flan-T5 of the same shapes, which has "
-        "seen both tasks, stands for them",
+        "seen both tasks, takes their place",
     ),
     sizes={
         "facebook/opt-13b": 12.9e9, "facebook/opt-1.3b": 1.3e9, "facebook/opt-125m": 0.13e9,

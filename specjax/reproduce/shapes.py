@@ -1,7 +1,7 @@
 """Published tables at the size of the published models: random weights and simulated acceptance (`bench/shapes.py`).
 
 Speeds and costs are measured, acceptance is that of the publication. Where a target does not fit into memory, the
-largest of its series that does stands for it, and its own numbers are extrapolated by the time of a step.
+largest of its series that does takes its place, and its own numbers are extrapolated by the time of a step.
 """
 
 import contextlib
@@ -76,16 +76,16 @@ def targets(setup: Setup, sizes: Sequence[str], drafts: tuple[str, ...]) -> list
 
     strategy = Strategy.of("model") if len(drafts) == 1 else Strategy.of("cascade", inner=Strategy.of("model"))
     runs = {name: ShapeRun(name, drafts, strategy, dtype=setup.dtype) for name in sizes}
-    asked = [name for name in setup.targets if name in sizes]
-    for name in asked:
+    named = [name for name in setup.targets if name in sizes]
+    for name in named:
         check_run(runs[name])
-    for name in () if asked else sizes[:-1]:
+    for name in () if named else sizes[:-1]:
         with contextlib.suppress(ValueError):
             check_run(runs[name])
             return [name]
-    if not asked:
+    if not named:
         check_run(runs[sizes[-1]])
-    return asked or [sizes[-1]]
+    return named or [sizes[-1]]
 
 
 def table_2_entries(setup: Setup) -> list[Entry]:
@@ -354,8 +354,8 @@ def step_report(setup: Setup, rows: Sequence[Row]) -> Report:
             whole = step_time(steps, setup.dtype)(full)
             each = ", ".join(f"{name} {steps[name] / whole:.3g}" for name in opt.DRAFTS)
             notes.append(
-                f"{row['target']} stands for {full}, whose step is extrapolated to {whole:.3g} ms (a constant plus a "
-                f"time per byte of weights): c would be {each}"
+                f"{row['target']} takes the place of {full}, whose step is extrapolated to {whole:.3g} ms (a constant "
+                f"plus a time per byte of weights): c would be {each}"
             )
     table = [
         {"target here": row["target"], **line} for row, part in zip(rows, parts, strict=True) for line in part.table

@@ -7,7 +7,8 @@ import pytest
 
 from specjax import api, drafters, estimates
 from specjax.advisor import measure, rank
-from specjax.advisor.measure import BatchRun, Part, Survey
+from specjax.advisor.measure import BatchRun, Survey
+from specjax.advisor.parts import Part, deal, make_batches
 from specjax.advisor.rank import MISS, PLAIN
 from specjax.model import Model
 from specjax.models import opt
@@ -27,11 +28,11 @@ def pair():
 @pytest.fixture(scope="module")
 def work(pair):
     options = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True, "seed": 0}
-    return Survey(pair[0], (pair[1],), measure.make_batches({Part.SURVEY: PROMPTS}, 2), options)
+    return Survey(pair[0], (pair[1],), make_batches({Part.SURVEY: PROMPTS}, 2), options)
 
 
 def test_batches_are_full():
-    made = measure.make_batches({Part.SURVEY: PROMPTS, Part.TRIALS: PROMPTS[:1]}, 2)
+    made = make_batches({Part.SURVEY: PROMPTS, Part.TRIALS: PROMPTS[:1]}, 2)
     assert made == (
         ((PROMPTS[0], PROMPTS[1]), 2, Part.SURVEY), ((PROMPTS[2], PROMPTS[0]), 1, Part.SURVEY),
         ((PROMPTS[0], PROMPTS[0]), 1, Part.TRIALS),
@@ -42,11 +43,11 @@ def test_batches_are_full():
 @pytest.mark.parametrize("sweep", [True, False])
 def test_no_prompt_is_used_twice(trials, sweep):
     prompts = [[number] for number in range(11)]
-    parts = measure.deal(prompts, trials=trials, sweep=sweep)
+    parts = deal(prompts, trials=trials, sweep=sweep)
     assert sorted(prompt for own in parts.values() for prompt in own) == prompts
     assert set(parts) == {Part.SURVEY, *[Part.TRIALS] * trials, *[Part.SWEEP] * sweep}
     assert not sweep or len(parts[Part.SWEEP]) == 5
-    assert set(map(len, measure.deal(prompts[:1], trials=trials, sweep=sweep).values())) == {1}
+    assert set(map(len, deal(prompts[:1], trials=trials, sweep=sweep).values())) == {1}
 
 
 def test_decode_equals_generate(work, pair):

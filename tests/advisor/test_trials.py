@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specjax.advisor import measure, rank, trials
-from specjax.advisor.measure import BatchRun, Part, Survey
+from specjax.advisor.measure import BatchRun, Survey
+from specjax.advisor.parts import Part, make_batches
 from specjax.advisor.rank import PLAIN, Candidate
 from specjax.model import Model
 from specjax.models import opt
@@ -14,7 +15,7 @@ from specjax.strategy import Strategy
 from tests.cli import toys
 
 TURNS = 3
-BATCHES = measure.make_batches({Part.TRIALS: [[1], [2]]}, 1)
+BATCHES = make_batches({Part.TRIALS: [[1], [2]]}, 1)
 
 
 def chain(gamma: int) -> Strategy:

@@ -69,7 +69,7 @@ def test_what_fits_or_is_unknown_is_not_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "reason"),
     [
         ({"target": "opt-2b"}, "opt-2.7b"),
         ({"drafts": ("t5-smal",)}, "t5-small"),
@@ -78,9 +78,9 @@ def test_what_fits_or_is_unknown_is_not_refused(monkeypatch):
         ({"strategy": Strategy.parse("cascade"), "drafts": ("opt-350m", "opt-125m"), "alpha": (0.5, 0.4)}, "alpha"),
     ],
 )  # fmt: skip
-def test_runs_that_cannot_be_are_refused(changed, said):
+def test_runs_that_cannot_be_are_refused(changed, reason):
     one = ShapeRun("opt-1.3b", ("opt-125m",), Strategy.of("model", gamma=5))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         shapes.check_run(dataclasses.replace(one, **changed))
 
 

@@ -180,8 +180,8 @@ def test_data_sets_require_their_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     found = tasks.dataset("openai/gsm8k", field="question", config="main", reference="answer")
     assert found == [Item("a", "0", "", "b")] and requested == [("openai/gsm8k", "main", "test")]
-    for field, said in (("n", "'n'"), ("text", "question, answer, n")):
-        with pytest.raises(ValueError, match=said):
+    for field, reason in (("n", "'n'"), ("text", "question, answer, n")):
+        with pytest.raises(ValueError, match=reason):
             tasks.dataset("openai/gsm8k", field=field)
     with pytest.raises(ValueError, match="none"):
         tasks.dataset("openai/gsm8k", field="question", split="none")

@@ -64,7 +64,7 @@ def test_gamma_and_drafts_apply_to_drafters_that_take_them(drafter, draft, draft
     assert [run.strategy.gamma for run in every] == gammas and {len(run.drafts) for run in every} == {drafts}
 
 
-@pytest.mark.parametrize(("models", "drafter", "alpha", "said"), [
+@pytest.mark.parametrize(("models", "drafter", "alpha", "expected"), [
     (("t5-large", "t5-small"), "model:gamma=7", "0.75", "3.4 (T5-XXL, EnDe, T=0)"),
     (("t5-xl", "t5-v1_1-large"), "model:gamma=3", "0.56", "1.7 (T5-XXL, CNN/DM, T=1)"),
     (("opt-13b", "opt-1.3b"), "model:gamma=5", "0.5", "1.85 (19% accepted, γ not given)"),
@@ -72,8 +72,8 @@ def test_gamma_and_drafts_apply_to_drafters_that_take_them(drafter, draft, draft
     (("t5-large", "t5-small"), "model:gamma=6", "0.75", None), (("t5-large", "t5-small"), "tree:3x2", "0.75", None),
     (("opt-350m", "opt-125m"), "model:gamma=7", "0.75", None),
 ])  # fmt: skip
-def test_published_speeds(models, drafter, alpha, said):
-    assert published({"target": models[0], "draft": models[1], "drafter": drafter, "alpha": alpha}) == said
+def test_published_speeds(models, drafter, alpha, expected):
+    assert published({"target": models[0], "draft": models[1], "drafter": drafter, "alpha": alpha}) == expected
 
 
 def test_list(specjax_program):

@@ -144,12 +144,12 @@ def edited(file, **entries) -> GGUF:
 
 
 @pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "block_count", "context_length"])
-@pytest.mark.parametrize("value, said", [(0, "expected at least 1"), ("x", "an integer"), ([1, 2], "one number"),
+@pytest.mark.parametrize("value, reason", [(0, "expected at least 1"), ("x", "an integer"), ([1, 2], "one number"),
                                          ([], "one number"), (1.5, "an integer")])  # fmt: skip
-def test_wrong_counts_are_named(key, value, said, tmp_path):
+def test_wrong_counts_are_named(key, value, reason, tmp_path):
     found = edited(tmp_path / "a.gguf")
     found.metadata[f"llama.{key}"] = value
-    with pytest.raises(ValueError, match=rf"a\.gguf has metadata llama\.{key} .*{said}"):
+    with pytest.raises(ValueError, match=rf"a\.gguf has metadata llama\.{key} .*{reason}"):
         gguf_config(found)
 
 
@@ -164,7 +164,7 @@ def test_counts_of_every_layer_that_are_the_same_are_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entries, said",
+    "entries, reason",
     [
         ({"bos_token_id": 99}, "bos_token_id 99: expected one of 3 tokens"),
         ({"eos_token_id": "x"}, "eos_token_id 'x': expected an integer"),
@@ -177,10 +177,10 @@ def test_counts_of_every_layer_that_are_the_same_are_one(tmp_path):
         ({"model": "llama", "scores": [0.0] * 3, "unknown_token_id": 77}, "unknown_token_id 77"),
     ],
 )
-def test_wrong_tokenizers_are_named(entries, said, tmp_path):
+def test_wrong_tokenizers_are_named(entries, reason, tmp_path):
     with pytest.raises(ValueError) as error:
         gguf_tokenizer(edited(tmp_path / "a.gguf", **entries))
-    assert str(error.value).startswith(f"{tmp_path / 'a.gguf'} has ") and said in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / 'a.gguf'} has ") and reason in str(error.value)
 
 
 def test_heads_that_the_tensors_do_not_hold_are_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Golden checkpoints through the whole path, from file to logits, against what transformers said of them."""
+"""Golden checkpoints through the whole path, from file to logits, against the logits of transformers."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A hub on this machine: what an id downloads, over HTTP, by the real client, and what is said when the hub fails."""
+"""A hub on this machine: what an id downloads, over HTTP, by the real client, and the errors when the hub fails."""
 
 import hashlib
 import json
@@ -20,12 +20,12 @@ NAME = "some-one/small-model"
 
 
 class Hub(NamedTuple):
-    """A server of one repository. refused: names of files not given; asked: the paths of the GET requests, in order."""
+    """A server of one repository. refused: names of files not given; requested: the paths of GET requests, in order."""
 
     url: str
     files: dict[str, bytes]
     refused: set[str]
-    asked: list[str]
+    requested: list[str]
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def hub() -> Iterator[Hub]:
     files = {file.name: file.read_bytes() for file in (BUNDLED_FOLDER / "opt-tiny").iterdir() if file.is_file()}
     files |= {"pytorch_model.bin": b"a pickle", "README.md": b"# about"}
     refused: set[str] = set()
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
             self.answer(body=False)
 
         def do_GET(self):
-            asked.append(self.path)
+            requested.append(self.path)
             self.answer(body=True)
 
         def answer(self, *, body: bool):
@@ -71,7 +71,7 @@ def hub() -> Iterator[Hub]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Hub(f"http://127.0.0.1:{server.server_port}", files, refused, asked)
+        yield Hub(f"http://127.0.0.1:{server.server_port}", files, refused, requested)
         server.shutdown()
         thread.join()
 
@@ -89,11 +89,11 @@ def generate(url: str, cache: Path, name: str = NAME) -> subprocess.CompletedPro
 def test_an_id_is_downloaded_once_and_only_what_is_read(hub, tmp_path):
     ran = generate(hub.url, tmp_path)
     assert ran.returncode == 0 and ran.stdout.startswith("Once"), ran.stderr
-    got = {path.rsplit("/", 1)[-1] for path in hub.asked if "/resolve/" in path}
+    got = {path.rsplit("/", 1)[-1] for path in hub.requested if "/resolve/" in path}
     assert got == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    hub.asked.clear()
+    hub.requested.clear()
     again = generate(hub.url, tmp_path)
-    assert again.returncode == 0 and hub.asked == []  # from the cache, without a word to the network
+    assert again.returncode == 0 and hub.requested == []  # from the cache, without the network
 
 
 def test_an_id_that_the_hub_does_not_have_is_one_line(hub, tmp_path):
@@ -113,4 +113,4 @@ def test_an_id_without_weights_raises_before_any_download(hub, tmp_path):
         del hub.files[name]
     ran = generate(hub.url, tmp_path)
     assert ran.returncode == 2 and "contains no weights" in ran.stderr and ran.stderr.count("\n") == 1
-    assert not any("/resolve/" in path for path in hub.asked)
+    assert not any("/resolve/" in path for path in hub.requested)

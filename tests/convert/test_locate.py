@@ -62,12 +62,12 @@ class Hub:
     def __init__(self, monkeypatch, *, files: list[str] | None, snapshot, cached: bool):
         self.files, self.snapshot, self.cached = files, snapshot, cached
         self.patterns: list[list[str]] = []
-        self.asked = 0
+        self.requests = 0
         monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=self.info))
 
     def info(self, name, **_):
-        self.asked += 1
+        self.requests += 1
         if self.files is None:
             raise ConnectionError("could not resolve the host\nmore lines")
         return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in self.files])
@@ -95,7 +95,7 @@ def test_a_hub_id_prefers_safetensors_then_flax_then_torch(monkeypatch):
 def test_the_cache_comes_before_the_network(monkeypatch):
     hub = Hub(monkeypatch, files=None, snapshot=GOLDEN / "opt-pre-norm", cached=True)
     assert locate("org/name").path == GOLDEN / "opt-pre-norm"
-    assert hub.asked == 0
+    assert hub.requests == 0
 
 
 def test_half_a_download_in_the_cache_is_completed(monkeypatch, tmp_path):
@@ -103,7 +103,7 @@ def test_half_a_download_in_the_cache_is_completed(monkeypatch, tmp_path):
     hub = Hub(monkeypatch, files=["config.json", "model.safetensors"], snapshot=tmp_path, cached=True)
     with pytest.raises(FileNotFoundError):  # this hub delivers the same half
         locate("org/name")
-    assert hub.asked == 1
+    assert hub.requests == 1
 
 
 def test_offline_and_empty_hubs(monkeypatch):

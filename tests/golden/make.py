@@ -112,7 +112,7 @@ def examples(config: Any, seed: int) -> dict[str, np.ndarray]:
 
 
 def logits(model: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """What transformers says, float32."""
+    """Logits of transformers, float32."""
     inputs = {"input_ids": arrays["tokens"], "attention_mask": arrays["mask"]}
     if "decoder" in arrays:
         inputs["decoder_input_ids"] = arrays["decoder"]

@@ -68,8 +68,8 @@ def _normed(x):
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("between", [lambda x: x, lambda x: x + 1.0, jax.nn.relu, _normed])
 def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
-    """After one on the left, whose transposed result XLA would fold into its product, whatever stands between: of a
-    bfloat16 kernel it then widens all of it, or says that it has no such product."""
+    """After one on the left, whose transposed result XLA would fold into its product, whatever is between: of a
+    bfloat16 kernel it then widens all of it, or fails for want of such a product."""
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(4, 48), (40, 48), (24, 40)]
     x, wide, narrow = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))

@@ -1,4 +1,4 @@
-"""What a config.json says is checked entry by entry before any weight is read."""
+"""The entries of a config.json are checked before any weight is read."""
 
 import json
 
@@ -30,7 +30,7 @@ def rope(kind, **entries):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "said"),
+    ("kind", "changes", "reason"),
     [
         ("opt", {"activation_function": "foo"}, "activation 'foo' is not one of relu"),
         ("opt", {"activation_function": None}, None),
@@ -60,13 +60,13 @@ def rope(kind, **entries):
         ("llama", {"model_type": "qwen2", "layer_types": 3}, "layer_types"),
     ],
 )
-def test_wrong_entries_are_named_and_null_ones_are_as_if_absent(kind, changes, said):
+def test_wrong_entries_are_named_and_null_ones_are_as_if_absent(kind, changes, reason):
     read = FAMILIES[kind].from_published
     entries = WHOLE[kind][0]
-    if said is None:
+    if reason is None:
         assert read(entries | changes) == read({name: entries[name] for name in entries if name not in changes})
     else:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=reason):
             read(entries | changes)
 
 
@@ -77,11 +77,11 @@ def test_a_folder_whose_configuration_is_wrong_is_named(tmp_path):
     import specjax as sj
 
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
-    for changes, said in (
+    for changes, reason in (
         ({"vocab_size": "61"}, "vocab_size in the configuration of a llama model must be an integer, got '61'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantized by gptq"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
         with pytest.raises(ValueError) as error:
             sj.load(tmp_path)
-        assert str(error.value).startswith(f"{tmp_path}: {said}") and "\n" not in str(error.value)
+        assert str(error.value).startswith(f"{tmp_path}: {reason}") and "\n" not in str(error.value)

@@ -44,8 +44,8 @@ def test_the_largest_target_that_fits_stands_for_the_published_one(monkeypatch):
     bfloat16 = dataclasses.replace(SETUP, dtype="bfloat16")
     assert shapes.targets(bfloat16, T5_SHAPES, ("t5-v1_1-small",)) == ["t5-v1_1-xl"]
     assert shapes.targets(bfloat16, OPT_SHAPES, ("opt-1.3b", "opt-125m")) == ["opt-2.7b"]
-    asked = dataclasses.replace(bfloat16, targets=("opt-1.3b", "t5-v1_1-base", "t5-v1_1-large"))
-    assert shapes.targets(asked, T5_SHAPES, ("t5-v1_1-small",)) == ["t5-v1_1-base", "t5-v1_1-large"]
+    named = dataclasses.replace(bfloat16, targets=("opt-1.3b", "t5-v1_1-base", "t5-v1_1-large"))
+    assert shapes.targets(named, T5_SHAPES, ("t5-v1_1-small",)) == ["t5-v1_1-base", "t5-v1_1-large"]
     for refused in (dataclasses.replace(bfloat16, targets=("opt-13b",)), SETUP):
         monkeypatch.setattr(bench, "free_memory", lambda: 1e9)
         with pytest.raises(ValueError, match="GB"):

@@ -127,7 +127,7 @@ def test_a_run_accepts_the_given_share(name):
 
 
 def test_draft_and_target_run_in_full():
-    target, drafter = battery.target("opt"), battery.guide("model-2", "opt")
+    target, drafter = battery.target("opt"), battery.drafter_for("model-2", "opt")
 
     def flops(name: str) -> float:
         job = prepare(target, [[1, 2]], drafter=drafter, verifier=name, temperature=1.0)
@@ -140,7 +140,7 @@ def test_it_is_never_the_default():
     with pytest.raises(ValueError, match="simulated"):
         verify.TABLE["simulated"].require_lossless()
     with pytest.raises(ValueError, match="simulated"):
-        drafters.cascade(battery.draft("opt"), battery.guide("model-2", "opt"), verifier="simulated")
+        drafters.cascade(battery.draft("opt"), battery.drafter_for("model-2", "opt"), verifier="simulated")
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5, float("nan"), (0.5, 2.0)])

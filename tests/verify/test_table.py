@@ -53,7 +53,7 @@ def test_the_default_supports_the_draft_and_is_lossless():
 
 
 def test_a_request_without_a_verifier_uses_the_default():
-    chain = battery.guide("model-2", "opt")
+    chain = battery.drafter_for("model-2", "opt")
     tree = specjax.drafters.tree(battery.draft("opt"), TREE)
     named = lambda drafter: named_verifier(drafter, None).name
     assert (named(chain), named(tree)) == ("token", "multiround-without")
@@ -127,4 +127,5 @@ def test_rows_are_independent_of_their_position(name):
 @pytest.mark.parametrize(("verifier", "drafter"), [("kseq", "ngram-2"), ("deterministic", "model-2")])
 def test_a_request_with_an_unsupported_combination_raises(verifier, drafter):
     with pytest.raises(ValueError, match=f"'{verifier}'"):
-        specjax.generate(battery.target("opt"), [[1, 2]], drafter=battery.guide(drafter, "opt"), verifier=verifier)
+        made = battery.drafter_for(drafter, "opt")
+        specjax.generate(battery.target("opt"), [[1, 2]], drafter=made, verifier=verifier)
