@@ -149,8 +149,8 @@ class Parsed(Exception):
 @pytest.mark.parametrize("args", documented_commands())
 def test_command_lines_parse(args, monkeypatch):
     name, rest = split_command(args)
-    command = importlib.import_module(COMMANDS[name].module)
-    real = arguments.parse
+    command = COMMANDS[name]
+    main, real = importlib.import_module(command.module).main, arguments.parse
 
     def parse(*args, **options):
         real(*args, **options)
@@ -160,14 +160,14 @@ def test_command_lines_parse(args, monkeypatch):
         if module.__name__.startswith("specjax.cli.") and getattr(module, "parse", None) is real:
             monkeypatch.setattr(module, "parse", parse)
     with pytest.raises(Parsed):
-        command.main(rest)
+        main([*command.first, *rest])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
-        importlib.import_module(COMMANDS[name].module).main(["--help"])
+        importlib.import_module(COMMANDS[name].module).main([*COMMANDS[name].first, "--help"])
     options = set(re.findall(r"^\W*(--[a-z][a-z0-9-]*)", capsys.readouterr().out, flags=re.MULTILINE))
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     missing = sorted(option for option in options if not re.search(rf"{option}(?![a-z0-9-])", text))

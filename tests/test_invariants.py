@@ -382,9 +382,9 @@ class Test9GuaranteesAreSaid:
         assert verifier.lossless == (stated.group(1) == "Lossless")
 
     @pytest.mark.parametrize("lossless", [True, False])
-    def test_every_report_states_it(self, lossless):
-        verifier = Verifier("of a test", token_level, lossless=lossless)
-        made = config.Run(config.RunConfig(verifier=verifier), battery.target("opt"), [], drafters.plain())
+    def test_every_report_states_it(self, lossless, monkeypatch):
+        monkeypatch.setitem(verify.TABLE, "of a test", Verifier("of a test", token_level, lossless=lossless))
+        made = config.Run(config.RunConfig(verifier="of a test"), battery.target("opt"), [], drafters.plain())
         out = made.generate([[1, 2]], max_new_tokens=2, temperature=0.0)
         assert out.lossless == lossless
         table = report.closing_table(made, out)

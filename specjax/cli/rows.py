@@ -34,6 +34,7 @@ class RowFiles:
         from specjax.cli.progress import tables_and_errors
 
         about = record.versions()
+        kept = record.Record(self.json, about)
         console, errors = tables_and_errors()
         console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
-        return record.Record(self.json, about), console, errors
+        return kept, console, errors

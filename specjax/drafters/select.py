@@ -113,7 +113,9 @@ class _ByQueries(abc.ABC):
         return _choice(self, target.family, target.config, target.fmt, kept)
 
     @abc.abstractmethod
-    def best(self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int):
+    def best(
+        self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int
+    ) -> Array:
         """[B,K,at most kept] slots below `before` of one layer with `total` tokens, for queries of the last S."""
 
 
@@ -147,7 +149,6 @@ class SnapKV(_ByQueries):
     def kept(self, budget: int) -> int:
         return self._checked(budget - self.window, budget)
 
-    @abc.abstractmethod
     def best(self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int):
         scores = caches.products(q, kv.k)
         block, slots = scores.shape[-2:]
@@ -190,7 +191,6 @@ class Retrieval(_ByQueries):
     def kept(self, budget: int) -> int:
         return self._checked((budget - self.window) // self.chunk * self.chunk, budget)
 
-    @abc.abstractmethod
     def best(self, q: Float[Array, "B S Q H"], kv: KV, total: Int[Array, "B"], before: Int[Array, "B"], kept: int):
         del total
         scores = caches.products(q, caches.chunk_means(kv.k, self.chunk)).sum((2, 3))
