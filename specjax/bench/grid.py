@@ -32,66 +32,77 @@ NEEDS_SOURCE = {"format": "file", "dataset_config": "dataset", "split": "dataset
 Curves = Mapping[str, tuple[str | Strategy, ...]]
 
 
+arg = tyro.conf.arg
+N = arg(metavar="N")
+FLAG = arg(help_behavior_hint="")
+NONE = "(default: none)"
+SUITED = "(default: the lossless one that suits each drafter)"
+STORY = "(default: story, or that of the file)"
+BUNDLED = "(default: those of the bundled target)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """What is measured, and on what."""
 
     # Texts of the command line, or of a preset: Strategies, which may name a verifier and positions of their draft
     # models in `drafts`, and a dict, which names the curve of each group.
-    drafters: Annotated[tuple[str | Strategy, ...] | Curves, tyro.conf.Fixed] = ()
-    gammas: tuple[int, ...] = (5,)
+    drafters: Annotated[tuple[str | Strategy, ...] | Curves, tyro.conf.Fixed, tyro.conf.AvoidSubcommands] = ()
+    gammas: Annotated[tuple[int, ...], arg(metavar="N ...")] = (5,)
     """Draft tokens per round, for drafters that have this setting and do not set it."""
-    verifiers: tuple[str, ...] = ()
-    """Default: the lossless one that suits each drafter. Combinations that are not supported are left out, with the
-    reason."""
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    tasks: tuple[str, ...] = ()
+    verifiers: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint=SUITED)] = ()
+    """Combinations that are not supported are left out, with the reason."""
+    temperatures: Annotated[tuple[float, ...], arg(metavar="T ...")] = (0.0, 1.0)
+    tasks: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint=STORY)] = ()
     """translation, summarization, chat, code, maths, story, with sample prompts; as-is for prompts of a file,
-    unchanged. Default: story, or that of the file."""
-    axis: str = ""
-    """Of the picture: gamma, temperature, nodes (of the tree), verifier, drafts or drafter. Default: the first that
-    varies."""
-    target: str = defaults.TARGET
+    unchanged."""
+    axis: Annotated[str, arg(metavar="NAME", help_behavior_hint="(default: the first that varies)")] = ""
+    """Of the picture: gamma, temperature, nodes (of the tree), verifier, drafts or drafter."""
+    target: Annotated[str, arg(metavar="MODEL")] = defaults.TARGET
     """Model whose output is generated."""
-    drafts: tuple[str, ...] = ()
-    """Draft models, the largest first. Default: those of the bundled target."""
-    dtype: str = "float32"
-    """Of all models: float32, bfloat16 or float16."""
-    file: str = ""
+    drafts: Annotated[tuple[str, ...], arg(metavar="MODEL ...", help_behavior_hint=BUNDLED)] = ()
+    """Draft models, the largest first."""
+    dtype: Annotated[str, arg(metavar="{float32,bfloat16,float16}")] = "float32"
+    """Of all models."""
+    file: Annotated[str, arg(metavar="FILE", help_behavior_hint=NONE)] = ""
     """Prompts for one task: MT-bench's or Spec-Bench's question.jsonl, HumanEval.jsonl.gz, GSM8K's test.jsonl, .tsv
     (prompt, tab, reference), .txt (one prompt per line), .jsonl with "prompt"; also packed as .gz or .xz."""
-    format: str = AUTO
+    format: Annotated[str, arg(metavar="NAME")] = AUTO
     """Of the file: mt-bench, spec-bench, humaneval, gsm8k, jsonl, tsv, txt; auto: by its ending and first line."""
-    category: tuple[str, ...] = ()
-    """Categories of MT-bench and Spec-Bench questions. Default: all."""
-    dataset: str = ""
+    category: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: all)")] = ()
+    """Categories of MT-bench and Spec-Bench questions."""
+    dataset: Annotated[str, arg(metavar="ID", help_behavior_hint=NONE)] = ""
     """Data set of the Hugging Face hub instead of a file; the only option here that uses the network."""
-    dataset_config: str = ""
-    split: str = "test"
-    field: str = "prompt"
+    dataset_config: Annotated[str, arg(metavar="NAME", help_behavior_hint=NONE)] = ""
+    """Its configuration."""
+    split: Annotated[str, arg(metavar="NAME")] = "test"
+    """Its split."""
+    field: Annotated[str, arg(metavar="NAME")] = "prompt"
     """Column of the prompts."""
-    reference: str = ""
+    reference: Annotated[str, arg(metavar="NAME", help_behavior_hint=NONE)] = ""
     """Column of the references, for --scores."""
-    count: int = 8
+    count: Annotated[int, N] = 8
     """Prompts of each task, spread over all that there are."""
-    style: str = AUTO
+    style: Annotated[str, arg(metavar="NAME")] = AUTO
     """How the model is addressed: plain continues a text; prefix is that of T5; chatml, llama-2, llama-3, vicuna and
     zephyr are chat templates; own is that of the model. auto: prefix for an encoder-decoder, else plain."""
-    max_new_tokens: int = defaults.MAX_NEW_TOKENS
-    ignore_eos: bool = False
+    max_new_tokens: Annotated[int, N] = defaults.MAX_NEW_TOKENS
+    """New tokens per prompt."""
+    ignore_eos: Annotated[bool, FLAG] = False
     """Generate --max-new-tokens for every prompt, past the end of text."""
-    seed: int = defaults.SEED
-    lossless: bool = False
+    seed: Annotated[int, N] = defaults.SEED
+    """Of the random numbers."""
+    lossless: Annotated[bool, FLAG] = False
     """Refuse lossy verifiers."""
-    batch: int = 8
+    batch: Annotated[int, N] = 8
     """Prompts decoded together to count acceptance."""
-    timed: int = 4
+    timed: Annotated[int, N] = 4
     """Prompts that are timed, one request at a time."""
-    repeats: int = 3
+    repeats: Annotated[int, N] = 3
     """Timed runs, interleaved with plain decoding; medians are reported."""
-    peer: str = ""
+    peer: Annotated[str, arg(metavar="NAME", help_behavior_hint=NONE)] = ""
     """transformers: its assisted generation, prompt lookup and plain decoding on the same weights and prompts."""
-    scores: bool = False
+    scores: Annotated[bool, FLAG] = False
     """BLEU and chrF of plain decoding, for prompts with references (requires sacrebleu)."""
     about: Annotated[str, tyro.conf.Fixed] = ""
     """Title of the table and the picture of a preset."""

@@ -14,19 +14,23 @@ from specjax.bench.record import BYTES, Row
 from specjax.checks import check_name
 from specjax.cli import process
 from specjax.cli.arguments import parse
-from specjax.cli.rows import RowFiles
+from specjax.cli.rows import NO_FILE, RowFiles
+from specjax.config import arg
 from specjax.strategy import Strategy
 
 Name = Literal[
     "plain", "speculative", "composition", "verify", "overhead", "vocabulary", "verifiers", "committed", "long-context"
 ]
 GAMMAS = {"composition": (3, 5, 7), "overhead": (3, 5, 7), "verifiers": (8,), "long-context": (4,)}  # others: 5
+LENGTHS = "(default: 3 5 7 for composition and overhead; 8 for verifiers; 4 for long-context; 5)"
+N = arg(metavar="N")
 VOCABULARY = 50272  # tokens of OPT
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Measure speed on this machine. Your own models and prompts are measured by specjax sweep.
+    """Measure speed on this machine. specjax sweep measures your own models and prompts; specjax bench shapes measures
+    speculation at the size of published models.
 
     plain: greedy decoding of an OPT shape. speculative: beside assisted generation at equal acceptance. composition: a
     round beside its parts. verify: target passes over 2 to 16 tokens. overhead: a round of models that cost almost
@@ -42,32 +46,33 @@ class Bench:
     """
 
     name: Annotated[Name, tyro.conf.Positional]
-    size: str = ""
-    """OPT shape (default: 125m for plain and verifiers; 350m for speculative, composition and verify)."""
-    dtype: tuple[str, ...] = ("float32", "bfloat16")
-    rows: tuple[int, ...] = (1, 8)
+    size: Annotated[str, arg(metavar="SIZE", help_behavior_hint="(default: 125m for plain and verifiers; 350m)")] = ""
+    """OPT shape of plain, speculative, composition, verify and verifiers."""
+    dtype: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("float32", "bfloat16")
+    """Number formats of the weights."""
+    rows: Annotated[tuple[int, ...], arg(metavar="N ...")] = (1, 8)
     """Batch sizes of plain, vocabulary, verifiers and long-context."""
-    gamma: tuple[int, ...] = ()
-    """Draft tokens per round (default: 3 5 7 for composition and overhead; 8 for verifiers; 4 for long-context; 5)."""
-    target: str = "bundled/opt-target"
+    gamma: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint=LENGTHS)] = ()
+    """Draft tokens per round."""
+    target: Annotated[str, arg(metavar="MODEL")] = "bundled/opt-target"
     """committed, long-context: target model."""
-    draft: str = "bundled/opt-draft"
+    draft: Annotated[str, arg(metavar="MODEL")] = "bundled/opt-draft"
     """committed: draft model."""
-    drafter: str = "model"
+    drafter: Annotated[str, arg(metavar="NAME[:KEY=VALUE,...]")] = "model"
     """committed: as for specjax generate --drafter, with at most one draft model."""
-    prompts: Path | None = None
+    prompts: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=NO_FILE)] = None
     """committed: prompts, in a format of specjax sweep --file. long-context: a text that prompts are cut from."""
-    temperature: tuple[float, ...] = (0.0, 1.0)
-    """committed, long-context, overhead."""
-    max_new_tokens: int = 64
+    temperature: Annotated[tuple[float, ...], arg(metavar="T ...")] = (0.0, 1.0)
+    """committed, long-context, overhead: of target and draft."""
+    max_new_tokens: Annotated[int, N] = 64
     """committed, long-context: tokens per row."""
-    prompt_tokens: int = 4096
+    prompt_tokens: Annotated[int, N] = 4096
     """long-context: tokens per prompt."""
-    budget: int = 256
+    budget: Annotated[int, N] = 256
     """long-context: slots of keys and values that a draft step reads."""
-    rounds: int = 2000
+    rounds: Annotated[int, N] = 2000
     """committed: rounds that all verifiers judge."""
-    repeats: int = 5
+    repeats: Annotated[int, N] = 5
     """Interleaved runs; medians are reported."""
     files: RowFiles = dataclasses.field(default_factory=RowFiles)
 

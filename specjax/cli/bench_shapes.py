@@ -34,29 +34,29 @@ class BenchShapes:
     specjax bench shapes --target opt-2.7b --draft opt-1.3b opt-125m --drafter cascade:gamma=6 --inner-alpha 0.8
     """
 
-    target: str = "t5-large"
+    target: Annotated[str, arg(metavar="SHAPE")] = "t5-large"
     """A shape from --list."""
     draft: Annotated[tuple[str, ...], arg(metavar="SHAPE ...")] = ("t5-small",)
     """A smaller shape; for a cascade, the middle one and the smallest."""
-    drafter: str = "model"
+    drafter: Annotated[str, arg(metavar="NAME[:KEY=VALUE,...]")] = "model"
     """As for specjax generate --drafter."""
     alpha: Annotated[tuple[str, ...], arg(metavar="ALPHA ...")] = ("0.75",)
     """Acceptance probability of a draft token, such as 0.75, or one for each depth, such as 0.9/0.8/0.6."""
-    inner_alpha: float = 0.75
+    inner_alpha: Annotated[float, arg(metavar="ALPHA")] = 0.75
     """Acceptance probability in the inner rounds of a cascade."""
-    gamma: tuple[int, ...] = (7,)
+    gamma: Annotated[tuple[int, ...], arg(metavar="N ...")] = (7,)
     """Draft tokens per round, for drafters that do not set it."""
-    dtype: tuple[str, ...] = ("bfloat16",)
+    dtype: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("bfloat16",)
     """Of the weights: float32, bfloat16 or float16."""
-    rows: tuple[int, ...] = (1,)
+    rows: Annotated[tuple[int, ...], arg(metavar="N ...")] = (1,)
     """Batch sizes."""
-    temperature: float = 0.0
+    temperature: Annotated[float, arg(metavar="T")] = 0.0
     """Of target and draft. It changes the cost of sampling alone, not what is accepted."""
-    prompt_tokens: int = 64
+    prompt_tokens: Annotated[int, arg(metavar="N")] = 64
     """Tokens per prompt."""
-    max_new_tokens: int = 128
+    max_new_tokens: Annotated[int, arg(metavar="N")] = 128
     """New tokens per row, rounded to whole rounds."""
-    repeats: int = 3
+    repeats: Annotated[int, arg(metavar="N")] = 3
     """Interleaved runs; medians are reported."""
     list: Flag = False
     """Print all shapes with their parameters and memory, and exit."""
