@@ -19,6 +19,7 @@ import yaml
 
 import specjax
 from specjax.cli import COMMANDS, arguments, split_command
+from tests import battery
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -31,6 +32,9 @@ MARK = "<!-- exec -->"  # precedes a Python block that runs as it is
 SLOW_PAGES = {
     "drafters", "custom-loop", "encoder-decoder", "flax", "long-context", "policies", "quickstart", "sampling",
     "streaming",
+}  # fmt: skip
+SLOW_MODULES = {
+    "specjax.drafters.bridge", "specjax.drafters.self_speculation", "specjax.models.llama", "specjax.models.t5",
 }  # fmt: skip
 REFERENCE = {"specjax": "specjax"} | {f"specjax.{n}": n for n in ("drafters", "policies", "theory", "trees", "verify")}
 SEPARATORS = {"|", ">", "&&", ";", "<"}
@@ -90,9 +94,10 @@ def test_pycon_blocks_run(page):
     check_examples(doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0))
 
 
-def modules_with_examples() -> list[str]:
+def modules_with_examples() -> list:
     files = [file for file in (ROOT / "specjax").rglob("*.py") if ">>> " in file.read_text(encoding="utf-8")]
-    return sorted(".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in files)
+    names = sorted(".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in files)
+    return battery.others_slow(names, set(names) - SLOW_MODULES)
 
 
 @pytest.mark.parametrize("name", modules_with_examples())

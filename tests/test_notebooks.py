@@ -15,10 +15,8 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages that start the kernel
-@pytest.mark.parametrize(
-    "file",
-    [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] * (file.stem != "quickstart")) for file in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("file", [pytest.param(file, id=file.stem) for file in NOTEBOOKS])
 def test_a_notebook_runs(file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the kernel imports this tree, installed or not
     notebook = nbformat.read(file, as_version=4)

@@ -41,7 +41,7 @@ def mixed(kind: str) -> list[np.ndarray]:
     return [new[index :: len(CHOICES)] for index in range(len(CHOICES))]
 
 
-@pytest.fixture(scope="module", params=battery.others_slow(KINDS, ["model-2", "ngram-2"]))
+@pytest.fixture(scope="module", params=battery.others_slow(KINDS, ["model-2"]))
 def batch(request):
     return mixed(request.param)
 
@@ -148,6 +148,7 @@ def test_a_token_that_is_both_is_the_end_of_text():
 # --- buckets -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_length_within_the_bucket_compiles_nothing():
     model, plan = battery.target("llama"), {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
     draft = drafter_for("model-1", "llama")

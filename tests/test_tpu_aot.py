@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import battery
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu (of the test extra) is not installed"
 )
@@ -133,9 +135,9 @@ def kinds(result: dict) -> dict[str, int]:
     return {name: names.count(name) for name in names}
 
 
-@pytest.mark.parametrize("block", [1, pytest.param(2, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("block", battery.others_slow([1, 2, 8], [8]))
 def test_a_decode_step_of_opt_13b_on_eight_chips(block):
-    """Scanned layers: the two all-reduces of a layer stand once in the text; the third is of the embedding, and the
+    """Scanned layers: the two all-reduces of a layer are once in the text; the third is of the embedding, and the
     logits are gathered. Arguments are an eighth of 24 GiB of weights and of the cache, and the positions: the same
     bytes for every block, so verifying is nearly free where memory binds."""
     got = compiled(block=block)
@@ -163,6 +165,7 @@ def test_the_whole_speculative_loop_of_opt_13b_with_a_replicated_draft():
     assert kinds(got) == {"all-reduce": 2 + 1, "all-gather": 1}
 
 
+@pytest.mark.slow
 def test_a_prompt_of_opt_13b_is_read_in_blocks():
     """One loop for each block size, in which a layer's two all-reduces and the embedding's are written once. Their
     operands are one block of activations, so neither weights nor caches move, and logits are not computed. No kernel

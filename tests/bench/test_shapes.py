@@ -14,6 +14,7 @@ from specjax.bench.shapes import ShapeRun
 from specjax.measuring import Runs
 from specjax.models import opt, t5
 from specjax.strategy import Strategy
+from tests import battery
 
 OPT = opt.OPTConfig(vocab_size=40, width=16, embed_width=16, layers=2, heads=2, mlp_width=16, max_positions=256)
 T5 = t5.T5Config(vocab_size=40, width=16, head_width=8, heads=2, mlp_width=16, encoder_layers=2, decoder_layers=2)
@@ -113,8 +114,9 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
 
 
 @pytest.mark.parametrize(("tree", "alpha", "new"), [
-    (trees.chain(7), (0.75,), 128), (trees.chain(4), (0.8,), 32), (trees.chain(3), (0.9, 0.3), 128),
-    (trees.regular((3, 2)), (0.6,), 32),
+    (trees.chain(4), (0.8,), 32), (trees.regular((3, 2)), (0.6,), 32),
+    pytest.param(trees.chain(7), (0.75,), 128, marks=pytest.mark.slow),
+    pytest.param(trees.chain(3), (0.9, 0.3), 128, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
     """They were chosen with another model: what is accepted depends on the stream alone."""
@@ -132,13 +134,14 @@ def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
     assert max(abs(whole / rounds / expected - 1) for rounds in others) > 0.04
 
 
-SLOW = ("dynamic-tree:size=6,depth=2,width=3", "ngram:gamma=2", "layer-skip:layers=0,gamma=2")
+CASCADE = "cascade:gamma=4,inner=(model:gamma=2)"
+MEASURED = (
+    CASCADE, "model:gamma=3", "tree:3x2", "dynamic-tree:size=6,depth=2,width=3", "ngram:gamma=2",
+    "layer-skip:layers=0,gamma=2",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("drafter", [
-    "model:gamma=3", "tree:3x2", "cascade:gamma=4,inner=(model:gamma=2)",
-    *(pytest.param(drafter, marks=pytest.mark.slow) for drafter in SLOW),
-])  # fmt: skip
+@pytest.mark.parametrize("drafter", battery.others_slow(MEASURED, [CASCADE]))
 def test_a_row_has_costs_and_speeds(tiny, drafter):
     done = []
     one = run(drafter, rows=2, inner_alpha=0.5)
@@ -152,7 +155,7 @@ def test_a_row_has_costs_and_speeds(tiny, drafter):
     assert found == costs.get(drafter.partition(":")[0], set()) and ("closed_form" in row) == bool(found)
 
 
-@pytest.mark.parametrize("drafter", ["model:gamma=3", "tree:3x2"])
+@pytest.mark.parametrize("drafter", battery.others_slow(["model:gamma=3", "tree:3x2"], ["model:gamma=3"]))
 def test_every_drafted_token_can_be_accepted(tiny, drafter):
     one = run(drafter, alpha=(0.6,), new=64)
     row = shapes.measure(one, lambda name: random_model(name, "float32"), repeats=1)

@@ -47,7 +47,9 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "fmt", [Format(), Format(dtype="bfloat16", products=CPUProducts())], ids=["float32", "bfloat16"]
+    "fmt",
+    [Format(), pytest.param(Format(dtype="bfloat16", products=CPUProducts()), marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
 )
 def test_loading_holds_one_copy(checkpoint, fmt):
     shapes, table = abstract(fmt), names_of(PUBLISHED)

@@ -93,6 +93,7 @@ def assert_drafts_are_the_models_own(kind: str):
     return jax.device_get(state.draft.tally)
 
 
+@pytest.mark.slow
 def test_drafts_are_the_models_own_over_three_levels():
     """And an inner drafter that is never wrong is never refused: what the target refused, it has forgotten too."""
     tally = assert_drafts_are_the_models_own("three")
@@ -148,6 +149,7 @@ def assert_greedy_equals_plain(kind: str, family: str):
     assert 0 < totals.accepted.sum() < totals.tested.sum()
 
 
+@pytest.mark.slow
 def test_greedy_equals_plain_on_an_encoder_and_decoder():
     assert_greedy_equals_plain("model", "t5")
 

@@ -217,6 +217,7 @@ def test_more_is_accepted_than_the_prompt_alone_gives():
     assert accepted[0] > 1.2 * accepted[1]
 
 
+@pytest.mark.slow
 def test_rows_are_independent():
     drafting.rows_are_independent("opt", lookahead_of(), "deterministic")
 

@@ -1,6 +1,7 @@
 """No drafter sorts a vocabulary, or the text of a row, to find its few best entries: read in the compiled loop."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def model(seed: int) -> Model:
     return Model("wide", opt.FAMILY, config, battery.FMT, opt.FAMILY.init(jax.random.key(seed), config, battery.FMT))
 
 
-WAYS = {
+MADE = {
     "tree of the best": (lambda: drafters.tree(model(1), TREE, siblings=Siblings.POINTS), POINTS),
     "tree, drawn": (lambda: drafters.tree(model(1), TREE), "multiround-without"),
     "dynamic tree": (lambda: drafters.dynamic_tree(model(1), size=8, depth=3, width=3), POINTS),
@@ -40,9 +41,9 @@ WAYS = {
 }
 
 
-def sorts(way: str, temperature: float) -> list[hlo.Instruction]:
+def sorts(drafter: str, temperature: float) -> list[hlo.Instruction]:
     """Of long rows, in the loop of a batch of two."""
-    make, verifier = WAYS[way]
+    make, verifier = MADE[drafter]
     loaded, target, rows = make(), model(0), 2
     warm, stages = sampling_params(rows, VOCAB, temperature=temperature)
     codes = rules(VOCAB, eos=(), stop_tokens=()).codes
@@ -57,10 +58,14 @@ def sorts(way: str, temperature: float) -> list[hlo.Instruction]:
     return [one for one in hlo.program(text) if one.opcode == "sort" and max(one.shape, default=0) > SHORT]
 
 
-@pytest.mark.parametrize("temperature", battery.others_slow([0.0, 1.0], [0.0]))
-@pytest.mark.parametrize("way", WAYS)
-def test_no_long_row_is_sorted(way, temperature):
-    assert sorts(way, temperature) == []
+@pytest.mark.parametrize(
+    ("drafter", "temperature"),
+    battery.others_slow(
+        itertools.product(MADE, [0.0, 1.0]), [("tree, drawn", 0.0), ("lookahead", 0.0), ("suffix", 0.0)]
+    ),
+)
+def test_no_long_row_is_sorted(drafter, temperature):
+    assert sorts(drafter, temperature) == []
 
 
 def test_the_check_sees_a_sort(monkeypatch):

@@ -17,6 +17,7 @@ from specjax.models.families import FAMILIES
 from specjax.models.family import COLUMNS, EMBEDDING_RULE, Family, NameTable, Rule, Rules
 from specjax.models.format import default_format
 from specjax.models.layers import Linear, Table, make_layers
+from tests import battery
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ TOY = Family(
 )
 
 
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", battery.others_slow([False, True], [True]))
 def test_a_record_is_all_that_loading_saving_sharding_and_decoding_need(stacked, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", TOY)
     fmt = default_format(stacked=stacked)

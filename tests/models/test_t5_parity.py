@@ -14,6 +14,7 @@ from specjax.models import t5
 from specjax.models.cache import KV
 from specjax.models.format import default_format
 from specjax.models.relative import bucket, plain_distance
+from tests import battery
 
 pytestmark = pytest.mark.torch
 
@@ -157,7 +158,7 @@ def whole(model, tokens, mask, decoder, **options):
         )
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=battery.others_slow(CONFIGS, ["gated-tied-unscaled", "relu-untied"]))
 def config(request):
     return CONFIGS[request.param]
 

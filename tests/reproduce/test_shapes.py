@@ -12,6 +12,7 @@ from specjax.reproduce import shapes
 from specjax.reproduce.checks import ClaimVerdict
 from specjax.reproduce.paper import TABLE_2
 from specjax.reproduce.setup import OPT_SHAPES, T5_SHAPES, Setup
+from tests import battery
 
 SETUP = Setup(shapes="real", max_new_tokens=16, repeats=2, gamma=2)
 WIDTHS = {"small": 16, "base": 24, "large": 32, "xl": 48, "xxl": 64}
@@ -70,7 +71,7 @@ def test_three_levels_take_blocks_of_at_least_seven(monkeypatch):
     assert (entry.run.alpha, entry.run.inner_alpha) == ((0.17,), 0.33)
 
 
-@pytest.mark.parametrize("name", ["c-matrix", pytest.param("hierarchy", marks=pytest.mark.slow), "figure-5"])
+@pytest.mark.parametrize("name", battery.others_slow(["c-matrix", "hierarchy", "figure-5"], ["c-matrix"]))
 def test_experiments_run(name, tiny):
     experiment, rows = shapes.EXPERIMENTS[name], measured(name)
     found = experiment.report(SETUP, rows)

@@ -3,6 +3,8 @@
 Controls show the power of each test: faults seen in public implementations, injected one by one, must fail it.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,7 +80,8 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
     return tokens.reshape(SAMPLES, len(TEMPERATURES), 3).transpose(1, 0, 2)
 
 
-QUICK = ("block, chain, WITH", "kseq", "multiround-without, tree, WITHOUT", "deterministic", "traversal, tree, POINTS")
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+QUICK = ("block, chain, WITH", "multiround-without, tree, WITHOUT", "traversal, tree, POINTS")
 
 
 def p_values(tokens: np.ndarray) -> list[float]:
@@ -122,7 +125,7 @@ def argmax_of_the_root(key, tree, draft, log_p, raw):
     return verdict._replace(token=argmax(at_node(log_p, last)))
 
 
-@pytest.mark.parametrize(("fault", "kind"), [(bonus_from_raw_logits, WITH), (argmax_of_the_root, POINTS)])
+@pytest.mark.parametrize(("fault", "kind"), [(bonus_from_raw_logits, WITH), slow(argmax_of_the_root, POINTS)])
 def test_control_a_wrong_last_token_is_detected(fault, kind):
     warm = [p for p, t in zip(p_values(three_tokens(fault, CHAIN, kind, raw=True)), TEMPERATURES, strict=True)
             if t not in (0.0, 1.0)]  # fmt: skip
@@ -140,9 +143,9 @@ def unnormalized(at, token):
 
 @pytest.mark.parametrize(("name", "kind", "module", "part", "broken"), [
     ("block", WITH, walk, "split_roles", one_key_for_both),
-    ("multiround", WITH, walk, "split_roles", one_key_for_both),
+    slow("multiround", WITH, walk, "split_roles", one_key_for_both),
     ("multiround", WITH, multiround, "residual", lambda p, q: p),
-    ("multiround-without", WITHOUT, multiround, "reject_without", unnormalized),
+    slow("multiround-without", WITHOUT, multiround, "reject_without", unnormalized),
 ], ids=["block, one key", "multiround, one key", "residual", "un-normalized q"])  # fmt: skip
 def test_control_broken_parts_are_detected(name, kind, module, part, broken, monkeypatch):
     monkeypatch.setattr(module, part, broken)
