@@ -88,7 +88,7 @@ def test_draw_follows_the_masses_over_a_grid_of_uniforms(size):
     np.testing.assert_allclose(shares, mass / mass.sum(), atol=2 / n)
 
 
-@pytest.mark.parametrize("size", (11, 300, pytest.param(1000, marks=pytest.mark.slow)))
+@pytest.mark.parametrize("size", (11, *(pytest.param(size, marks=pytest.mark.slow) for size in (300, 1000))))
 def test_categorical_follows_the_distribution_and_a_flatter_one_is_detected(size):
     samples = 200_000
     logits = 1.5 * np.random.default_rng(3).normal(size=size)

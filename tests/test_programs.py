@@ -125,7 +125,7 @@ def test_buckets_double_and_end_at_the_positions(size, limits):
     assert programs.cache_bucket(size) >= size and programs.cache_bucket(48) == 48 and programs.cache_bucket(49) == 96
 
 
-@pytest.mark.parametrize("family", ["opt", "t5"])
+@pytest.mark.parametrize("family", battery.others_slow(["opt", "t5"], ["t5"]))
 def test_tokens_do_not_depend_on_the_buckets(family, limits):
     drafter, prompts = sj.drafters.model(battery.draft(family), gamma=3), [[5, 6, 7], [3] * 9]
     options = {"max_new_tokens": [20, 7], "temperature": [0.0, 0.9], "drafter": drafter, "ignore_eos": True}

@@ -9,6 +9,7 @@ import pytest
 import specjax as sj
 from specjax.advisor import measure, rank
 from specjax.advisor.measure import BatchRun
+from tests import battery
 from tests.advisor.test_advice import FLAT, Machine
 
 RECORD = json.loads(Path(__file__).with_name("rounds.json").read_text())
@@ -20,7 +21,7 @@ def reached(rounds: str, gamma: int) -> tuple[int, ...]:
     return tuple(sum(int(accepted) >= depth for accepted in rounds) for depth in range(gamma + 1))
 
 
-@pytest.mark.parametrize("gamma", ["2", "5", "8"])
+@pytest.mark.parametrize("gamma", battery.others_slow(["2", "5", "8"], ["5"]))
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_intervals_cover_the_mean_of_all_prompts(temperature, gamma):
     """Surveys of 16 of the recorded prompts; the interval of independent rounds, the negative control, covers less."""
@@ -60,7 +61,7 @@ class Recorded(Machine):
         return BatchRun(0.0, passes * seconds, passes, tuple(counts[: batch.real]), texts)
 
 
-@pytest.mark.parametrize("temperature", ["0", "1"])
+@pytest.mark.parametrize("temperature", battery.others_slow(["0", "1"], ["0"]))
 def test_predictions_hold_on_prompts_that_were_not_surveyed(temperature, models, monkeypatch):
     """Of 40 draws of 16 prompts, half of which are surveyed, nearly all predictions agree with the other half within
     their errors; errors of independent rounds would not."""

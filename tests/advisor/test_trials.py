@@ -69,6 +69,7 @@ def test_close_speeds_get_further_turns(monkeypatch):
     assert longer >= 8  # three turns may agree by chance
 
 
+@pytest.mark.slow
 def test_further_turns_find_the_fastest_more_often(monkeypatch):
     """The control is the result without further turns."""
     right = {}

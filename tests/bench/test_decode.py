@@ -65,6 +65,7 @@ def test_a_round_is_compared_with_its_parts():
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_overhead_rows():
     found = list(rounds.overhead(40, (2,), (0.0, 1.0), 1))
     assert [row["temperature"] for row in found] == [0.0, 1.0] and all(row["round_us"] > 0 for row in found)

@@ -20,13 +20,14 @@ def bound(family, budget=BUDGET, **more):
     return drafters.bounded(battery.target(family), budget=budget, **options)
 
 
-@pytest.mark.parametrize("family", ["t5", pytest.param("opt", marks=pytest.mark.slow), "llama"])
+@pytest.mark.parametrize("family", battery.others_slow(["t5", "opt", "llama"], ["t5"]))
 def test_greedy_equals_plain(family):
     state = run(family, drafters.model(bound(family), gamma=GAMMA))
     assert texts(state) == battery.plain(family)
     assert 0 < state.totals.accepted.sum() < state.totals.tested.sum()
 
 
+@pytest.mark.slow
 def test_a_budget_for_the_whole_text_makes_a_perfect_draft():
     state = run("opt", drafters.model(bound("opt", 64), gamma=GAMMA))
     assert state.totals.accepted.sum() == state.totals.tested.sum() > 0

@@ -81,10 +81,7 @@ def test_control_a_missing_rollback_is_detected(kind):
     assert state.draft.tally.accepted.sum() < state.draft.tally.tested.sum()
 
 
-@pytest.mark.parametrize(
-    "kind", ["suffix", "layer skip", *(pytest.param(k, marks=pytest.mark.slow) for k in OTHERS if k not in
-                                       ("suffix", "layer skip"))]
-)  # fmt: skip
+@pytest.mark.parametrize("kind", battery.others_slow(OTHERS, ["layer skip"]))
 def test_greedy_equals_plain_with_every_drafter_inside(kind):
     state = run("opt", cascade(kind))
     assert texts(state) == battery.plain("opt")

@@ -56,7 +56,7 @@ def test_retrieval_by_its_definition():
     assert others > 0
 
 
-@pytest.mark.parametrize("family", ["opt", "llama"])
+@pytest.mark.parametrize("family", battery.others_slow(["opt", "llama"], ["llama"]))
 def test_observed_queries_are_the_models_own(family, monkeypatch):
     """Against those that attention is handed when the same tokens are read as a prompt."""
     from specjax.models import llama, opt
@@ -82,7 +82,7 @@ def test_observed_queries_are_the_models_own(family, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, before, read.cache.layers)
 
 
-@pytest.mark.parametrize("selection", [SnapKV(5, 3, 3, 4), Retrieval(5, 2, 2, 4)])
+@pytest.mark.parametrize("selection", [SnapKV(5, 3, 3, 4), pytest.param(Retrieval(5, 2, 2, 4), marks=pytest.mark.slow)])
 def test_kept_slots_are_copies_of_the_chosen_ones_and_change_on_schedule(selection):
     """Rows choose every four tokens of their own; between, their kept slots stay; the ring is always the latest."""
     model, budget, gamma = battery.target("llama"), 11, 3

@@ -220,14 +220,19 @@ def test_proposals_by_hand():
     prompt = jnp.asarray([[3, 9, 2, 3], [3, 9, 2, 3], [9, 3, 7, 7]], jnp.int32)
     length = jnp.asarray([4, 4, 2], jnp.int32)
     pending = jnp.asarray([3, 3, 3], jnp.int32)
-    draft = chain.propose(past, None, chain.init(past, prompt, length, 8, None), pending, None)[0]
+
+    @functools.partial(jax.jit, static_argnames="drafter")
+    def first(drafter, past):
+        return drafter.propose(past, None, drafter.init(past, prompt, length, 8, None), pending, None)[0]
+
+    draft = first(chain, past)
     assert draft.tokens[0].tolist() == [3, 4, 5, 8] and draft.valid[0].all()
     assert draft.log_q is None
-    branching = tree.propose(past, None, tree.init(past, prompt, length, 8, None), pending, None)[0]
+    branching = first(tree, past)
     assert branching.parents is not None
     ours = dict(zip(map(tuple, drafting.routes(branching, None, 0)), branching.valid[0].tolist(), strict=True))
     assert ours == {(): True, (4,): True, (6,): True, (4, 5): True, (4, 5, 8): True}
-    alone = chain.propose((), None, chain.init((), prompt, length, 8, None), pending, None)[0]
+    alone = first(chain, ())
     assert alone.tokens[0].tolist() == [3, 9, 2, 3] and alone.valid[2].tolist() == [True, False, False, False]
 
 
@@ -270,7 +275,8 @@ def test_a_corpus_helps(kind):
     assert accepted[0] > 1.3 * accepted[1]
 
 
-@pytest.mark.parametrize("kind", ["tree corpus", slow("suffix corpus")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tree corpus", "suffix corpus"])
 def test_rows_are_independent(kind):
     drafting.rows_are_independent("opt", suffix_of("opt", kind), "deterministic")
 

@@ -95,7 +95,7 @@ def test_chunks_change_nothing(monkeypatch, block, biased):
     small.assert_close(pieces, whole, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["opt", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("opt", marks=pytest.mark.slow), "llama"])
 def test_a_long_prompt_in_chunks_equals_the_whole(monkeypatch, name):
     built = small.build(name)
     prompt, lengths = jnp.asarray(small.tokens(20, 2, 11)), jnp.asarray([11, 6], jnp.int32)

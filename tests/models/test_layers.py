@@ -132,7 +132,7 @@ def test_only_half_precision_on_a_cpu_is_cut():
         assert parts(**{"dtype": "bfloat16", "platform": "cpu"} | other) == 1
 
 
-@pytest.mark.parametrize("name", ["opt-350m", "llama"])
+@pytest.mark.parametrize("name", ["opt-350m", pytest.param("llama", marks=pytest.mark.slow)])
 def test_parts_make_the_same_model(name):
     """The very numbers, summed in another order; of the parts' int8 weights not even that."""
     whole = small.build(name, dataclasses.replace(PARTS, products=PARTS.products.whole()))

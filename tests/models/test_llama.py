@@ -11,6 +11,7 @@ import pytest
 from specjax.models import llama, rope
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
+from tests import battery
 from tests.models import small
 
 PUBLISHED = {
@@ -70,7 +71,7 @@ def test_whole_models_have_the_published_counts(name):
     assert small.count(llama, llama.sizes()[name]) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-0.5b"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", pytest.param("qwen2.5-0.5b", marks=pytest.mark.slow)])
 def test_a_full_size_block_runs_abstractly(name):
     config, fmt = llama.sizes()[name], Format(dtype="bfloat16", stacked=True, cache_dtype="bfloat16")
     model = llama.FAMILY.language_model(config, fmt)
@@ -275,7 +276,10 @@ def in_our_layout(weights: dict, config: llama.LlamaConfig) -> dict:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    battery.others_slow(VARIANTS, ["rope llama3", "rope yarn", "one key-value head for all, theta", "biases", "qwen2"]),
+)
 def test_parity_with_transformers(variant):
     theirs, config, params = hugging_face(VARIANTS[variant])
     model = llama.FAMILY.language_model(config, small.FLOAT32, capture=tuple(range(config.layers + 1)))

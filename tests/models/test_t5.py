@@ -66,7 +66,7 @@ def assert_close(actual, expected, bound=ULPS):
     assert np.abs(np.asarray(actual) - expected).max() <= bound * scale
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_a_scaled_head_reads_is_smaller_by_the_root_of_the_width(tied):
     scaled, unscaled = (dataclasses.replace(TIED, tied=tied, scaled=flag) for flag in (True, False))
     tokens, length = prompts(scaled)
@@ -191,7 +191,11 @@ def padded(rows):
     return jnp.asarray([row + [0] * (width - len(row)) for row in rows], jnp.int32)
 
 
-@pytest.mark.parametrize(("config", "fmt"), [(TIED, FLOAT32), (GATED, SCANNED)], ids=["unrolled", "stacked"])
+@pytest.mark.parametrize(
+    ("config", "fmt"),
+    [pytest.param(TIED, FLOAT32, marks=pytest.mark.slow), (GATED, SCANNED)],
+    ids=["unrolled", "stacked"],
+)
 def test_ragged_schedule_of_chains_and_trees_equals_score(config, fmt):
     kept, logits = ragged_schedule(config, fmt)
     lengths = [len(row) for row in kept]

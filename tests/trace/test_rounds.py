@@ -99,6 +99,7 @@ def test_traced_request_equals_generate(name):
     assert found.out.stats.compiles == 0 and found.out.stats.seconds["compile"] == 0
 
 
+@pytest.mark.slow
 def test_traced_tree():
     target, _ = pair()
     options = {"max_new_tokens": 8, "temperature": 1.0, "verifier": "multiround"}
