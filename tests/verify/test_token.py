@@ -15,6 +15,8 @@ from tests.distributions import GREEDY_P, GREEDY_Q, PAIRS, SPARSE_P, P, Q
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 
 verify = jax.jit(token_level, static_argnames="tree")
+count_tested = jax.jit(token.tested, static_argnames="tree")
+overlap_of = jax.jit(token.overlap, static_argnames=("tree", "one_hot"))
 LARGEST_U = np.float32(1) - np.finfo(np.float32).epsneg  # 1 - ulp
 
 
@@ -184,7 +186,7 @@ def test_path_tested_and_overlap_by_hand():
     draft, log_p = random_round(50, gamma)
     tree = trees.chain(gamma)
     verdict = verify(jax.random.split(jax.random.key(6), 50), tree, draft, log_p)
-    tested, overlap = token.tested(tree, draft, verdict), token.overlap(tree, draft, log_p, verdict)
+    tested, overlap = count_tested(tree, draft, verdict), overlap_of(tree, draft, log_p, verdict)
     p, q = np.exp(log_p), np.exp(draft.log_q)
     kinds = set()
     for row in range(50):
@@ -197,10 +199,10 @@ def test_path_tested_and_overlap_by_hand():
         np.testing.assert_allclose(overlap[row], np.minimum(p, q)[row, :reached].sum(), rtol=1e-5)
     assert len(kinds) > 1
     sharp = jnp.where(log_p == log_p.max(-1, keepdims=True), 0.0, -jnp.inf)
-    usual, known = (token.overlap(tree, draft, sharp, verdict, one_hot=one_hot) for one_hot in (False, True))
+    usual, known = (overlap_of(tree, draft, sharp, verdict, one_hot=one_hot) for one_hot in (False, True))
     assert float(known.max()) > 0
     np.testing.assert_allclose(known, usual, rtol=1e-6)
-    np.testing.assert_array_equal(token.overlap(tree, draft._replace(log_q=None), log_p, verdict), np.zeros(50))
+    np.testing.assert_array_equal(overlap_of(tree, draft._replace(log_q=None), log_p, verdict), np.zeros(50))
 
 
 # --- as shipped: sampled by `categorical`, warped by `warp`, jitted, float32 ---

@@ -116,7 +116,8 @@ def test_tested_and_overlap_on_a_tree_by_hand():
     verdict = jax.jit(verify.TABLE["multiround"].fn, static_argnames="tree")(
         jax.random.split(jax.random.key(1), rows), TREE, draft, log_p
     )
-    tested, overlap = token.tested(TREE, draft, verdict), token.overlap(TREE, draft, log_p, verdict)
+    tested = jax.jit(token.tested, static_argnames="tree")(TREE, draft, verdict)
+    overlap = jax.jit(token.overlap, static_argnames="tree")(TREE, draft, log_p, verdict)
     shared = np.minimum(np.exp(log_p), np.exp(log_q)).sum(-1)
     for row in range(rows):
         path = [int(verdict.path[row, d]) for d in range(int(verdict.accepted[row]) + 1)]
