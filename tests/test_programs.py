@@ -108,7 +108,7 @@ def test_combinations_stay_within_the_memory_maps(limits):
     programs.limit_programs(capacity=1)  # the programs of other tests
     programs.limit_programs(capacity=256)
     gc.collect()
-    assert check_combinations(9, 17, programs.memory_maps() + 700, 500) > 4
+    assert check_combinations(9, 12, programs.memory_maps() + 700, 500) > 2
 
 
 @pytest.mark.slow
@@ -125,16 +125,22 @@ def test_buckets_double_and_end_at_the_positions(size, limits):
     assert programs.cache_bucket(size) >= size and programs.cache_bucket(48) == 48 and programs.cache_bucket(49) == 96
 
 
-@pytest.mark.parametrize("family", battery.others_slow(["opt", "t5"], ["t5"]))
-def test_tokens_do_not_depend_on_the_buckets(family, limits):
+BUCKETS = {"smallest_cache": 128, "smallest_prompt": 32}
+
+
+@pytest.mark.parametrize(
+    ("family", "cache", "prompt"),
+    battery.others_slow([("opt", 1, 1), ("t5", 1, 1), ("opt", 48, 16), ("t5", 48, 16)], [("opt", 1, 1)]),
+)
+def test_tokens_do_not_depend_on_the_buckets(family, cache, prompt, limits):
     drafter, prompts = sj.drafters.model(battery.draft(family), gamma=3), [[5, 6, 7], [3] * 9]
     options = {"max_new_tokens": [20, 7], "temperature": [0.0, 0.9], "drafter": drafter, "ignore_eos": True}
     outputs = []
-    for smallest in ({"smallest_cache": 1, "smallest_prompt": 1}, {"smallest_cache": 48, "smallest_prompt": 16}, {}):
-        programs.limit_programs(**{"smallest_cache": 128, "smallest_prompt": 32} | smallest)
-        outputs.append(sj.generate(battery.target(family), prompts, **options))
-    assert outputs[0].tokens == outputs[1].tokens == outputs[2].tokens
-    assert [len(row) for row in outputs[0].tokens] == [20, 7]
+    for smallest in (BUCKETS, {"smallest_cache": cache, "smallest_prompt": prompt}):
+        programs.limit_programs(**smallest)
+        outputs.append(sj.generate(battery.target(family), prompts, **options).tokens)
+    assert outputs[0] == outputs[1]
+    assert [len(row) for row in outputs[0]] == [20, 7]
 
 
 def long_model():
