@@ -80,7 +80,7 @@ RUNS = [
     ("t5-v1_1", "stacked", (4, 2)),
 ]  # fmt: skip
 OFTEN = [
-    ("opt-97", "separate", (2, 4)), ("llama", "bfloat16", (2, 4)), ("t5-v1_1", "stacked", (4, 2)),
+    ("llama", "bfloat16", (2, 4)), ("t5-v1_1", "stacked", (4, 2)),
 ]  # fmt: skip
 
 

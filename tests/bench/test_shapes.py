@@ -114,7 +114,7 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
 
 
 @pytest.mark.parametrize(("tree", "alpha", "new"), [
-    (trees.chain(4), (0.8,), 32), (trees.regular((3, 2)), (0.6,), 32),
+    (trees.chain(4), (0.8,), 32), pytest.param(trees.regular((3, 2)), (0.6,), 32, marks=pytest.mark.slow),
     pytest.param(trees.chain(7), (0.75,), 128, marks=pytest.mark.slow),
     pytest.param(trees.chain(3), (0.9, 0.3), 128, marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -163,6 +163,7 @@ def test_every_drafted_token_can_be_accepted(tiny, drafter):
     assert row["tokens_per_round"] == pytest.approx(shapes.expected_tokens(tree, (0.6,)), rel=0.02)
 
 
+@pytest.mark.slow
 def test_encoder_decoders_are_measured(tiny):
     one = ShapeRun("t5-big", ("t5-small",), Strategy.of("model", gamma=2), (0.5,), dtype="bfloat16", prompt=8, new=16)
     row = shapes.measure(one, lambda name: random_model(name, "bfloat16"), repeats=1)

@@ -36,9 +36,10 @@ def plain(family) -> list[int]:
 
 
 RUNS = {  # each drafter, and the verifier that suits it
-    "tree:shape=2x1": "multiround-without", "table:gamma=2,file={table}": "token",
+    "table:gamma=2,file={table}": "token",
 }  # fmt: skip
 HEAVY = {
+    "tree:shape=2x1": "multiround-without",
     "ngram:gamma=2": "token", "plain": "token",
     "model:gamma=2": "token", "suffix:gamma=2": "token", "lookahead:window=2,ngram=3,guesses=2": "deterministic",
     "quantized:gamma=2": "token",

@@ -32,7 +32,7 @@ KINDS = {
 }
 VERIFIERS = {"last feature, tree": "deterministic", "three streams, tree": "deterministic"}
 DEFAULT = [
-    ("last feature, tree", "t5"), ("three streams, tree", "llama"), ("three streams, buckets", "opt"),
+    ("last feature, tree", "t5"), ("three streams, buckets", "opt"),
 ]  # fmt: skip
 
 

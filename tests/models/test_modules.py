@@ -166,7 +166,7 @@ def test_activations_of_t5_past_the_range_of_float16_are_finite():
     assert not np.isfinite(score(half, fmt)).all()  # a negative control
 
 
-@each_family
+@pytest.mark.parametrize("name", battery.others_slow(FAMILIES, ["llama"]))
 def test_forward_derivatives_equal_reverse_ones(name):
     family, cls, config = FAMILIES[name]
     model = cls(config, rngs=nnx.Rngs(0))

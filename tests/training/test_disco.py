@@ -91,6 +91,7 @@ def test_features_depend_only_on_the_distribution():
     assert np.isfinite(features(one_hot, 1)).all() and features(one_hot, 1)[0, 10] == 0
 
 
+@pytest.mark.slow
 def test_recorded_rounds_equal_those_of_a_fixed_length():
     """The same rounds with the same acceptances as a plain chain; features are probabilities and positions."""
     target, draft = battery.target("opt"), battery.draft("opt")

@@ -206,6 +206,7 @@ def test_invalid_options_raise_before_any_work(tmp_path, extra, argument):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_start_can_be_repeated(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n<|endofbook|>\n".join(f"the {i} cats sat down." for i in range(20)))

@@ -146,10 +146,9 @@ def test_the_longest_path_that_passes_is_accepted(name):
     log_p = jax.nn.log_softmax(1.5 * jax.random.normal(keys[0], (rows, tree.size, 5)))
     valid = jax.random.bernoulli(keys[1], 0.9, (rows, tree.size)).at[:, 0].set(True)
     log_q = lambda previous: jnp.zeros((rows, 5))
-    draft = drafted(jax.random.split(keys[2], rows), tree, WITH, jnp.zeros(rows, jnp.int32), log_q)._replace(
-        valid=valid
-    )
-    verdict = SETS[name](jax.random.split(keys[3], rows), tree, draft, log_p)
+    draw = jax.jit(lambda keys: drafted(keys, tree, WITH, jnp.zeros(rows, jnp.int32), log_q))
+    draft = draw(jax.random.split(keys[2], rows))._replace(valid=valid)
+    verdict = jax.jit(SETS[name], static_argnums=1)(jax.random.split(keys[3], rows), tree, draft, log_p)
     expected = by_hand(tree, jax.device_get(draft), np.asarray(log_p, np.float64), MEETS[name])
     last = np.take_along_axis(np.asarray(verdict.path), np.asarray(verdict.accepted)[:, None], axis=1)[:, 0]
     np.testing.assert_array_equal(last, expected)
@@ -163,7 +162,9 @@ def test_a_bare_root_samples_from_p():
     log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (4000, 1, 3)))[:1].repeat(4000, 0)
     draft = Draft(jnp.zeros((4000, 1), jnp.int32), jnp.ones((4000, 1), bool), None)
     for make in (lossy_typical, lossy_threshold, lossy_lenient):
-        verdict = make()(jax.random.split(jax.random.key(1), 4000), trees.chain(0), draft, log_p)
+        verdict = jax.jit(make(), static_argnums=1)(
+            jax.random.split(jax.random.key(1), 4000), trees.chain(0), draft, log_p
+        )
         counts = np.bincount(np.asarray(verdict.token), minlength=3)
         assert distributions.chi_square(counts, np.exp(np.asarray(log_p[0, 0], np.float64))) > distributions.ALPHA
 

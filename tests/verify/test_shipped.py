@@ -144,7 +144,7 @@ def unnormalized(at, token):
 @pytest.mark.parametrize(("name", "kind", "module", "part", "broken"), [
     ("block", WITH, walk, "split_roles", one_key_for_both),
     slow("multiround", WITH, walk, "split_roles", one_key_for_both),
-    ("multiround", WITH, multiround, "residual", lambda p, q: p),
+    slow("multiround", WITH, multiround, "residual", lambda p, q: p),
     slow("multiround-without", WITHOUT, multiround, "reject_without", unnormalized),
 ], ids=["block, one key", "multiround, one key", "residual", "un-normalized q"])  # fmt: skip
 def test_control_broken_parts_are_detected(name, kind, module, part, broken, monkeypatch):

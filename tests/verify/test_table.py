@@ -114,7 +114,7 @@ def test_rows_are_independent_of_their_position(name):
     log_q = lambda previous: jax.nn.log_softmax(
         jnp.sin(jnp.arange(7.0)[None] * (1 + previous[:, None]).astype(jnp.float32))
     )
-    draft = drafted(keys(1), tree, kind, jnp.arange(rows) % 3, log_q)
+    draft = jax.jit(lambda keys: drafted(keys, tree, kind, jnp.arange(rows) % 3, log_q))(keys(1))
     log_p = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (rows, tree.size, 7)))
     run = jax.jit(TABLE[name].fn, static_argnames="tree")
     verdict = run(keys(5), tree, draft, log_p)
