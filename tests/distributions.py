@@ -4,6 +4,7 @@ A distribution of sequences is an array of shape [V] * length, float64. A model 
 tokens) to its next-token distribution, [V].
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,12 +20,15 @@ ALPHA = 1e-4  # level of every chi-square test here; seeds are fixed, so a test 
 def random_model(seed: int, vocab: int, *, sharpness: float = 1.5, zeros: float = 0.0) -> Model:
     """A distribution for every prefix: softmax of normal logits; a share `zeros` of the tokens has no mass."""
 
+    @functools.cache
     def probs(prefix: Prefix) -> np.ndarray:
         rng = np.random.default_rng((seed, len(prefix), *prefix))
         mass = np.exp(sharpness * rng.normal(size=vocab))
         mass[rng.random(vocab) < zeros] = 0.0
         mass[rng.integers(vocab)] += 0.5
-        return mass / mass.sum()
+        mass /= mass.sum()
+        mass.flags.writeable = False  # shared by all calls
+        return mass
 
     return probs
 

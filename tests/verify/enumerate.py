@@ -49,6 +49,7 @@ def tables(model: Model, vocab: int, depth: int) -> list[np.ndarray]:
     return [np.stack([model(digits(code, d)) for code in range(vocab**d)]) for d in range(depth)]
 
 
+@functools.cache
 def all_drafts(p: Model, q: Model, vocab: int, tree: Tree, siblings: Siblings, *, proposes=None) -> Drafts:
     """Every draft with its probability.
 
