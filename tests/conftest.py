@@ -27,7 +27,7 @@ import jax
 import pytest
 
 FAKE_DEVICES = 8
-MAPS = int(os.environ.get("MAPS", 15_000))
+MAPS = 35_000
 jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -44,7 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     they are compiled as the user's are."""
     if not config.option.markexpr:
         flags = os.environ.get("XLA_FLAGS", "").split()
-        quickly = ["--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"]
+        quickly = [
+            "--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false",
+            "--xla_llvm_disable_expensive_passes=true", "--xla_cpu_parallel_codegen_split_count=1",
+        ]  # fmt: skip
         os.environ["XLA_FLAGS"] = " ".join([*flags, *(one for one in quickly if one not in flags)])  # read at the start
 
 

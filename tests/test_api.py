@@ -38,6 +38,7 @@ GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if (path / "config.
 QUICK = ("t5-gated-untied",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", battery.others_slow(GOLDEN_NAMES, QUICK))
 def test_golden_checkpoints_load_and_generate(name):
     model = sj.load(GOLDEN / name)
@@ -342,6 +343,7 @@ def print_errors() -> None:
     print(json.dumps(errors))
 
 
+@pytest.mark.slow
 def test_wrong_types_are_one_line_errors():
     """In a process of its own: in this one annotations are checked, and no argument of a wrong kind comes past them."""
     code = "from tests import test_api; test_api.print_errors()"

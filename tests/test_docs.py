@@ -34,7 +34,8 @@ SLOW_PAGES = {
     "streaming",
 }  # fmt: skip
 SLOW_MODULES = {
-    "specjax.drafters.bridge", "specjax.drafters.self_speculation", "specjax.models.llama", "specjax.models.t5",
+    "specjax.categorical", "specjax.drafters.bridge", "specjax.drafters.self_speculation", "specjax.models.llama",
+    "specjax.models.opt", "specjax.models.t5", "specjax.verify.block",
 }  # fmt: skip
 REFERENCE = {"specjax": "specjax"} | {f"specjax.{n}": n for n in ("drafters", "policies", "theory", "trees", "verify")}
 SEPARATORS = {"|", ">", "&&", ";", "<"}

@@ -283,6 +283,7 @@ def test_a_round_is_as_long_as_its_longest_draft():
     assert draft[:4] == [BACKLOG, BACKLOG, 2, 1]
 
 
+@pytest.mark.slow
 def test_ended_rows_run_no_draft_model():
     """Row 0 drafts nothing and runs on; the others want 4 tokens a round but have ended after two."""
     script = np.full((battery.ROWS, 1), 4)

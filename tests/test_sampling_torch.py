@@ -99,6 +99,7 @@ def test_boundaries_of_top_p_and_its_ties(top_p):
     assert (extra.size > 0) <= (top_p > 0.875)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", (1.5, pytest.param(3.0, marks=pytest.mark.slow)))
 def test_t5s_repetition_penalty_counts_the_start_token_and_not_the_prompt(penalty):
     """`generate` penalizes the decoder's input, which begins with its start token and excludes the encoder's tokens.

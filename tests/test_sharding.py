@@ -80,7 +80,7 @@ RUNS = [
     ("t5-v1_1", "stacked", (4, 2)),
 ]  # fmt: skip
 OFTEN = [
-    ("llama", "bfloat16", (2, 4)), ("t5-v1_1", "stacked", (4, 2)),
+    ("t5-v1_1", "stacked", (4, 2)),
 ]  # fmt: skip
 
 

@@ -149,6 +149,7 @@ def test_a_decode_step_of_opt_13b_on_eight_chips(block):
     assert got["seconds"] < COMPILE_SECONDS
 
 
+@pytest.mark.slow
 def test_a_mesh_of_data_and_model_splits_rows_too():
     """Two rows, one a replica of four chips: a quarter of the weights a chip."""
     got = compiled(data=2, model=4, rows=2, block=4)

@@ -148,6 +148,7 @@ def test_the_counts_are_those_of_generate():
     )
 
 
+@pytest.mark.slow
 def test_speeds_have_errors_over_prompts_and_turns():
     target, prompts = battery.target("opt"), [[5, 6, 7], [8, 9]]
     drafter = sj.drafters.model(battery.draft("opt"), gamma=2)
@@ -204,6 +205,7 @@ def test_ratios_compare_plain_with_plain_and_drafted_with_drafted():
     assert "equal_to_transformers_plain" not in grids.peer_columns(timed, outputs, greedy=False)
 
 
+@pytest.mark.slow
 def test_scores_of_plain_decoding():
     sacrebleu = pytest.importorskip("sacrebleu")
     target = sj.load("bundled/opt-tiny")

@@ -155,6 +155,7 @@ def test_a_row_has_costs_and_speeds(tiny, drafter):
     assert found == costs.get(drafter.partition(":")[0], set()) and ("closed_form" in row) == bool(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", battery.others_slow(["model:gamma=3", "tree:3x2"], ["model:gamma=3"]))
 def test_every_drafted_token_can_be_accepted(tiny, drafter):
     one = run(drafter, alpha=(0.6,), new=64)

@@ -76,6 +76,7 @@ def test_published_speeds(models, drafter, alpha, expected):
     assert published({"target": models[0], "draft": models[1], "drafter": drafter, "alpha": alpha}) == expected
 
 
+@pytest.mark.slow
 def test_list(specjax_program):
     ran = specjax_program("bench", "shapes", "--list")
     assert ran.code == 0 and all(name in ran.out for name in ("opt-6.7b", "t5-11b", "t5-xl", "llama-3-70b"))

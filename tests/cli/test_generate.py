@@ -75,6 +75,7 @@ def test_prompts_come_from_a_file(specjax_program, base, tmp_path):
     assert found["prompts"] == ["Once", "upon"] and len(found["texts"]) == 2
 
 
+@pytest.mark.slow
 def test_stop_string_is_not_printed(specjax_program, base):
     found = json.loads(specjax_program(*base, "Once", "--json").out)
     stop = next(c for c in found["texts"][0][3:] if c.isprintable() and c != "\ufffd")

@@ -21,6 +21,7 @@ def loaded(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_json_output(specjax_program, base, models):
     ran = specjax_program(*base, "Once", "--gamma", "3", "--temperature", "0.7", "--seed", "5", "--json")
     head, *rounds, end = loaded(ran.out)

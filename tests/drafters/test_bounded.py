@@ -33,6 +33,7 @@ def test_a_budget_for_the_whole_text_makes_a_perfect_draft():
     assert state.totals.accepted.sum() == state.totals.tested.sum() > 0
 
 
+@pytest.mark.slow
 def test_chunks_are_chosen_after_the_prompt():
     chosen = bound("opt", selection=Retrieval(window=3, chunk=2), budget=7)
     state = run("opt", drafters.model(chosen, gamma=GAMMA))

@@ -186,6 +186,7 @@ def remade() -> LoadedDrafter:
     )
 
 
+@pytest.mark.slow
 def test_the_distribution_test_fails_the_distribution_of_the_smallest_model(monkeypatch):
     """Told in place of the middle model's, though the inner verifier has changed what was drawn from it."""
     believed, emitted = [], module.committed_block

@@ -67,6 +67,7 @@ def test_rows_that_stopped_early_keep_their_hidden_states():
     assert_received(state.draft, battery.target("opt"), texts(state), STREAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"),
     battery.others_slow(
@@ -79,6 +80,7 @@ def test_sampled_rows_follow_the_joint_distribution(kind, family):
         assert distributions.chi_square(counts, exact_joint(temperature, family)) > distributions.ALPHA
 
 
+@pytest.mark.slow
 def test_the_distribution_test_fails_a_head_that_returns_another_log_q():
     right = made("three streams", "opt")
     functions = right.drafter._replace(propose=draws_warped_and_tells_raw(right.drafter.propose, 2.0))
@@ -150,6 +152,7 @@ def test_no_gather_of_features_that_nothing_reads():
     assert gathers("last feature")[0]  # the control
 
 
+@pytest.mark.slow
 def test_stacked_layers_keep_no_residual_streams_that_nothing_reads():
     stacked = Format(stacked=True)
     assert not gathers("ngram", fmt=stacked)[1]

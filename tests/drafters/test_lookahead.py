@@ -227,6 +227,7 @@ def test_a_full_cache_stops_at_the_same_token(family):
     drafting.a_full_cache_stops_at_the_same_token(family, lookahead_of(), "deterministic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
 def test_sampled_rows_follow_the_joint_distribution(family):
     assert (
@@ -235,6 +236,7 @@ def test_sampled_rows_follow_the_joint_distribution(family):
     )
 
 
+@pytest.mark.slow
 def test_control_a_window_that_is_accepted_breaks_the_distribution():
     """A verifier that follows any branch whose token the target does not exclude."""
 

@@ -42,7 +42,7 @@ KINDS = {
 VERIFIERS = {"tree": "multiround-without", "dynamic tree": "deterministic"}
 
 
-@pytest.mark.parametrize("kind", battery.others_slow(KINDS, ["tree", "cascade, middle"]))
+@pytest.mark.parametrize("kind", battery.others_slow(KINDS, ["tree"]))
 def test_greedy_output_continues_past_the_drafts_positions(kind):
     """Prompts longer than the draft's table, and outputs that end far behind it, token for token those of plain."""
     drafter = KINDS[kind]()
@@ -56,6 +56,7 @@ def test_greedy_output_continues_past_the_drafts_positions(kind):
         assert totals.accepted[~past].sum() > 0
 
 
+@pytest.mark.slow
 def test_a_bounded_rotary_draft_has_no_last_position():
     drafter = drafters.model(drafters.bounded(battery.draft("llama"), budget=8, slack=4, block=4), gamma=3)
     plain = run("llama", drafters.plain(), setting=battery.Setting(max_new=100, cache_len=120))

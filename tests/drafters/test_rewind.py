@@ -59,6 +59,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exact tree", *(pytest.param(k, marks=pytest.mark.slow) for k in EXACT[1:])])
 def test_a_perfect_drafter_is_never_rejected(kind):
     """It drafts after the text that was committed in the end, or it would be wrong about what follows."""

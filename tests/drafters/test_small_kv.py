@@ -90,6 +90,7 @@ def test_control_t5_requires_true_positions():
     assert block_distance(length, mask, depth, 11)[0, 0, :9].tolist() != true[:9].tolist()
 
 
+@pytest.mark.slow
 def test_a_row_that_was_rolled_back_is_read_again():
     """A state that holds more than is committed, as after a rollback, drafts as a fresh one does."""
     model = battery.target("opt")

@@ -286,6 +286,7 @@ def test_a_full_cache_stops_at_the_same_token(kind):
     drafting.a_full_cache_stops_at_the_same_token("opt", suffix_of("opt", kind), "deterministic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), [("opt", "tree corpus"), slow("opt", "suffix corpus"), slow("t5", "tree corpus")]
 )

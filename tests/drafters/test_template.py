@@ -81,6 +81,7 @@ def test_memory_holds_the_last_successor_of_each_token():
         assert memory.last[row] == text[-1]
 
 
+@pytest.mark.slow
 def test_rows_that_end_early_and_greedy_rows_equal_plain():
     budget = np.array([9, 24, 5, 1, 24, 24, 7, 24])
     plain = texts(run("opt", drafters.plain(), SAMPLED))

@@ -131,6 +131,7 @@ def test_decoder_blocks_of_t5_through_a_cache_equal_one_pass(layout):
 LAYOUTS = {"cpu": default_format("float16", platform="cpu"), "gpu": default_format("float16", platform="gpu")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
     battery.others_slow(list(itertools.product(FAMILIES, LAYOUTS)), [("t5", "cpu")]),

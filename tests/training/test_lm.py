@@ -158,6 +158,7 @@ def test_command_trains_and_resumes(tmp_path, capsys):
         command.main(["lm", *args])
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped(tmp_path):
     train(tmp_path / "run", 3)
     whole = train(tmp_path / "run", 6)

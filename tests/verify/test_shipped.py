@@ -161,12 +161,14 @@ def test_control_equal_uniforms_in_a_round_are_detected(monkeypatch):
     assert max(p_values(three_tokens(verify.TABLE["multiround"].fn, CHAIN, WITH))[1:]) < distributions.ALPHA
 
 
+@pytest.mark.slow
 def test_two_rounds_follow_the_joint_distribution():
     tree = trees.regular((2,))
     tokens = three_tokens(verify.TABLE["multiround-without"].fn, tree, WITHOUT, rounds=2)
     assert min(p_values(tokens)) > distributions.ALPHA
 
 
+@pytest.mark.slow
 def test_control_noise_reused_by_the_next_round_is_detected_in_the_joint_only():
     """Each first token follows the right distribution: only the joint of two rounds differs."""
     tree = trees.regular((2,))

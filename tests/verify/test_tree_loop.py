@@ -79,6 +79,7 @@ def sampled_tree(tree=TREE) -> drafters.LoadedDrafter:
     return drafters.LoadedDrafter("tree", tree_drafter(model.lm, tree), model.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", battery.others_slow(VERIFIERS, ["multiround"]))
 def test_greedy_equals_plain_on_a_ragged_batch(name):
     found, drafter = verify.TABLE[name], sampled_tree()
