@@ -108,7 +108,7 @@ def test_combinations_stay_within_the_memory_maps(limits):
     programs.limit_programs(capacity=1)  # the programs of other tests
     programs.limit_programs(capacity=256)
     gc.collect()
-    assert check_combinations(9, 12, programs.memory_maps() + 700, 500) > 2
+    assert check_combinations(9, 12, programs.memory_maps() + 150, 500) > 2
 
 
 @pytest.mark.slow
