@@ -129,10 +129,12 @@ def test_items_come_from_samples_a_file_or_nowhere(tmp_path):
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
+SETTINGS = {"max_new_tokens": 8, "ignore_eos": True, "seed": 2}  # two tests share programs
+
+
 def test_the_counts_are_those_of_generate():
     target, prompts = battery.target("opt"), [[5, 6, 7], [8, 9], [3]]
-    drafter = sj.drafters.model(battery.draft("opt"), gamma=3)
-    settings = {"max_new_tokens": 8, "ignore_eos": True, "seed": 2, "temperature": 1.0, "drafter": drafter}
+    settings = SETTINGS | {"temperature": 1.0, "drafter": sj.drafters.model(battery.draft("opt"), gamma=3)}
     found = grids.acceptance(grids.Workload(target, prompts, {}, 2, 1, 1), settings)
     parts = [sj.generate(target, [p], rows=[n], **settings).stats for n, p in enumerate(prompts)]
     total = lambda name: sum(getattr(stats, name) for stats in parts)
@@ -151,9 +153,9 @@ def test_the_counts_are_those_of_generate():
 @pytest.mark.slow
 def test_speeds_have_errors_over_prompts_and_turns():
     target, prompts = battery.target("opt"), [[5, 6, 7], [8, 9]]
-    drafter = sj.drafters.model(battery.draft("opt"), gamma=2)
-    work = grids.Workload(target, prompts, {"max_new_tokens": 6, "ignore_eos": True, "seed": 0}, 2, 2, 3)
-    found = grids.measure(work, Strategy.of("model", gamma=2), 0.0, drafter, sj.verify.TABLE["token"])
+    drafter = sj.drafters.model(battery.draft("opt"), gamma=3)
+    work = grids.Workload(target, prompts, SETTINGS, 2, 2, 3)
+    found = grids.measure(work, Strategy.of("model", gamma=3), 1.0, drafter, sj.verify.TABLE["token"])
     assert np.shape(found["runs"]["drafted"]["seconds"]) == np.shape(found["runs"]["plain"]["tokens"]) == (3, 2)
     assert found["speedup"] == pytest.approx(found["tokens_per_second"] / found["plain_tokens_per_second"])
     assert found["speedup_error"] > 0 and found["decode_speedup_error"] > 0 and 0 <= found["repetition"] <= 1
@@ -210,7 +212,7 @@ def test_scores_of_plain_decoding():
     sacrebleu = pytest.importorskip("sacrebleu")
     target = sj.load("bundled/opt-tiny")
     settings = {"max_new_tokens": 6, "seed": 0}
-    work = grids.Workload(target, ["Once upon a time", "The fox"], settings, 1, 1, 1)
+    work = grids.Workload(target, ["Once upon a time", "The fox"], settings, 2, 1, 1)
     texts = sj.generate(target, work.prompts, temperature=0.0, **settings).texts
     assert grids.scores(work, 0.0, texts)["bleu"] == pytest.approx(sacrebleu.corpus_bleu(texts, [texts]).score)
 

@@ -15,6 +15,7 @@ from specjax.cli.generate import main as generate_main
 from specjax.request import tokenize
 
 NEW = ["--max-new-tokens", "12"]
+SAMPLED = ["--temperature", "0.7", "--logit-bias", "15=-inf"]
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +25,13 @@ def target(models):
 
 @pytest.fixture
 def base(models):
-    return ["generate", "--target", models["target"], "--draft", models["draft"], *NEW]
+    """Greedy rows of one prompt share programs between tests."""
+    return ["generate", "--target", models["target"], "--draft", models["draft"], *NEW, "--temperature", "0"]
 
 
 def test_quiet_prints_the_text_of_generate(specjax_program, base, target):
-    ran = specjax_program(*base, "Once", "--quiet", "--temperature", "0", "--logit-bias", "15=-inf")
-    expected = sj.generate(target, ["Once"], max_new_tokens=12, temperature=0.0, logit_bias={15: float("-inf")})
+    ran = specjax_program(*base, "Once", "--quiet")
+    expected = sj.generate(target, ["Once"], max_new_tokens=12, temperature=0.0)
     assert expected.texts is not None
     assert ran.code == 0 and ran.err == "" and re.sub("[␀-␡]", "?", ran.out) == _visible(expected.texts[0]) + "\n"
 
@@ -57,11 +59,12 @@ def test_marks_removed_give_the_text(specjax_program, base):
 
 def test_json_is_all_of_stdout_and_of_the_file(specjax_program, base, target, tmp_path):
     file = tmp_path / "out.json"
-    ran = specjax_program(*base, "Once", "upon", "--json", "--temperature", "0.7", "--seed", "5", "--output", str(file))
+    ran = specjax_program(*base, "Once", "upon", "--json", *SAMPLED, "--seed", "5", "--output", str(file))
     found = json.loads(ran.out)
     assert json.loads(file.read_text()) == found and [p.name for p in tmp_path.iterdir()] == ["out.json"]
     draft = sj.drafters.model(sj.load(found["models"]["draft"]["name"]))
-    expected = sj.generate(target, ["Once", "upon"], drafter=draft, max_new_tokens=12, temperature=0.7, seed=5)
+    options = {"max_new_tokens": 12, "temperature": 0.7, "seed": 5, "logit_bias": {15: float("-inf")}}
+    expected = sj.generate(target, ["Once", "upon"], drafter=draft, **options)
     assert found["tokens"] == expected.tokens and found["texts"] == expected.texts
     assert found["stop_reasons"] == expected.stop_reasons and found["lossless"] is True and found["verifier"] == "token"
     assert found["stats"]["accepted"] == expected.stats.accepted and found["versions"]["specjax"] == sj.__version__
@@ -71,7 +74,7 @@ def test_json_is_all_of_stdout_and_of_the_file(specjax_program, base, target, tm
 def test_prompts_come_from_a_file(specjax_program, base, tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "Once"}\n{"prompt": "upon"}\n')
-    found = json.loads(specjax_program(*base, "--prompts", str(file), "--json").out)
+    found = json.loads(specjax_program(*base, "--prompts", str(file), "--json", *SAMPLED).out)
     assert found["prompts"] == ["Once", "upon"] and len(found["texts"]) == 2
 
 
@@ -87,8 +90,7 @@ def test_stop_string_is_not_printed(specjax_program, base):
 
 def test_compare_reports_equality_and_speed_up(specjax_program, base, tmp_path):
     file = tmp_path / "out.json"
-    args = ["--temperature", "0", "--compare", "--repeats", "2", "--output", str(file)]
-    ran = specjax_program(*base, "Once", *args)
+    ran = specjax_program(*base, "Once", "--compare", "--repeats", "2", "--output", str(file))
     assert "equal" in ran.out and "speed-up" in ran.out
     found = json.loads(file.read_text())["compare"]
     assert found["equal"] is True and found["repeats"] == 2 and found["differences"] == []
@@ -122,7 +124,7 @@ def test_a_difference_is_found_with_its_margin(target):
 
 
 def test_nan_is_a_warning_and_an_exit_code(specjax_program, models):
-    ran = specjax_program("generate", "--target", models["broken"], "Once", *NEW)
+    ran = specjax_program("generate", "--target", models["broken"], "Once", *NEW, "--temperature", "0")
     assert ran.code == 1 and "NaN" in ran.err and len(ran.err.splitlines()) == 1 and "stopped by" in ran.out
 
 
@@ -138,10 +140,10 @@ def test_json_escapes_characters_that_stdout_lacks(encoding, models, monkeypatch
     prompt = "\U0001f600 d\xe9"
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
-    args = ["generate", "--target", models["target"], prompt, "--json", "--max-new-tokens", "24", "--drafter", "plain"]
-    assert main(args) == 0
+    args = ["generate", "--target", models["target"], prompt, "--json", *NEW, "--temperature", "0"]
+    assert main([*args, "--drafter", "plain"]) == 0
     found = json.loads(written.getvalue().decode(encoding))
-    assert found["prompts"] == [prompt] and len(found["tokens"][0]) == 24
+    assert found["prompts"] == [prompt] and len(found["tokens"][0]) == 12
     text = sj.load(models["target"]).text
     assert text is not None and "?" not in set(found["texts"][0]) - set(text.decode(found["tokens"][0]))
 

@@ -14,7 +14,9 @@ PICTURES = ("strip", "walltime", "depth")
 
 @pytest.fixture
 def base(models):
-    return ["trace", "--target", models["target"], "--draft", models["draft"], *NEW]
+    """Settings of one kind share programs between tests."""
+    settings = ["--gamma", "3", "--temperature", "0.7", "--seed", "5"]
+    return ["trace", "--target", models["target"], "--draft", models["draft"], *NEW, *settings]
 
 
 def loaded(text: str) -> list[dict]:
@@ -23,7 +25,7 @@ def loaded(text: str) -> list[dict]:
 
 @pytest.mark.slow
 def test_json_output(specjax_program, base, models):
-    ran = specjax_program(*base, "Once", "--gamma", "3", "--temperature", "0.7", "--seed", "5", "--json")
+    ran = specjax_program(*base, "Once", "--json")
     head, *rounds, end = loaded(ran.out)
     assert (ran.code, head["kind"], end["kind"]) == (0, "run", "end") and {r["kind"] for r in rounds} == {"round"}
     target, draft = sj.load(models["target"]), sj.load(models["draft"])
@@ -39,13 +41,13 @@ def test_json_output(specjax_program, base, models):
 
 
 def test_terminal_output(specjax_program, base):
-    ran = specjax_program(*base, "Once", "--gamma", "2", "--temperature", "0")
+    ran = specjax_program(*base, "Once")
     lines = ran.out.splitlines()
     assert ran.code == 0 and lines[0].startswith("Round by round: target ")
     first = lines[1]
     assert first.split()[0] == "1" and "Once" in first and ("{+" in first or "{*" in first)
-    assert any(line.strip().startswith("\u03b3 = 2  ") for line in lines)
-    assert any(line.strip().startswith("\u03b3 = 3  ") for line in lines)  # a second draft length
+    assert any(line.strip().startswith("\u03b3 = 3  ") for line in lines)
+    assert any(line.strip().startswith("\u03b3 = 7  ") for line in lines)  # a second draft length
     assert any(line.strip().startswith("plain  ") for line in lines)
     assert "Acceptance by depth" in ran.out and "accepted / tested" in ran.out and "summary" in ran.out
 
@@ -53,7 +55,7 @@ def test_terminal_output(specjax_program, base):
 @pytest.mark.slow
 def test_figures(specjax_program, base, tmp_path):
     folder = tmp_path / "pictures"
-    ran = specjax_program(*base, "Once", "upon", "--gamma", "3", "--gammas", "2", "--output", str(folder))
+    ran = specjax_program(*base, "Once", "upon", "--gammas", "2", "--output", str(folder))
     names = {"rounds.jsonl", *(f"{n}.{k}" for n in ("strip_1", "strip_2", "walltime", "depth") for k in ("svg", "png"))}
     assert ran.code == 0 and {path.name for path in folder.iterdir()} == names
     assert (
@@ -87,11 +89,11 @@ def test_options_override_a_preset(specjax_program, models, tmp_path):
     preset = tmp_path / "preset.py"
     preset.write_text(
         "from specjax.config import RunConfig\n"
-        f"CONFIG = RunConfig(target={models['target']!r}, draft={models['draft']!r}, gamma=2, temperature=0.0,"
-        " max_new_tokens=5, stop=('zzz',))\n"
+        f"CONFIG = RunConfig(target={models['target']!r}, draft={models['draft']!r}, gamma=3, temperature=0.7,"
+        " max_new_tokens=10, stop_token=(256,))\n"
     )
     head, *_, end = loaded(specjax_program("trace", "--config", str(preset), "--repeats", "1", "--json", "Once").out)
-    assert head["draft_steps"] == 2 and len(end["tokens"][0]) == 5 and head["settings"]["stop"] == ["zzz"]
+    assert head["draft_steps"] == 3 and len(end["tokens"][0]) == 10 and head["settings"]["stop_token"] == [256]
 
 
 def test_a_record_is_one_line():
@@ -139,9 +141,8 @@ def test_invalid_options_are_refused_before_any_work(case, refused, models, tmp_
     refused("trace", "--target", models["target"], *[a.format(file=file) for a in args], name=name)
 
 
-def test_missing_matplotlib_is_reported_before_any_work(specjax_program, models, tmp_path, monkeypatch):
+def test_missing_matplotlib_is_reported_before_any_work(specjax_program, base, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    args = ["trace", "--target", models["target"], "Once", *NEW]
-    ran = specjax_program(*args, "--output", str(tmp_path / "pictures"))
+    ran = specjax_program(*base, "Once", "--output", str(tmp_path / "pictures"))
     assert ran.code == 2 and "specjax[plot]" in ran.err and not list(tmp_path.iterdir())
-    assert specjax_program(*args, "--json").code == 0
+    assert specjax_program(*base, "Once", "--json").code == 0

@@ -21,11 +21,12 @@ WINDOW = BUDGET - KEPT
 def test_slots_and_positions_are_inverse():
     """Against a ring that is filled token by token."""
     ring = [-1] * BUDGET
+    slot_at = jax.jit(lambda position: slot_of(position, kept=KEPT, budget=BUDGET))
+    held_after = jax.jit(lambda total: held_position(jnp.arange(BUDGET)[None], total, kept=KEPT, budget=BUDGET))
     for position in range(40):
-        (slot,) = np.asarray(slot_of(jnp.asarray([[position]]), kept=KEPT, budget=BUDGET))[0].tolist()
+        slot = slot_at(np.asarray([[position]], np.int32)).item()
         ring[slot] = position
-        total = jnp.asarray([position + 1])
-        held = held_position(jnp.arange(BUDGET)[None], total, kept=KEPT, budget=BUDGET)[0].tolist()
+        (held,) = held_after(np.asarray([position + 1], np.int32)).tolist()
         filled = min(position + 1, BUDGET)
         assert held[:filled] == ring[:filled]
         assert set(held[:filled]) == {
@@ -93,9 +94,9 @@ def test_control_t5_requires_true_positions():
 @pytest.mark.slow
 def test_a_row_that_was_rolled_back_is_read_again():
     """A state that holds more than is committed, as after a rollback, drafts as a fresh one does."""
-    model = battery.target("opt")
+    model = battery.target("llama")
     loaded = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
-    decode, state, static = prepare("opt", loaded, 1.0, setting=Setting(max_new=20))
+    decode, state, static = prepare("llama", loaded, 1.0, setting=Setting(max_new=20))
     later = state
     for _ in range(3):
         later, _ = loop.one_round(decode, jax.tree.map(jnp.copy, later), verify=token_level, **static)

@@ -45,27 +45,26 @@ def plainly(q, kv, visible, bias, scale) -> np.ndarray:
     return out.reshape(rows, block, -1)
 
 
+def attend(q, kv, visible, bias=None, *, fmt=FMT):
+    """One program, compiled anew in every call: tests change its constants."""
+    run = jax.jit(lambda q, kv, visible, bias: attention.attend(q, kv, visible, scale=0.3, fmt=fmt, bias=bias))
+    return run(q, kv, visible, bias)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("products", [CPUProducts(), Products()])
 @pytest.mark.parametrize("biased", [True, False])
 def test_equals_the_plain_formula(kv_heads, products, biased):
     q, kv, visible, bias = drawn(3, 5, kv_heads)
     bias = bias if biased else None
-    got = attention.attend(
-        jnp.asarray(q),
-        kv,
-        jnp.asarray(visible),
-        scale=0.3,
-        fmt=Format(products=products),
-        bias=None if bias is None else jnp.asarray(bias),
-    )
+    got = attend(q, kv, visible, bias, fmt=Format(products=products))
     small.assert_close(got, plainly(q, kv, visible, bias, 0.3))
 
 
 def test_a_query_that_sees_nothing_is_finite():
     q, kv, visible, _ = drawn(2, 3, 2)
     visible[1, 2] = False
-    got = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), scale=1.0, fmt=FMT)
+    got = attend(q, kv, visible)
     assert np.isfinite(np.asarray(got)).all()
 
 
@@ -84,13 +83,13 @@ def test_of_few_queries_the_keys_are_the_left_operand_and_stay_there(block, firs
 @pytest.mark.parametrize("biased", [True, False])
 def test_chunks_change_nothing(monkeypatch, block, biased):
     q, kv, visible, bias = drawn(2, block, 2)
-    arguments = {"scale": 0.3, "fmt": FMT, "bias": jnp.asarray(bias) if biased else None}
-    whole = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), **arguments)
+    bias = bias if biased else None
+    whole = attend(q, kv, visible, bias)
     monkeypatch.setattr(attention, "QUERY_CHUNK", 4)
     called = []
     inner = attention._in_chunks
     monkeypatch.setattr(attention, "_in_chunks", lambda *a, **k: called.append(1) or inner(*a, **k))
-    pieces = attention.attend(jnp.asarray(q), kv, jnp.asarray(visible), **arguments)
+    pieces = attend(q, kv, visible, bias)
     assert called
     small.assert_close(pieces, whole, 1e-6)
 

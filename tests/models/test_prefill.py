@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from specjax.models.decoder import causal
 from specjax.models.families import FAMILIES
 from specjax.models.format import Format, default_format
 from tests import battery, hlo
-from tests.models.small import CONFIGS, assert_close, laid_out
+from tests.models.small import CONFIGS, assert_close, laid_out, noisy
 
 WIDTH, SLOTS, VOCAB = 300, 320, 71
 FORMATS = {
@@ -31,10 +32,7 @@ def built(name: str, layout: str, capture: tuple[int, ...] = ()):
     """(pure functions, their split structure, parameters) of a tiny model with room for long prompts."""
     module, config = CONFIGS[name]
     config, fmt = dataclasses.replace(config, max_positions=SLOTS), FORMATS[layout]
-    leaves, tree = jax.tree.flatten(module.init(jax.random.key(1), config, Format()))
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    drawn = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    params = laid_out(jax.tree.unflatten(tree, drawn), fmt)
+    params = laid_out(noisy(module.init(jax.random.key(1), config, Format()), 2, lambda leaf: 0.2), fmt)
     return module.language_model(config, fmt, capture=capture), module.module(params, config, fmt), params
 
 
@@ -42,8 +40,12 @@ def prompts(rows: int, width: int = WIDTH) -> jax.Array:
     return jax.random.randint(jax.random.key(3), (rows, width), 0, VOCAB)
 
 
-@pytest.mark.parametrize("layout", ["cpu", "stacked"])
-@pytest.mark.parametrize("name", ["opt", "llama"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    battery.others_slow(
+        itertools.product(["opt", "llama"], ["cpu", "stacked"]), [("opt", "cpu"), ("llama", "stacked")]
+    ),
+)
 def test_blocks_of_a_prompt_equal_the_whole_prompt(name, layout):
     capture = (0, 1, 2)
     lm, model, params = built(name, layout, capture)
@@ -72,8 +74,10 @@ def test_the_number_of_blocks_follows_the_longest_prompt(longest, written):
         assert used[:written].all() and not used[written:].any()
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("layout", list(FORMATS))
+@pytest.mark.parametrize(
+    ("layout", "rows"),
+    battery.others_slow(itertools.product(FORMATS, [1, 3]), [("cpu", 3), ("stacked", 1), ("bfloat16", 3)]),
+)
 def test_the_loop_copies_no_cache_and_computes_no_unused_output(layout, rows):
     lm, model, params = built("opt", layout)
 
@@ -98,7 +102,7 @@ def test_a_prompt_of_one_block_needs_no_loop():
     assert not [body for body in hlo.while_bodies(text) if any(i.opcode == "dot" for i in body)]
 
 
-@pytest.mark.parametrize("name", ["opt", "llama"])
+@pytest.mark.parametrize("name", battery.others_slow(["opt", "llama"], ["llama"]))
 def test_a_mesh_reads_the_same_prompt(name):
     lm, model, params = built(name, "stacked", (1,))
     mesh = sharding.make_mesh(2, 2, devices=jax.devices()[:4])

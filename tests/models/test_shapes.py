@@ -1,5 +1,7 @@
 """Random weights of published shapes: structure and dtypes of a fresh model, values that decode, bytes as counted."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from specjax.models import t5
 from specjax.models.format import default_format
 from specjax.models.shapes import _hashed, cache_bytes, published_shapes, random_params, step_bytes, weight_bytes
+from tests import battery
 from tests.models import small
 
 T5 = t5.T5Config(
@@ -24,10 +27,13 @@ T5 = t5.T5Config(
 MODELS = small.CONFIGS | {"t5": (t5.FAMILY, T5)}
 
 
-@pytest.mark.parametrize(("dtype", "stacked"), [("float32", False), ("bfloat16", False), ("float16", True)])
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_have_the_types_of_a_fresh_model_and_random_values(name, dtype, stacked):
-    (family, config), fmt = MODELS[name], default_format(dtype, stacked=stacked)
+FORMATS = [("float32", False), ("bfloat16", False), ("float16", True)]
+KEPT = [("opt", ("float32", False)), ("llama", ("bfloat16", False)), ("t5", ("float16", True))]
+
+
+@pytest.mark.parametrize(("name", "layout"), battery.others_slow(itertools.product(MODELS, FORMATS), KEPT))
+def test_weights_have_the_types_of_a_fresh_model_and_random_values(name, layout):
+    (family, config), fmt = MODELS[name], default_format(layout[0], stacked=layout[1])
     params = random_params(family, config, fmt)
     fresh = family.init(jax.random.key(0), config, fmt)
     types = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)

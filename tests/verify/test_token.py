@@ -95,8 +95,8 @@ def test_control_truncation_by_the_token_itself_is_detected():
 def edge_case(p, q, drafted, u, correct=(0.5, 0.5), valid=True):
     """One row, gamma 1."""
     with np.errstate(divide="ignore"):
-        log = lambda probs: None if probs is None else np.log([[probs, probs]]).astype(np.float32)
-        draft = Draft(np.array([[0, drafted]], np.int32), np.array([[True, valid]]), log(q))
+        log = lambda probs: None if probs is None else jnp.asarray(np.log([[probs, probs]]).astype(np.float32))
+        draft = Draft(jnp.array([[0, drafted]]), jnp.array([[True, valid]]), log(q))
         uniforms = np.full((1, 1), u, np.float32), np.array([correct], np.float32)
         return compiled(token.accepts, token.residual)[0](*uniforms, trees.chain(1), draft, log(p))
 
@@ -142,7 +142,7 @@ def test_an_invalid_node_is_not_tested_and_the_token_is_sampled_from_p():
 
 def test_an_empty_chain_is_plain_decoding():
     log_p = np.log(np.random.default_rng(0).dirichlet(np.ones(300), (5, 1))).astype(np.float32)
-    draft = Draft(np.zeros((5, 1), np.int32), np.ones((5, 1), bool), None)
+    draft = Draft(jnp.asarray(np.zeros((5, 1), np.int32)), jnp.asarray(np.ones((5, 1), bool)), None)
     verdict = verify(jax.random.split(jax.random.key(1), 5), trees.chain(0), draft, log_p)
     sample = jax.jit(lambda keys, log_p: categorical(jax.vmap(lambda k: jax.random.split(k, 2)[1])(keys), log_p))
     np.testing.assert_array_equal(verdict.token, sample(jax.random.split(jax.random.key(1), 5), log_p[:, 0]))
@@ -163,7 +163,8 @@ def random_round(batch: int, gamma: int, vocab: int = 7):
     log_p, log_q = np.log(mass / mass.sum(-1, keepdims=True)).astype(np.float32)
     tokens = rng.integers(0, vocab, (batch, gamma + 1)).astype(np.int32)
     length = rng.integers(0, gamma + 1, (batch, 1))
-    return Draft(tokens, np.arange(gamma + 1)[None] <= length, log_q), log_p
+    valid = np.arange(gamma + 1)[None] <= length
+    return Draft(jnp.asarray(tokens), jnp.asarray(valid), jnp.asarray(log_q)), jnp.asarray(log_p)
 
 
 @pytest.mark.slow
@@ -184,7 +185,8 @@ def test_path_tested_and_overlap_by_hand():
     draft, log_p = random_round(50, gamma)
     tree = trees.chain(gamma)
     verdict = verify(jax.random.split(jax.random.key(6), 50), tree, draft, log_p)
-    sharp = np.where(log_p == log_p.max(-1, keepdims=True), np.float32(0), -np.inf).astype(np.float32)
+    p = np.asarray(log_p)
+    sharp = jnp.asarray(np.where(p == p.max(-1, keepdims=True), np.float32(0), -np.inf).astype(np.float32))
 
     @jax.jit
     def measured(draft, log_p, sharp, verdict):
@@ -193,7 +195,7 @@ def test_path_tested_and_overlap_by_hand():
         return token.tested(tree, draft, verdict), token.overlap(tree, draft, log_p, verdict), usual, known, unknown
 
     tested, overlap, usual, known, unknown = jax.device_get(measured(draft, log_p, sharp, verdict))
-    p, q, verdict = np.exp(log_p), np.exp(draft.log_q), jax.device_get(verdict)
+    p, q, verdict = np.exp(log_p), np.exp(np.asarray(draft.log_q)), jax.device_get(verdict)
     kinds = set()
     for row in range(50):
         accepted = int(verdict.accepted[row])
