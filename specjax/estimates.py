@@ -16,7 +16,7 @@ Counts = Sequence[int] | Sequence[float] | np.ndarray
 
 CONFIDENCE = 0.95
 STEP = 1e-5  # of numerical derivatives
-ROUNDING = 1e-9  # relative size of an effect that is none
+ROUNDING = 1e-9  # relative size of an effect that is rounding alone
 MEDIAN = 1.25  # standard error of a median over that of a mean
 
 
