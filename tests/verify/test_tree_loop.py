@@ -97,6 +97,7 @@ def test_sampled_rows_follow_the_joint_distribution(name):
     counts = sampled_counts(sampled_tree(), verify=verify.TABLE[name].fn)
     for temperature, histogram in counts.items():
         assert distributions.chi_square(histogram, exact_joint(temperature)) > distributions.ALPHA
+    assert distributions.chi_square(counts[0.7], exact_joint(0.85)) < distributions.ALPHA  # the control
 
 
 def accepts_all_with_mass(key, tree, draft, log_p):
@@ -104,22 +105,26 @@ def accepts_all_with_mass(key, tree, draft, log_p):
     return verify.TABLE["multiround"].fn(key, tree, draft._replace(log_q=jnp.minimum(draft.log_q, log_p)), log_p)
 
 
+@pytest.mark.slow
 def test_control_a_broken_verifier_fails_the_distribution_test():
     counts = sampled_counts(sampled_tree(), verify=accepts_all_with_mass)
     assert min(distributions.chi_square(h, exact_joint(t)) for t, h in counts.items()) < distributions.ALPHA
 
 
 def test_tested_and_overlap_on_a_tree_by_hand():
-    rows, keys = 40, jax.random.split(jax.random.key(0), 4)
-    log_p, log_q = (jax.nn.log_softmax(jax.random.normal(k, (rows, TREE.size, 5))) for k in keys[:2])
-    valid = jax.random.bernoulli(keys[2], 0.7, (rows, TREE.size)).at[:, 0].set(True)
-    draft = Draft(jax.random.randint(keys[3], (rows, TREE.size), 0, 5), valid, log_q)
+    rows, rng = 40, np.random.default_rng(0)
+    mass = np.exp(rng.normal(size=(2, rows, TREE.size, 5)))
+    log_p, log_q = map(jnp.asarray, np.log(mass / mass.sum(-1, keepdims=True)).astype(np.float32))
+    valid = rng.random((rows, TREE.size)) < 0.7
+    valid[:, 0] = True
+    tokens = rng.integers(0, 5, (rows, TREE.size)).astype(np.int32)
+    draft = Draft(jnp.asarray(tokens), jnp.asarray(valid), log_q)
     verdict = jax.jit(verify.TABLE["multiround"].fn, static_argnames="tree")(
         jax.random.split(jax.random.key(1), rows), TREE, draft, log_p
     )
     tested = jax.jit(token.tested, static_argnames="tree")(TREE, draft, verdict)
     overlap = jax.jit(token.overlap, static_argnames="tree")(TREE, draft, log_p, verdict)
-    shared = np.minimum(np.exp(log_p), np.exp(log_q)).sum(-1)
+    shared, verdict = np.minimum(np.exp(log_p), np.exp(log_q)).sum(-1), jax.device_get(verdict)
     for row in range(rows):
         path = [int(verdict.path[row, d]) for d in range(int(verdict.accepted[row]) + 1)]
         with_children = [n for n in path if any(valid[row, c] for c in TREE.children[n] if c != NO_CHILD)]
