@@ -209,7 +209,8 @@ def test_ratios_compare_plain_with_plain_and_drafted_with_drafted():
 
 @pytest.mark.slow
 def test_scores_of_plain_decoding():
-    sacrebleu = pytest.importorskip("sacrebleu")
+    import sacrebleu
+
     target = sj.load("bundled/opt-tiny")
     settings = {"max_new_tokens": 6, "seed": 0}
     work = grids.Workload(target, ["Once upon a time", "The fox"], settings, 2, 1, 1)
