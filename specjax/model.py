@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -140,6 +140,29 @@ class Model:
                 raise ValueError(f"encoder row {int(lengths.argmin())} begins with padding: give at least one token")
             given = {"encoder_length": lengths}
         return _score(self.params, *arrays, **given, family=self.family, config=self.config, fmt=self.fmt)
+
+    def chat(self, messages: str | Sequence[Mapping[str, str]]) -> str:
+        """The prompt for the next message of a conversation, by the model's own chat template.
+
+        Args:
+          messages: a user message, or messages `{"role": "user", "content": ...}` of the roles that the template knows.
+
+        Returns:
+          A prompt for `generate`.
+
+        Raises:
+          ValueError: a model without a chat template.
+
+        >>> import specjax as sj
+        >>> try:
+        ...     sj.load("bundled/opt-tiny").chat("Hello")
+        ... except ValueError as error:
+        ...     print(error)
+        bundled/opt-tiny has no chat template: it continues text
+        """
+        if self.text is None or self.text.chat is None:
+            raise ValueError(f"{self.name} has no chat template: it continues text")
+        return self.text.chat([{"role": "user", "content": messages}] if isinstance(messages, str) else messages)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = convert.SHARD_BYTES) -> None:
         """Writes a folder in Hugging Face's layout: config.json, safetensors in the parameters' dtypes, the tokenizer.

@@ -8,7 +8,7 @@ import copy
 import functools
 import re
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ class Text(NamedTuple):
       vocab_size: number of tokens.
       special: names of the special tokens by id.
       save_pretrained: (folder) writes its files, for transformers and `from_folder`; None if there are none.
+      chat: messages -> the prompt that asks for the next one, by the tokenizer's chat template; None without one.
     """
 
     encode: Callable[[str], list[int]]
@@ -43,6 +44,7 @@ class Text(NamedTuple):
     vocab_size: int
     special: Callable[[], dict[int, str]] = dict
     save_pretrained: Callable[[Path], Any] | None = None
+    chat: Callable[[Sequence[Mapping[str, str]]], str] | None = None
 
 
 def from_folder(folder: Path | str) -> Text | None:
@@ -56,13 +58,36 @@ def from_folder(folder: Path | str) -> Text | None:
             found = from_tokenizer(tokenizers.Tokenizer.from_file(str(file)))
         except Exception as error:  # the package raises bare Exceptions
             raise ValueError(f"{file} is not a readable tokenizer: {error}") from None
-        return found._replace(save_pretrained=functools.partial(_copy, folder))
+        chat = _chat(functools.cache(lambda: _slow(folder)), found.encode) if _has_template(folder) else None
+        return found._replace(save_pretrained=functools.partial(_copy, folder), chat=chat)
     if any((folder / name).exists() for name in ("vocab.json", "spiece.model", "tokenizer.model", "vocab.txt")):
-        import transformers
-
-        slow = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        return from_transformers(slow)
+        return from_transformers(_slow(folder))
     return None
+
+
+def _slow(folder: Path) -> Any:
+    """The tokenizer of a checkpoint folder as transformers reads it, which takes seconds to import."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def _has_template(folder: Path) -> bool:
+    config = folder / "tokenizer_config.json"
+    return any(folder.glob("chat_template*.j*")) or (config.is_file() and b'"chat_template"' in config.read_bytes())
+
+
+def _chat(
+    tokenizer: Callable[[], Any], encode: Callable[[str], list[int]]
+) -> Callable[[Sequence[Mapping[str, str]]], str]:
+    """`Text.chat` of a transformers tokenizer; a start token that `encode` adds itself is not repeated."""
+
+    def prompt(messages: Sequence[Mapping[str, str]]) -> str:
+        made = tokenizer().apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        start, ids = tokenizer().bos_token or "", encode(made)
+        return made.removeprefix(start) if start and len(ids) > 1 and ids[0] == ids[1] else made
+
+    return prompt
 
 
 def _copy(folder: Path, into: Path) -> None:
@@ -106,13 +131,15 @@ def from_transformers(tokenizer: Any) -> Text:
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         return spell(names, special)
 
+    encode = lambda text: tokenizer(text)["input_ids"]
     return Text(
-        encode=lambda text: tokenizer(text)["input_ids"],
+        encode=encode,
         decode=lambda ids: tokenizer.decode([int(i) for i in ids], skip_special_tokens=True),
         pieces=pieces,
         vocab_size=len(tokenizer),
         special=lambda: dict(special),
         save_pretrained=tokenizer.save_pretrained,
+        chat=_chat(lambda: tokenizer, encode) if tokenizer.chat_template else None,
     )
 
 

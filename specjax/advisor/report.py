@@ -102,11 +102,12 @@ class Advice(NamedTuple):
         given += [f"temperature={options['temperature']:g}", f"max_new_tokens={options['max_new_tokens']}"]
         return f"sj.generate({', '.join(given)})"
 
-    def command(self, *, dtype: str = "float32", prompts: str | None = None) -> str:
+    def command(self, *, dtype: str = "float32", prompts: str | None = None, chat: bool = False) -> str:
         """`specjax generate ...` with the recommended drafter.
 
         Args:
           prompts: file of prompts; None: a placeholder.
+          chat: the prompts are messages to a chat model.
         """
         strategy, options = self.strategy, self.settings
         words = ["specjax", "generate", "--target", self.target]
@@ -116,7 +117,7 @@ class Advice(NamedTuple):
         words += ["--verifier", strategy.verifier] if strategy.verifier else []
         words += ["--dtype", dtype] * (dtype != "float32")
         words += ["--temperature", f"{options['temperature']:g}", "--max-new-tokens", str(options["max_new_tokens"])]
-        words += ["--ignore-eos"] * options["ignore_eos"]
+        words += ["--ignore-eos"] * options["ignore_eos"] + ["--chat"] * chat
         end = f"--prompts {shlex.quote(prompts)}" if prompts is not None else '"..."'
         return f"{shlex.join(words)} {end}"
 

@@ -75,7 +75,7 @@ def plain(size: str, dtype: str, rows: Sequence[int], repeats: int) -> Iterator[
     `steps_of_one_row`: the time of a step over that of the first batch size.
     """
     model = random_model(f"opt-{size}", dtype)
-    other = peer.make_peer(model) if peer.available() else None
+    others = peer.make_peers(model)
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     first = 0.0
     for batch in rows:
@@ -83,16 +83,16 @@ def plain(size: str, dtype: str, rows: Sequence[int], repeats: int) -> Iterator[
         programs: dict[str, Callable[[], Any]] = {
             "specjax": lambda given=given: api.generate(model, given, max_new_tokens=NEW, temperature=0.0)
         }
-        if other is not None:
+        for name, other in others.items():
             decode = other.plain(new=NEW)
-            programs["transformers"] = lambda decode=decode, given=given: decode(given)
+            programs[name] = lambda decode=decode, given=given: decode(given)
         runs = measuring.interleave(programs | {"memory": bandwidth}, repeats, pause=measuring.PAUSE)
         speed = measuring.spread(runs.pop("memory").values).median
         step = measuring.spread(runs["specjax"].each(lambda out: out.stats.seconds["decode"] / NEW)).median
         first = first or step
         row: Row = {"bench": "plain", "size": size, "dtype": dtype, "rows": batch}
-        if other is not None:
-            same = np.equal(runs["specjax"].warm_up.tokens, runs["transformers"].warm_up)
+        if others:
+            same = np.equal(runs["specjax"].warm_up.tokens, runs[peer.NAME].warm_up)
             row["equal_tokens"] = float(same.mean())
         row |= summary(runs, batch * NEW)
         row |= {"step_ms": 1e3 * step, "bandwidth_gb": speed / 1e9, "bandwidth_share": weights / step / speed}
@@ -103,7 +103,7 @@ def speculative(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> I
     """Speculative decoding beside assisted generation at equal acceptance, one row, for each gamma."""
     target, draft = agreeing(size, dtype)
     given = random_prompts(1, target.vocab_size)
-    other = peer.make_peer(target, draft) if peer.available() else None
+    others = peer.make_peers(target, draft)
     settings: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0}
     for gamma in gammas:
         drafter = drafters.model(draft, gamma=gamma)
@@ -111,8 +111,8 @@ def speculative(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> I
             "specjax": lambda drafter=drafter: api.generate(target, given, drafter=drafter, **settings),
             "specjax plain": lambda: api.generate(target, given, **settings),
         }
-        if other is not None:
-            programs["transformers"] = other.counted(other.assisted(gamma=gamma, new=NEW), given)
+        for name, other in others.items():
+            programs[name] = other.counted(other.assisted(gamma=gamma, new=NEW), given)
         runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
         stats = runs["specjax"].values[-1].stats
         row: Row = {"bench": "speculative", "size": size, "dtype": dtype, "gamma": gamma} | summary(runs, NEW)
@@ -121,22 +121,26 @@ def speculative(size: str, dtype: str, gammas: Sequence[int], repeats: int) -> I
             "round_ms": 1e3 * runs["specjax"].median / stats.rounds,
             "speedup_over_plain": runs["specjax plain"].median / runs["specjax"].median,
         }  # fmt: skip
-        if other is not None:
-            count = runs["transformers"].values[-1]
-            theirs_ms = 1e3 * runs["transformers"].median / count
-            row |= {"peer_tokens_per_call": NEW / count, "peer_round_ms": theirs_ms}
-            row["ratio_per_round"] = theirs_ms / row["round_ms"]
+        theirs = {name: 1e3 * runs[name].median / runs[name].values[-1] for name in others}
+        if best := peer.fastest(theirs):
+            row |= {"peer_tokens_per_call": NEW / runs[best].values[-1], "peer_round_ms": theirs[best]}
+            row["ratio_per_round"] = theirs[best] / row["round_ms"]
         yield row
 
 
 def summary(runs: dict[str, measuring.Runs], tokens: int) -> Row:
-    """Tokens per second with their spread, the load of other programs, and the ratio to transformers."""
+    """Tokens per second with their spread, the load of other programs, and the ratios to transformers.
+
+    `ratio` is to the faster of the peer's settings, `ratio_to_default` to torch's default.
+    """
     row: Row = {}
     for name, one in runs.items():
         key = name.replace(" ", "_")
         row[f"{key}_tokens_per_second"] = tokens / one.median
         row[f"{key}_seconds"] = list(measuring.spread(one.seconds))
         row[f"{key}_load"] = one.load
-    if "transformers" in runs:
-        row["ratio"] = runs["transformers"].median / runs["specjax"].median
+    seconds = {name: one.median for name, one in runs.items()}
+    if best := peer.fastest(seconds):
+        row["ratio"] = seconds[best] / seconds["specjax"]
+        row["ratio_to_default"] = seconds[peer.NAME] / seconds["specjax"]
     return row

@@ -84,8 +84,9 @@ class Grid:
     count: Annotated[int, N] = 8
     """Prompts of each task, spread over all that there are."""
     style: Annotated[str, arg(metavar="NAME")] = AUTO
-    """How the model is addressed: plain continues a text; prefix is that of T5; chatml, llama-2, llama-3, vicuna and
-    zephyr are chat templates; own is that of the model. auto: prefix for an encoder-decoder, else plain."""
+    """How the model is addressed: as-is, the text alone; plain continues a text; prefix is that of T5; chatml, llama-2,
+    llama-3, vicuna and zephyr are chat templates; own is that of the model. auto: as-is for prompts of a file without a
+    task, else own if the model has a template, prefix for an encoder-decoder, and plain."""
     max_new_tokens: Annotated[int, N] = defaults.MAX_NEW_TOKENS
     """New tokens per prompt."""
     ignore_eos: Annotated[bool, FLAG] = False
@@ -299,7 +300,14 @@ def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Cal
             peer = shelf.keep(("peer", point.drafts[:1]), make)
         settings = {"max_new_tokens": grid.max_new_tokens, "ignore_eos": grid.ignore_eos, "seed": grid.seed}
         work = Workload(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peer)
-        row: Row = {"task": point.task, "target": grid.target, "drafts": " > ".join(point.drafts), "dtype": grid.dtype}
+        style = tasks.style_of(target, point.task, grid.style)
+        row: Row = {
+            "task": point.task,
+            "addressed": style,
+            "target": grid.target,
+            "drafts": " > ".join(point.drafts),
+            "dtype": grid.dtype,
+        }
         row |= measure(work, strategy, point.temperature, drafter, verifier)
         if grid.scores:
             key = ("scores", point.task, point.temperature)

@@ -14,7 +14,7 @@ from specjax.checks import check_name
 
 T = TypeVar("T")
 AUTO = "auto"  # format or style chosen by the file or the model
-PLAIN, PREFIX, OWN = "plain", "prefix", "own"  # styles
+AS_IS, PLAIN, PREFIX, OWN = "as-is", "plain", "prefix", "own"  # styles; as-is is also the task of prompts of a file
 
 
 class Item(NamedTuple):
@@ -73,7 +73,7 @@ TASKS: dict[str, Task] = {
             "Question: {text}\nAnswer:", "{text}", "{text}\n\nReason step by step, and end with the number.",
         ),
         "story": ("{text}", "{text}", "Continue this story:\n\n{text}"),
-        "as-is": ("{text}", "{text}", "{text}"),  # prompts of a file, unchanged
+        AS_IS: ("{text}", "{text}", "{text}"),
     }.items()
 }  # fmt: skip
 
@@ -86,45 +86,51 @@ CHATS = {  # templates around a user message; the tokenizer turns the marks into
     "vicuna": "USER: {message} ASSISTANT:",
     "zephyr": "<|user|>\n{message}</s>\n<|assistant|>\n",
 }
-STYLES = (AUTO, PLAIN, PREFIX, OWN, *CHATS)
+STYLES = (AUTO, AS_IS, PLAIN, PREFIX, OWN, *CHATS)
 
 
-def builder(task: Task, style: str, *, encoder_decoder: bool, own: Callable[[str], str]) -> Callable[[Item], str]:
+def builder(task: Task, style: str, chat: Callable[[str], str] = str) -> Callable[[Item], str]:
     """Item -> prompt.
 
     Args:
-      style: one of `STYLES`; "auto" is "prefix" for an encoder-decoder and "plain" for others.
-      own: user message -> prompt by the chat template of the model, for the style "own".
+      style: one of `STYLES` but "auto".
+      chat: user message -> prompt by the chat template of the model, for the style "own".
 
     Raises:
       ValueError: an unknown style.
     """
     check_name(style, STYLES, "style of prompts")
-    if style == AUTO:
-        style = PREFIX if encoder_decoder else PLAIN
-    if style in (PLAIN, PREFIX):
-        form = task.plain if style == PLAIN else task.prefix
+    if style in (AS_IS, PLAIN, PREFIX):
+        form = {AS_IS: "{text}", PLAIN: task.plain, PREFIX: task.prefix}[style]
         return lambda item: fill(form, text=item.text)
-    around = own if style == OWN else lambda message: fill(CHATS[style], message=message)
+    around = chat if style == OWN else lambda message: fill(CHATS[style], message=message)
     return lambda item: around(fill(task.message, text=item.text))
 
 
+def style_of(model: Any, task: str, style: str = AUTO) -> str:
+    """The style, with "auto" resolved: the model's chat template if any, "prefix" for an encoder-decoder, or "plain".
+
+    Prompts of a file are used as they are. The bundled T5 pair was trained without a prefix and receives none.
+    """
+    if style != AUTO:
+        return style
+    if task == AS_IS or "bundled/t5-" in model.name:
+        return AS_IS
+    if model.text is not None and model.text.chat is not None:
+        return OWN
+    return PREFIX if model.encoder_decoder else PLAIN
+
+
 def prompts_for(model: Any, task: str, items: Sequence[Item], style: str = AUTO) -> list[str]:
-    """Prompts of a task for a model; the bundled T5 pair was trained without a prefix and receives none.
+    """Prompts of a task for a model.
 
     Raises:
       ValueError: an unknown style, or "own" for a model without a chat template.
     """
-    if style in (AUTO, PREFIX) and "bundled/t5-" in model.name:
-        return [item.text for item in items]
-    own: Callable[[str], str] = str
-    if style == OWN:
-        from specjax import convert
-
-        checkpoint = convert.locate(model.name)
-        checkpoint.source.close()
-        own = own_template(checkpoint.tokenizer(), model.text.encode)
-    return [*map(builder(TASKS[task], style, encoder_decoder=model.encoder_decoder, own=own), items)]
+    style = style_of(model, task, style)
+    if style == OWN and (model.text is None or model.text.chat is None):
+        raise ValueError(f"style own: {model.name} has no chat template; choose one of {', '.join(CHATS)}")
+    return [*map(builder(TASKS[task], style, model.chat), items)]
 
 
 def fill(form: str, **given: str) -> str:
@@ -132,28 +138,6 @@ def fill(form: str, **given: str) -> str:
     for name, value in given.items():
         form = form.replace("{" + name + "}", value)
     return form
-
-
-def own_template(tokenizer: Any, encode: Callable[[str], list[int]]) -> Callable[[str], str]:
-    """User message -> prompt by the chat template of a transformers tokenizer.
-
-    Args:
-      encode: the tokenizer of the model; a start token that it adds itself is not repeated.
-
-    Raises:
-      ValueError: the tokenizer has no chat template.
-    """
-    if tokenizer is None or not tokenizer.chat_template:
-        raise ValueError(f"style own: the model has no chat template; choose one of {', '.join(CHATS)}")
-    start = tokenizer.bos_token or ""
-
-    def around(message: str) -> str:
-        messages = [{"role": "user", "content": message}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        ids = encode(text)
-        return text.removeprefix(start) if start and len(ids) > 1 and ids[0] == ids[1] else text
-
-    return around
 
 
 def pick(items: Sequence[Item], count: int, categories: Sequence[str] = ()) -> list[Item]:

@@ -36,6 +36,8 @@ class AdvicePrompts:
     """A text file, one prompt per line, or .jsonl with a "prompt" in each line; - reads stdin."""
     task: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: story; translation for T5)")] = None
     """Prompts of the package instead of a file: translation, summarization, chat, code, maths, story."""
+    style: Annotated[str, arg(metavar="NAME")] = "auto"
+    """How the model is addressed, as for specjax sweep."""
     count: Annotated[int, arg(metavar="N")] = 8
     """Most prompts, spread over all available ones. Half of them are surveyed, the others decide among candidates."""
 
@@ -121,7 +123,7 @@ def main(args: Sequence[str]) -> int:
     console, errors = tables_and_errors()
     with Progress(errors, show=True) as progress:
         target, drafts = load(options.models, progress.update)
-        prompts = given if given is not None else sample_prompts(options.text, target)
+        style, prompts = addressed(options.text, target, given)
         lines: list[str] = []
 
         def on_progress(line: str) -> None:
@@ -133,8 +135,9 @@ def main(args: Sequence[str]) -> int:
                 target, drafts, prompts, **vars(use), kinds=measuring.drafters or None, verify=measuring.verify,
                 turns=measuring.repeats, sweep=measuring.sweep, progress=on_progress, stop=stopped,
             )  # fmt: skip
-    command = advice.command(dtype=options.models.dtype, prompts=options.text.prompts)
-    given_options = {"dtype": options.models.dtype, "prompts_file": options.text.prompts, "texts": list(prompts)}
+    file = options.text.prompts
+    command = advice.command(dtype=options.models.dtype, prompts=file, chat=style == "own")
+    given_options = {"style": style, "dtype": options.models.dtype, "prompts_file": file, "texts": list(prompts)}
     content = to_json(finite(advice.as_dict() | {"command": command} | given_options))
     if showing.output is not None:
         files.write_text(showing.output, content + "\n")
@@ -176,6 +179,7 @@ def check(options: AdviceOptions) -> None:
     outputs.picture(picture=options.showing.picture)
     from specjax.bench import tasks
 
+    check_name(text.style, tasks.STYLES, "style")
     if text.task is not None:
         check_name(text.task, [name for name, task in tasks.TASKS.items() if task.samples], "task")
 
@@ -195,12 +199,17 @@ def given_prompts(text: AdvicePrompts) -> list[str] | None:
     return tasks.spread(read_file(text.prompts), text.count)
 
 
-def sample_prompts(text: AdvicePrompts, target: Any) -> list[str]:
-    """Prompts of a task from the package."""
+def addressed(text: AdvicePrompts, target: Any, given: list[str] | None) -> tuple[str, list[str]]:
+    """The style and the prompts in it: given ones, or those of a task from the package."""
     from specjax.bench import tasks
 
-    name = text.task or ("translation" if target.encoder_decoder else "story")
-    return tasks.prompts_for(target, name, tasks.spread(tasks.TASKS[name].samples, text.count))
+    if given is not None:
+        name, items = tasks.AS_IS, [*map(tasks.Item, given)]
+    else:
+        name = text.task or ("translation" if target.encoder_decoder else "story")
+        items = tasks.spread(tasks.TASKS[name].samples, text.count)
+    style = tasks.style_of(target, name, text.style)
+    return style, tasks.prompts_for(target, name, items, style)
 
 
 def load(models: AdviceModels, notify: Any) -> tuple[Any, list[Any]]:

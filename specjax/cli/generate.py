@@ -39,6 +39,7 @@ def main(args: Sequence[str]) -> int:
     with Progress(errors, show=not options.printing.quiet) as progress:
         with process.interrupts_wait(lambda: False):
             run = build(config, progress.update)
+        prompts = [*map(run.target.chat, prompts)] if options.chat else prompts
         return decode_and_report(options, Work(run, prompts, progress), console, errors)
 
 
@@ -59,7 +60,8 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
 
     printing, run = options.printing, work.run
     quiet = printing.json or printing.quiet
-    heads = [""] * len(work.prompts) if quiet or run.target.encoder_decoder else work.prompts
+    answers = quiet or options.chat or run.target.encoder_decoder  # shown without their prompts
+    heads = [""] * len(work.prompts) if answers else work.prompts
     reporting = False
 
     def open_sink() -> "Sink":
@@ -84,7 +86,7 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
         content = write(out)  # before printing, which may fail
         if not quiet:
             report.show(console, report.closing_table(run, out))
-        report.warn(errors, PROG, out)
+        report.warn(errors, PROG, run.target, out)
         if printing.compare and not interrupted:
             reporting = False
             compared = measure(work, repeats=printing.repeats)

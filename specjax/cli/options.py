@@ -28,6 +28,8 @@ class Request:
     """Text to continue; several prompts form a batch."""
     prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    chat: Flag = False
+    """The prompts are messages to a chat model, by its own template."""
     config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
     """A preset, as in configs/: default values for options that are not given. It is Python code and is executed."""
     models: Models = dataclasses.field(default_factory=Models)

@@ -86,7 +86,7 @@ def comparison_lines(compared: Comparison) -> list[str]:
     return lines
 
 
-def warn(errors: Console, prog: str, out: Generation) -> None:
+def warn(errors: Console, prog: str, target: Model, out: Generation) -> None:
     """Prints one line for each problem of the run."""
     broken = [str(row + 1) for row, reason in enumerate(out.stop_reasons) if reason == "nan"]
     found = []
@@ -100,6 +100,11 @@ def warn(errors: Console, prog: str, out: Generation) -> None:
             f"none of {out.stats.tested} draft tokens was accepted: the text is valid, but the drafter does not fit "
             "this target, or its weights are broken"
         )
+    empty = [str(row + 1) for row, tokens in enumerate(out.tokens) if len(tokens) == 1 and tokens[0] in target.eos]
+    if empty:
+        chat = target.text is not None and target.text.chat is not None
+        reason = "a chat model expects its template: --chat" if chat else "to this model, the prompt is a whole text"
+        found.append(f"text {', '.join(empty)} ended with its first token: {reason}")
     for line in found:
         errors.print(f"{prog}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
 

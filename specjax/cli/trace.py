@@ -66,10 +66,10 @@ def main(args: Sequence[str]) -> int:
         return DONE
     options, config, prompts = found
     check(options.tracing, config.strategy)
-    return run(config, options.tracing, prompts)
+    return run(config, options.tracing, prompts, chat=options.chat)
 
 
-def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str]) -> int:
+def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str], *, chat: bool) -> int:
     """Loads, traces and prints."""
     from specjax.cli import report
     from specjax.cli.progress import Progress, open_console
@@ -80,6 +80,7 @@ def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str]) -> int:
         with process.interrupts_wait(lambda: False):
             built = build(config, progress.update)
         strategy, target = config.strategy, built.target
+        prompts = [*map(target.chat, prompts)] if chat else prompts
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.update("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep

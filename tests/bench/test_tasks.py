@@ -14,58 +14,51 @@ from specjax.bench.tasks import FORMATS, Item
 ITEM = Item("def f(x):\n    return {x}")
 
 
-def prompt(task: str, style: str, *, encoder_decoder: bool = False, own=str) -> str:
-    return tasks.builder(tasks.TASKS[task], style, encoder_decoder=encoder_decoder, own=own)(ITEM)
+def model(name: str = "x", *, encoder_decoder: bool = False, chat=None):
+    """What `prompts_for` reads of a model."""
+    return types.SimpleNamespace(
+        name=name, encoder_decoder=encoder_decoder, text=types.SimpleNamespace(chat=chat), chat=chat or str
+    )
+
+
+def prompt(task: str, style: str = tasks.AUTO, **of) -> str:
+    return tasks.prompts_for(model(**of), task, [ITEM], style)[0]
 
 
 def test_every_task_builds_a_prompt_in_every_style():
     for name, task in tasks.TASKS.items():
         for style in tasks.STYLES:
-            assert prompt(name, style).count(ITEM.text) == 1
+            assert prompt(name, style, chat=lambda message: f"<{message}>").count(ITEM.text) == 1
         assert task.samples or name == "as-is"
         assert len({item.text for item in task.samples}) == len(task.samples)
     assert {kind.task for kind in FORMATS.values()} <= set(tasks.TASKS)
 
 
 def test_t5_has_prefixes_and_other_models_continue():
-    assert prompt("translation", "auto", encoder_decoder=True) == f"translate English to German: {ITEM.text}"
-    assert prompt("summarization", "auto", encoder_decoder=True) == f"summarize: {ITEM.text}"
-    assert prompt("translation", "auto") == f"English: {ITEM.text}\nGerman:"
-    assert prompt("code", "auto") == ITEM.text  # its braces are kept
+    assert prompt("translation", encoder_decoder=True) == f"translate English to German: {ITEM.text}"
+    assert prompt("summarization", encoder_decoder=True) == f"summarize: {ITEM.text}"
+    assert prompt("translation") == f"English: {ITEM.text}\nGerman:"
+    assert prompt("code") == ITEM.text  # its braces are kept
 
 
 def test_bundled_t5_receives_no_prefix():
     """It was trained without one; a T5 from elsewhere keeps it."""
-    of = lambda name, style="auto": tasks.prompts_for(
-        types.SimpleNamespace(name=name, encoder_decoder=True), "translation", [ITEM], style
-    )
     for name in ("bundled/t5-target", "bundled/t5-draft", "/x/specjax/bundled/t5-target"):
-        assert of(name) == of(name, "prefix") == [ITEM.text]
-    assert of("t5-small") == [f"translate English to German: {ITEM.text}"]
+        assert prompt("translation", name=name, encoder_decoder=True) == ITEM.text
 
 
-def test_chat_models_are_asked_within_their_template():
+def test_chat_models_are_addressed_by_their_template():
     wanted = f"Translate into German: {ITEM.text}"
+    around = lambda message: f"<{message}>"
     assert prompt("translation", "chatml") == f"<|im_start|>user\n{wanted}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt("translation", "own", own=lambda message: f"<{message}>") == f"<{wanted}>"
+    assert prompt("translation", "own", chat=around) == prompt("translation", chat=around) == f"<{wanted}>"
+    assert prompt("translation", "plain", chat=around) == prompt("translation")
+    assert prompt("as-is", chat=around) == ITEM.text
+    assert prompt("as-is", "own", chat=around) == f"<{ITEM.text}>"
     with pytest.raises(ValueError, match="alpaca"):
         prompt("story", "alpaca")
-
-
-def test_a_models_own_template_writes_the_start_token_once():
-    class Tokenizer:
-        chat_template, bos_token = "x", "<s>"
-
-        def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
-            assert not tokenize and add_generation_prompt
-            return f"<s>[{messages[0]['role']}] {messages[0]['content']}"
-
-    ids = lambda text: [1] * (1 + text.startswith("<s>")) + [5]  # an encoder that begins every text with <s>
-    assert tasks.own_template(Tokenizer(), ids)("Hi") == "[user] Hi"
-    assert tasks.own_template(Tokenizer(), lambda text: [1, 5])("Hi") == "<s>[user] Hi"
-    for none in (None, types.SimpleNamespace(chat_template=None)):
-        with pytest.raises(ValueError, match="style"):
-            tasks.own_template(none, ids)
+    with pytest.raises(ValueError, match="style"):
+        prompt("story", "own")
 
 
 def test_items_are_spread_over_the_whole_file():

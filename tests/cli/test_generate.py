@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import sys
 
 import jax.numpy as jnp
@@ -55,6 +56,39 @@ def test_marks_removed_give_the_text(specjax_program, base):
     marked = specjax_program(*base, "Once", *quiet, "--show-draft").out
     assert "[-" in marked and "{+" in marked
     assert re.sub(r"\{\+(.*?)\+\}", r"\1", re.sub(r"\[-.*?-\]", "", marked)) == plain
+
+
+@pytest.fixture
+def chat_model(models, tmp_path):
+    """A model with a chat template."""
+    folder = shutil.copytree(models["target"], tmp_path / "chat")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}A:"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    return folder
+
+
+def test_chat_messages_are_put_into_the_template(specjax_program, base, chat_model, tmp_path):
+    model = sj.load(chat_model)
+    assert model.chat("Hi") == "user: Hi\nA:"
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    assert model.chat(turns) == "user: Hi\nassistant: Yes\nA:"
+    model.save_pretrained(tmp_path / "saved")
+    assert sj.load(tmp_path / "saved").chat("Hi") == model.chat("Hi")
+    with pytest.raises(ValueError, match="template"):
+        sj.load(base[2]).chat("Hi")
+    args = ["generate", "--target", str(chat_model), *base[3:]]
+    shown, plain = specjax_program(*args, "Hi", "--chat"), specjax_program(*args, "user: Hi\nA:", "--json")
+    record = json.loads(specjax_program(*args, "Hi", "--chat", "--json").out)
+    assert record["prompts"] == ["user: Hi\nA:"] and record["tokens"] == json.loads(plain.out)["tokens"]
+    assert not shown.out.startswith(("user", "Hi"))
+
+
+def test_a_text_that_ends_at_once_is_reported(specjax_program, base, chat_model):
+    ends = ["Once", "--logit-bias", "0=1e9"]
+    assert "--chat" in specjax_program("generate", "--target", str(chat_model), *base[3:], *ends).err
+    err = specjax_program(*base, *ends).err
+    assert "first token" in err and "--chat" not in err
 
 
 def test_json_is_all_of_stdout_and_of_the_file(specjax_program, base, target, tmp_path):
