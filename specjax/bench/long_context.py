@@ -22,20 +22,20 @@ def measure(
     dtype: str,
     text: str,
     *,
-    strategy: str,
     prompt: int,
     rows: int,
     gamma: int,
     budget: int,
     temperature: float,
     new: int,
+    repeats: int,
 ) -> Iterator[Row]:
-    """The row of one of `STRATEGIES` on rows of a text; no row if the model does not support the strategy.
+    """One row for each of `STRATEGIES` that the model supports, on rows of a text, interleaved.
 
     `mb_per_token`: megabytes read per committed token of a row, computed and not measured: the draft steps of a round
     and the target pass over all its slots (`drafters.reading`), divided by the measured tokens per target pass.
     `bytes_of_plain`: over those of plain decoding, one pass per token. Seconds are those of decoding, without the
-    prompt; all are of one run, not interleaved.
+    prompt; `time_of_plain` is the median of the ratios within a turn.
 
     Args:
       target: name of a decoder-only model.
@@ -44,32 +44,37 @@ def measure(
       rows: B.
       budget: slots of `small_kv`.
       new: tokens per row.
+      repeats: turns.
 
     Raises:
       ValueError: an encoder-decoder, a text that is too short, or rows longer than the positions of the model.
     """
     model = load(target, dtype=dtype)
-    if strategy == "layer-skip" and model.config.layers < 2:
-        return  # there is no layer to skip
     given = cut(model, files.read_text(text), prompt, rows)
     slots = prompt + new + gamma + 1
     whole = reading.of_target(model, batch=rows, slots=slots)
-    drafter, step = _build(model, strategy, rows, slots, gamma, budget)
-    before = measuring.ticks()
-    out = api.generate(model, given, drafter=drafter, max_new_tokens=new, temperature=temperature, ignore_eos=True)
-    load_of_others = measuring.load_between(before, measuring.ticks())
-    drafted = 0.0 if step is None else gamma * step.total
-    read = (drafted + whole.total) / out.stats.tokens_per_call
-    yield {
-        "bench": "long-context", "target": target, "dtype": dtype, "strategy": strategy, "rows": rows, "prompt": prompt,
-        "gamma": 0 if step is None else gamma, "budget": budget if strategy in SELECTIONS else None, "new": new,
-        "temperature": temperature, "accepted_per_tested": out.stats.accepted_per_tested,
-        "tokens_per_call": out.stats.tokens_per_call,
-        "draft_step_mb": None if step is None else step.total / 1e6, "target_pass_mb": whole.total / 1e6,
-        "mb_per_token": read / 1e6, "bytes_of_plain": read / whole.total,
-        "prefill_seconds": out.stats.seconds["prefill"], "decode_seconds": out.stats.seconds["decode"],
-        "tokens_per_second": out.stats.tokens_per_second, "load": load_of_others,
-    }  # fmt: skip
+    supported = [name for name in STRATEGIES if name != "layer-skip" or model.config.layers > 1]
+    built = {name: _build(model, name, rows, slots, gamma, budget) for name in supported}
+    settings: dict[str, Any] = {"max_new_tokens": new, "temperature": temperature, "ignore_eos": True}
+    programs = {
+        name: lambda drafter=drafter: api.generate(model, given, drafter=drafter, **settings).stats
+        for name, (drafter, _) in built.items()
+    }
+    runs = measuring.interleave(programs, repeats)
+    seconds = {name: one.each(lambda stats: stats.seconds["decode"]) for name, one in runs.items()}
+    for name, (_, step) in built.items():
+        stats = runs[name].values[-1]
+        read = ((0.0 if step is None else gamma * step.total) + whole.total) / stats.tokens_per_call
+        yield {
+            "bench": "long-context", "target": target, "dtype": dtype, "strategy": name, "rows": rows, "prompt": prompt,
+            "gamma": 0 if step is None else gamma, "budget": budget if name in SELECTIONS else None, "new": new,
+            "temperature": temperature, "accepted_per_tested": stats.accepted_per_tested,
+            "tokens_per_call": stats.tokens_per_call,
+            "draft_step_mb": None if step is None else step.total / 1e6, "target_pass_mb": whole.total / 1e6,
+            "mb_per_token": read / 1e6, "bytes_of_plain": read / whole.total,
+            "decode_seconds": list(measuring.spread(seconds[name])),
+            "time_of_plain": measuring.ratio(seconds[name], seconds["plain"]), "load": runs[name].load,
+        }  # fmt: skip
 
 
 def cut(model: Model, text: str, prompt: int, rows: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """transformers on the same weights and prompts: plain decoding, assisted generation and prompt lookup.
 
-It runs with torch's default settings, and with linear layers whose weights oneDNN has packed, which torch does not do by
-itself and which is faster on most processors. Ratios are to the faster of the two.
+It runs with torch's default settings, and with linear layers whose weights oneDNN has packed, which torch does not do
+by itself and which is faster on most processors. Ratios are to the faster of the two.
 
 torch is imported inside the functions: without it the benchmarks run, and their peer columns are empty.
 """
@@ -119,9 +119,7 @@ class Peer(NamedTuple):
         return decode
 
 
-def make_peer(
-    target: Model, draft: Model | None = None, *, ignore_eos: bool = True, packed: bool = False
-) -> Peer:
+def make_peer(target: Model, draft: Model | None = None, *, ignore_eos: bool = True, packed: bool = False) -> Peer:
     """The target and the draft model in transformers; `packed` as in `twin`."""
     eos = () if ignore_eos else target.eos
     drafted = None if draft is None else twin(draft, packed=packed)

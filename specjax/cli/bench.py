@@ -175,11 +175,10 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
             long_context.measure,
             dtypes | {
                 "rows": options.rows, "gamma": gammas, "temperature": options.temperature,
-                "strategy": long_context.STRATEGIES,
             },
             {
                 "target": options.target, "text": str(options.prompts), "prompt": options.prompt_tokens,
-                "budget": options.budget, "new": options.max_new_tokens,
+                "budget": options.budget, "new": options.max_new_tokens, **timed,
             },
         ),
     }  # fmt: skip

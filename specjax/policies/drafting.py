@@ -18,8 +18,8 @@ TOP = 10  # probabilities of the draft that DISCO's classifier reads
 def threshold(theta: float | int = 0.4, *, gamma_max: int = 16) -> Rule:
     """Drafts until a token whose probability under the draft model is below theta; that token is kept, as the last one.
 
-    The confidence is the model's own, before temperature and other warps. The rule of transformers' assisted generation
-    (`assistant_confidence_threshold`), with a fixed theta.
+    The confidence is the model's own, before temperature and other warps. transformers' assisted generation has this
+    rule (`assistant_confidence_threshold`) with a theta that it adapts, on probabilities after the warps.
 
     Args:
       theta: least probability after which another token is drafted, 0 to 1.

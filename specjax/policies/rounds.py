@@ -19,7 +19,7 @@ from specjax.programs import memoize
 from specjax.theory import StepTime
 from specjax.theory.tokens import Numbers
 
-HEURISTIC_START, UP, DOWN = 5, 2, 1  # those of transformers' assisted generation
+HEURISTIC_START, UP, DOWN = 5, 2, 1  # of Gante 2023; transformers 5.23 starts at 20, with a constant length
 
 
 def fixed(gamma: int) -> Rule:
@@ -81,7 +81,8 @@ def best(
 def heuristic(*, gamma_max: int = 16, start: int | None = None) -> Rule:
     """Two tokens more after a round in which all were accepted, one less after any other; at least 1, by row.
 
-    The heuristic schedule of transformers' assisted generation (Gante 2023), with a largest length.
+    The heuristic schedule of transformers' assisted generation as published (Gante 2023), with a largest length. Newer
+    releases of transformers start at 20 and keep the length by default.
 
     Args:
       gamma_max: greatest length, at least 1.
