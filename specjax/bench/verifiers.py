@@ -144,7 +144,8 @@ def _judged(job: Any, chosen: Sequence[verify.Verifier], key: jax.Array) -> Iter
     judge = _judge(static["model"], static["drafter"], static["stages"], tuple(one.fn for one in chosen))
     number = 0
     while bool(jnp.any(state.stop == int(Stop.RUNNING))):
-        yield jax.device_get(judge(job.params, state, jax.random.fold_in(key, number)))
+        same_draft = state._replace(key=jax.random.clone(state.key))  # the round below draws it again
+        yield jax.device_get(judge(job.params, same_draft, jax.random.fold_in(key, number)))
         state, _ = loop.one_round(job.params, state, **static)
         number += 1
 
