@@ -101,7 +101,7 @@ def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str], *, chat: bo
         for figure in drawn:
             figure.in_terminal(console)
         report.show(console, report.closing_table(built, trace.out))
-    report.warn(errors, PROG, trace.out)
+    report.warn(errors, PROG, target, trace.out)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
         files.write_text(tracing.output / FILE, written + "\n")
