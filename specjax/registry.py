@@ -73,7 +73,7 @@ NO_DEFAULT = inspect.Parameter.empty
 
 # Checks of constructors that need a model: they make them themselves, and `Strategy.parse` before a model is loaded.
 CHECKS = {
-    "drafters.dynamic_tree": "drafters.model_tree.check_size",
+    "drafters.dynamic_tree": "drafters.token_tree.check_size",
     "drafters.bounded": "drafters.small_kv.check_budget",
     "drafters.small_kv": "drafters.small_kv.check_budget",
 }

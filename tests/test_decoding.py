@@ -13,6 +13,7 @@ from specjax import decoding as loop
 from specjax import drafters, stopping
 from specjax.base import Drafter
 from specjax.drafters import chain
+from specjax.drafters.writer import model_writer
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -204,7 +205,7 @@ def test_the_distribution_test_fails_draft_noise_shared_by_positions(monkeypatch
     shared = lambda key, shape: jnp.broadcast_to(whole(key, (1, *shape[1:])), (len(key), *shape))
     monkeypatch.setattr(chain, "uniforms", shared)
     right = drafter_for("model-2", "opt")
-    broken = right._replace(drafter=chain.chain.__wrapped__(battery.draft("opt").lm, 2))
+    broken = right._replace(drafter=chain.chain.__wrapped__(model_writer(battery.draft("opt").lm), 2))
     assert least(sampled_counts(broken)) < distributions.ALPHA
 
 

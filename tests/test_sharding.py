@@ -18,6 +18,7 @@ import specjax
 from specjax import decoding, drafters, placement, sampling, sharding, stopping, trees
 from specjax.base import Drafter
 from specjax.drafters import chain
+from specjax.drafters.writer import model_writer
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.cpu import CPUProducts
@@ -300,7 +301,7 @@ def speculate(name: str, mesh, temperature):
         models.append(model)
         weights.append(params)
     warps, stages = sampling.sampling_params(ROWS, VOCAB, temperature=temperature)
-    static = {"model": models[0], "drafter": chain.chain(models[1], 3), "stages": stages}
+    static = {"model": models[0], "drafter": chain.chain(model_writer(models[1]), 3), "stages": stages}
     given = decoding.DecodeParams(*weights, warps, stopping.rules(VOCAB))
     prompt, length, _ = inputs()
     keys = decoding.row_keys(0, jnp.arange(ROWS, dtype=jnp.int32))

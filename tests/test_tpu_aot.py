@@ -27,6 +27,7 @@ import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from specjax import checkpoint, decoding, placement, sampling, sharding, stopping
 from specjax.drafters import chain
+from specjax.drafters.writer import model_writer
 from specjax.models import opt
 from specjax.models.format import default_format
 from specjax.verify.token import token_level
@@ -75,7 +76,7 @@ elif case["draft"] is None:
 else:
     rules = sharding.replicated(opt.FAMILY.rules)
     draft, draft_params, _ = load(case["draft"], rules)
-    drafter = chain.chain(draft, case["block"] - 1)
+    drafter = chain.chain(model_writer(draft), case["block"] - 1)
     warps, stages = sampling.sampling_params(rows, config.vocab_size, temperature=0.8, top_p=0.9)
     given = decoding.DecodeParams(params, draft_params, warps, stopping.rules(config.vocab_size, eos=[2]))
     init = decoding.make_init(target, drafter, stages, cache_len=slots, max_new=slots // 2)

@@ -17,7 +17,7 @@ from specjax.bench.rounds import load_free
 from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.cascade import CascadeParams, cascade_drafter
-from specjax.drafters.model_tree import plan
+from specjax.drafters.token_tree import plan
 from specjax.estimates import Estimate, median
 from specjax.model import Model
 from specjax.models import opt

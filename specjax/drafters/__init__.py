@@ -18,8 +18,6 @@ from specjax.drafters.corpus import save_corpus as save_corpus
 from specjax.drafters.loaded import LoadedDrafter as LoadedDrafter
 from specjax.drafters.lookahead import lookahead as lookahead
 from specjax.drafters.model import model as model
-from specjax.drafters.model_tree import dynamic_tree as dynamic_tree
-from specjax.drafters.model_tree import tree as tree
 from specjax.drafters.ngram import ngram as ngram
 from specjax.drafters.select import Retrieval as Retrieval
 from specjax.drafters.select import Sinks as Sinks
@@ -30,4 +28,6 @@ from specjax.drafters.small_kv import small_kv as small_kv
 from specjax.drafters.suffix import suffix as suffix
 from specjax.drafters.suffix import suffix_tree as suffix_tree
 from specjax.drafters.table import table as table
+from specjax.drafters.token_tree import dynamic_tree as dynamic_tree
+from specjax.drafters.token_tree import tree as tree
 from specjax.types import Siblings as Siblings

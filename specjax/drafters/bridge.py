@@ -26,9 +26,10 @@ from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel
 from specjax.categorical import argmax
 from specjax.drafters import vocabulary as _vocabulary
-from specjax.drafters.chain import next_logits, write_chain
+from specjax.drafters.chain import write_chain
 from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.drafters.vocabulary import NONE, Joins, Reading, Writing
+from specjax.drafters.writer import next_logits
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params, Siblings
 

@@ -4,18 +4,18 @@
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax import sampling, trees
-from specjax.base import Cache, Drafter, LanguageModel, Warp
+from specjax.base import Cache, Drafter, Warp
 from specjax.categorical import draw, uniforms
 from specjax.drafters.loaded import LoadedDrafter
+from specjax.drafters.writer import Writer, next_logits
 from specjax.programs import memoize
-from specjax.types import Commit, Draft, KeyArray, Params
+from specjax.types import Commit, Draft, KeyArray
 
 Feed = Callable[[Int[Array, "B"], Cache], tuple[Float[Array, "B V"], Cache]]
 
@@ -59,52 +59,26 @@ def no_draft() -> Drafter:
     return Drafter(trees.chain(0), init, propose, commit, rewind=rewind)
 
 
-class ModelDraft(NamedTuple):
-    """State of a draft model.
-
-    After a round that accepted everything, the last accepted token was sampled but never fed: the cache lags the
-    committed tokens by one. The first forward pass of a round therefore feeds two tokens: the one that is missing, if
-    any, and `pending`.
-    """
-
-    cache: Cache
-    missing: Int[Array, "B"]  # the committed token that the cache lags by
-    lag: Int[Array, "B"]  # 1 where it does, else 0
-
-
 @memoize
-def chain(lm: LanguageModel, gamma: int) -> Drafter:
-    """A chain of gamma tokens sampled from `lm`, each from its warped distribution."""
-    tree = trees.chain(gamma)
+def chain(writer: Writer, gamma: int) -> Drafter:
+    """A chain of gamma tokens sampled from a writer, each from its warped distribution."""
+    tree, lm = trees.chain(gamma), writer.lm
 
-    def init(params, prompt, length, cache_len, prefilled):
-        del prefilled
-        read = lm.prefill(params, prompt, length, cache_len)
-        return ModelDraft(read.cache, read.pending, jnp.zeros_like(length))
-
-    def propose(params, key, state: ModelDraft, pending, warp):
+    def propose(params, key, memory, pending, warp):
+        logits, memory = writer.root(params, memory, pending)
+        valid = writer.proposable(params, memory, tree.depth)
         draft, cache = write_chain(
-            lambda token, cache: next_logits(lm, params, cache, token),
-            *first_logits(lm, params, state.cache, state.missing, state.lag, pending),
-            pending, key, warp, gamma=gamma,
+            lambda token, cache: next_logits(lm, params, cache, token), logits, memory.cache, pending, key, warp,
+            gamma=gamma, restricted=writer.restricted,
         )  # fmt: skip
-        draft = draft._replace(valid=lm.proposable(state.cache.length + state.lag, tree.depth))
-        return draft, ModelDraft(cache, draft.tokens[:, -1], state.lag)
+        return draft._replace(valid=draft.valid & valid), memory._replace(cache=cache)
 
-    def commit(params, state: ModelDraft, committed: Commit):
-        del params
-        # The cache has advanced by gamma: `pending` and the first gamma - 1 draft tokens. A row keeps `length` of them
-        # (`pending` and the accepted ones), all of them where everything was accepted, and then lags by one.
-        lag = jnp.maximum(committed.length - gamma, 0)
-        cache = lm.keep(state.cache, None, jnp.minimum(committed.length, gamma) - gamma)
-        return ModelDraft(cache, state.missing, lag)
+    def commit(params, memory, committed: Commit):
+        # The cache has advanced by the first gamma - 1 draft tokens.
+        read = jnp.minimum(committed.length, gamma) - 1
+        return writer.commit(params, memory, None, read, gamma - 1, committed)
 
-    def rewind(params, state: ModelDraft, back, token):
-        del params, token
-        cache, lag = roll_back(lm, state.cache, state.lag, back)
-        return ModelDraft(cache, state.missing, lag)
-
-    return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind)
+    return Drafter(tree, writer.init, propose, commit, lm.vocab_size, rewind=writer.rewind)
 
 
 def write_chain(
@@ -178,40 +152,3 @@ def draw_node(
     later = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] > step
     tokens = jnp.where(later, token[:, None], tokens)
     return token, tokens, jax.lax.dynamic_update_slice_in_dim(log_q, warped, step, axis=1), warped[:, 0]
-
-
-def roll_back(
-    lm: LanguageModel, cache: Cache, lag: Int[Array, "B"], back: Int[Array, "B"]
-) -> tuple[Cache, Int[Array, "B"]]:
-    """`Drafter.rewind` of a cache that lags the committed tokens: tokens that it never held go first."""
-    gone = jnp.maximum(back - 1, 0)  # the token committed instead becomes `pending`, which is not in the cache
-    return lm.keep(cache, None, jnp.minimum(lag - gone, 0)), jnp.maximum(lag - gone, 0)
-
-
-def first_logits(
-    lm: LanguageModel,
-    params: Params,
-    cache: Cache,
-    missing: Int[Array, "B"],
-    lag: Int[Array, "B"],
-    pending: Int[Array, "B"],
-) -> tuple[Float[Array, "B V"], Cache]:
-    """Feeds [missing, pending], or [pending, filler] where nothing is missing; advances past the real tokens."""
-    lagging, pair = lag == 1, trees.chain(1)
-    block = jnp.stack([jnp.where(lagging, missing, pending), pending], 1)
-    out, cache = lm.extend(params, block, cache, pair.mask, pair.depth)
-    logits = jnp.where(lagging[:, None], out.logits[:, 1], out.logits[:, 0])
-    return logits, lm.keep(cache, None, lag + 1)
-
-
-def next_logits(
-    lm: LanguageModel,
-    params: Params,
-    cache: Cache,
-    token: Int[Array, "B"],
-    depth: Int[Array, "B 1"] | None = None,
-) -> tuple[Float[Array, "B V"], Cache]:
-    """Feeds one token; `depth`: its distance from the cache's length, where that is not its position."""
-    one = trees.chain(0)
-    out, cache = lm.extend(params, token[:, None], cache, one.mask, one.depth if depth is None else depth)
-    return out.logits[:, 0], lm.keep(cache, None, jnp.ones_like(token))

@@ -20,8 +20,9 @@ from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
 from specjax.categorical import uniforms
 from specjax.decoding import run_if
-from specjax.drafters.chain import chain, draw_node, first_logits, next_logits, plain, roll_back
+from specjax.drafters.chain import chain, draw_node, plain
 from specjax.drafters.loaded import LoadedDrafter, check_model
+from specjax.drafters.writer import first_logits, model_writer, next_logits, roll_back
 from specjax.policies.policy import Drawn, Policy, PolicyState, Round, Rule, check_buckets, ladder, rows_where
 from specjax.programs import memoize
 from specjax.types import Commit, Draft, Params
@@ -64,7 +65,7 @@ def model(
             raise ValueError(f"buckets={buckets} are for a policy of varying length: give policy=, or leave them out")
         gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
         draft.lm.check_rollback(gamma, f"a draft of {gamma}")
-        return LoadedDrafter(f"{draft.name} x{gamma}", chain(draft.lm, gamma), draft.params, draft)
+        return LoadedDrafter(f"{draft.name} x{gamma}", chain(model_writer(draft.lm), gamma), draft.params, draft)
     if not isinstance(policy, Rule):
         raise ValueError(f"policy must be one from specjax.policies, got {type(policy).__name__}")
     if gamma is not None:

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 
 from specjax import checks, trees
 from specjax.base import Drafter, LanguageModel
-from specjax.drafters.chain import next_logits, write_chain
+from specjax.drafters.chain import write_chain
 from specjax.drafters.loaded import LoadedDrafter, check_model, layer_count
+from specjax.drafters.writer import next_logits
 from specjax.models import quantize
 from specjax.programs import memoize
 

@@ -23,9 +23,10 @@ from jaxtyping import Array, Int
 from specjax import checks, trees
 from specjax.base import Drafter, LanguageModel, Prefilled
 from specjax.decoding import run_if
-from specjax.drafters.chain import next_logits, write_chain
+from specjax.drafters.chain import write_chain
 from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.drafters.select import SINKS, Choice, Selection
+from specjax.drafters.writer import next_logits
 from specjax.models import cache as caches
 from specjax.models.cache import Cache
 from specjax.programs import memoize

@@ -7,6 +7,7 @@ import pytest
 
 from specjax import drafters, sampling
 from specjax.drafters.chain import chain
+from specjax.drafters.writer import model_writer
 from specjax.models import opt
 from tests import battery
 
@@ -26,7 +27,7 @@ def greedy(logits, ancestors=None):
 def history():
     """What was committed, the drafts and the states round by round."""
     model = battery.target("opt")
-    drafter = chain(model.lm, GAMMA)
+    drafter = chain(model_writer(model.lm), GAMMA)
     propose = jax.jit(lambda params, key, state, pending: drafter.propose(params, key, state, pending, greedy))
     commit = jax.jit(drafter.commit)
     rng = np.random.default_rng(0)
@@ -81,7 +82,7 @@ def test_every_draft_is_what_the_model_predicts_from_the_whole_text(history):
 def test_control_a_token_that_was_not_fed_is_detected(history):
     """The control: without the token that lags, the next drafts are others."""
     model = battery.target("opt")
-    drafter = chain(model.lm, GAMMA)
+    drafter = chain(model_writer(model.lm), GAMMA)
     before, _, draft, _ = history[1]
     *_, state = history[0]
     assert state.lag.tolist()[0] == 1

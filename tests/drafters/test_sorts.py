@@ -11,7 +11,7 @@ from jax import lax
 
 from specjax import categorical, drafters, trees
 from specjax import decoding as loop
-from specjax.drafters import Siblings
+from specjax.drafters import Siblings, token_tree
 from specjax.model import Model
 from specjax.models import opt
 from specjax.sampling import sampling_params
@@ -68,12 +68,12 @@ def test_no_long_row_is_sorted(drafter, temperature):
 
 def test_the_check_sees_a_sort(monkeypatch):
     """Control: without the barrier the tree's picks are merged into the selection, which is then a sort."""
-    monkeypatch.setattr("specjax.drafters.model_tree.largest", lax.top_k)
-    drafters.model_tree.model_tree.cache_clear()
+    monkeypatch.setattr("specjax.drafters.token_tree.largest", lax.top_k)
+    token_tree.static_tree.cache_clear()
     try:
         assert sorts("tree of the best", 0.0)
     finally:
-        drafters.model_tree.model_tree.cache_clear()
+        token_tree.static_tree.cache_clear()
 
 
 def test_the_largest_are_those_of_a_stable_sort():

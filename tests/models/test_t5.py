@@ -11,6 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from specjax import decoding, sampling, stopping, trees
 from specjax.drafters.chain import chain
+from specjax.drafters.writer import model_writer
 from specjax.models import t5
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
@@ -375,7 +376,7 @@ def test_speculation_with_a_t5_draft_is_greedy_decoding():
     draft = jax.tree.map(near, weights(config))
     sampled, stages = sampling.sampling_params(3, config.vocab_size, temperature=0.0)
     params = decoding.DecodeParams(weights(config), draft, sampled, stopping.rules(config.vocab_size))
-    static = {"model": lm, "drafter": chain(lm, gamma), "stages": stages}
+    static = {"model": lm, "drafter": chain(model_writer(lm), gamma), "stages": stages}
     # Nothing is drawn at temperature 0. The reuse checker takes two slices of one array of keys for a reuse.
     with jax.debug_key_reuse(False):
         key = decoding.row_keys(0, jnp.arange(3))

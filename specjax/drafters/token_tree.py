@@ -1,11 +1,11 @@
-"""A smaller language model as drafter of a tree: a static one, or one a row, grown by path probability.
+"""Trees of tokens that a draft model or a head writes: a static one, or one a row, grown by path probability.
 
     static    any `trees.Tree`; children of a node are drawn with or without replacement, or are the most probable
               (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374)
     dynamic   each row's most probable paths, expanded and reranked every round (EAGLE-2, arXiv 2406.16858)
 
-The model reads a level in one forward pass, and only its nodes that have children. The part of the accepted path that
-it has read stays in its cache:
+A level is read in one forward pass, and only its nodes that have children. The part of the accepted path that a draft
+model has read stays in its cache:
 
     slots     0 ....... length-1 | length ........ | ...
     content   committed tokens,  | nodes read below the root, level by level, at their `slot`
@@ -21,10 +21,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import checks
-from specjax.base import Cache, Drafter, LanguageModel
+from specjax.base import Drafter
 from specjax.categorical import draw, largest, uniforms
-from specjax.drafters.chain import first_logits, roll_back
 from specjax.drafters.loaded import LoadedDrafter, check_model
+from specjax.drafters.writer import Memory, Writer, model_writer
 from specjax.programs import memoize
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
@@ -61,7 +61,7 @@ def tree(draft: Any, shape: Tree, *, siblings: Siblings = Siblings.WITHOUT_REPLA
     if not isinstance(siblings, Siblings):
         raise ValueError(f"siblings must be one of {', '.join(map(str, Siblings))}, got {siblings!r}")
     kind = siblings.name.lower().replace("_", " ")
-    drafter = model_tree(draft.lm, shape, siblings)
+    drafter = static_tree(model_writer(draft.lm), shape, siblings)
     return LoadedDrafter(f"{draft.name} tree of {shape.size}, {kind}", drafter, draft.params, draft)
 
 
@@ -89,21 +89,14 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
     check_model("draft", draft)
     check_size(size, depth, width)
     checks.integer("width", width, least=1, most=draft.vocab_size)
-    drafter = dynamic_tree_drafter(draft.lm, size, depth, width)
+    drafter = grown_tree(model_writer(draft.lm), size, depth, width)
     return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft)
 
 
 class TreeDraft(NamedTuple):
-    """State of a draft model that writes trees.
+    """State of a writer of trees."""
 
-    If the accepted path ends in a node that was never read, the cache lags the committed tokens by one; no path can end
-    in two such nodes. The first forward pass of a round therefore feeds two tokens: the missing one, if any, and
-    `pending`.
-    """
-
-    cache: Cache
-    missing: Int[Array, "B"]  # the committed token that the cache lags by
-    lag: Int[Array, "B"]  # 1 where it does, else 0
+    memory: Memory
     tokens: Int[Array, "B N"]  # the last tree
     parents: Int[Array, "B N"] | None = None  # of a dynamic tree: its shape, and the places of its nodes in the cache
     slot: Int[Array, "B N"] | None = None
@@ -120,8 +113,8 @@ class Level(NamedTuple):
 
 
 @memoize
-def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Drafter:
-    """A tree of one shape, with children drawn from the model's warped distribution, or its most probable tokens.
+def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOUT_REPLACEMENT) -> Drafter:
+    """A tree of one shape, with children drawn from the writer's warped distribution, or its most probable tokens.
 
     WITH_REPLACEMENT: independent draws. WITHOUT_REPLACEMENT: each drawn token is removed and the rest renormalized, in
     the order of the children: the distribution of Gumbel top-k without a random number for every entry of the
@@ -135,22 +128,21 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
         raise ValueError("a tree to draft has a node below its root; for plain decoding use drafters.plain()")
     if tree.scratch.any():
         raise ValueError(f"a draft model writes no scratch nodes, and nodes {np.flatnonzero(tree.scratch)} are scratch")
-    widest = tree.children.shape[1]
+    lm, widest = writer.lm, tree.children.shape[1]
     if widest > lm.vocab_size and siblings is not Siblings.WITH_REPLACEMENT:
         raise ValueError(f"a node has {widest} children, and only {lm.vocab_size} tokens exist: they must differ")
     levels, slots = plan(tree)
     chosen = siblings is Siblings.POINTS
 
     def init(params, prompt, length, cache_len, prefilled):
-        del prefilled
-        read = lm.prefill(params, prompt, length, cache_len)
-        tokens = jnp.broadcast_to(read.pending[:, None], (prompt.shape[0], tree.size))
-        return TreeDraft(read.cache, read.pending, jnp.zeros_like(length), tokens)
+        memory = writer.init(params, prompt, length, cache_len, prefilled)
+        return TreeDraft(memory, jnp.broadcast_to(prefilled.pending[:, None], (prompt.shape[0], tree.size)))
 
     def propose(params, key, state: TreeDraft, pending, warp):
-        logits, cache = _read_root(lm, params, state, pending)
+        logits, memory = writer.root(params, state.memory, pending)
+        logits, cache = logits[:, None], memory.cache
         tokens = jnp.broadcast_to(pending[:, None], (pending.shape[0], tree.size))
-        valid = lm.proposable(state.cache.length + state.lag, tree.depth)
+        valid = writer.proposable(params, memory, tree.depth)
         all_log_q = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
         numbers = None if chosen else uniforms(key, (tree.size, 2))  # all of the round's randomness at once
         for level in levels:
@@ -167,14 +159,14 @@ def model_tree(lm: LanguageModel, tree: Tree, siblings: Siblings = Siblings.WITH
             for (places, children), (token, proposed) in zip(level.ranks, born, strict=True):
                 tokens = tokens.at[:, children].set(token)
                 valid = valid.at[:, children].set(proposed & valid[:, children] & valid[:, level.nodes[places]])
-        return Draft(tokens, valid, all_log_q), TreeDraft(cache, state.missing, state.lag, tokens)
+        return Draft(tokens, valid, all_log_q), TreeDraft(memory._replace(cache=cache), tokens)
 
     def commit(params, state: TreeDraft, committed: Commit):
-        del params
-        return _follow(lm, tree, state, jnp.broadcast_to(slots[None], state.tokens.shape), len(levels) - 1, committed)
+        slot = jnp.broadcast_to(slots[None], state.tokens.shape)
+        return _follow(writer, params, tree, state, slot, len(levels) - 1, committed)
 
     vocab_size = None if chosen else lm.vocab_size
-    return Drafter(tree, init, propose, commit, vocab_size, siblings, rewind=functools.partial(_rewind, lm))
+    return Drafter(tree, init, propose, commit, vocab_size, siblings, rewind=functools.partial(_rewind, writer))
 
 
 def check_size(size: int, depth: int, width: int) -> None:
@@ -185,28 +177,26 @@ def check_size(size: int, depth: int, width: int) -> None:
 
 
 @memoize
-def dynamic_tree_drafter(lm: LanguageModel, size: int, depth: int, width: int) -> Drafter:
+def grown_tree(writer: Writer, size: int, depth: int, width: int) -> Drafter:
     """Each row's own tree of the `size` - 1 most probable paths below its root, as point masses.
 
     Level by level the `width` best nodes are read, each proposes its `width` most probable tokens; of all that was
     proposed the best are kept, whatever their level.
     """
-    tree = dynamic.envelope(size, depth)
+    lm, tree = writer.lm, dynamic.envelope(size, depth)
     read_below = width * (depth - 1)
 
     def init(params, prompt, length, cache_len, prefilled):
-        del prefilled
-        read = lm.prefill(params, prompt, length, cache_len + max(0, read_below + 1 - size))
+        memory = writer.init(params, prompt, length, cache_len + max(0, read_below + 1 - size), prefilled)
         shape = (prompt.shape[0], size)
-        tokens = jnp.broadcast_to(read.pending[:, None], shape)
+        tokens = jnp.broadcast_to(prefilled.pending[:, None], shape)
         bare = jnp.broadcast_to(jnp.asarray(np.array(tree.parents, np.int32))[None], shape)
-        return TreeDraft(
-            read.cache, read.pending, jnp.zeros_like(length), tokens, bare, jnp.full(shape, NOT_FED, jnp.int32)
-        )
+        return TreeDraft(memory, tokens, bare, jnp.full(shape, NOT_FED, jnp.int32))
 
     def propose(params, key, state: TreeDraft, pending, warp):
         del key  # nothing is drawn
-        logits, cache = _read_root(lm, params, state, pending)
+        logits, memory = writer.root(params, state.memory, pending)
+        logits, cache = logits[:, None], memory.cache
         growth = dynamic.start(pending)
         ancestors = read = pending[:, None]
         ancestors = ancestors[:, None]
@@ -221,16 +211,15 @@ def dynamic_tree_drafter(lm: LanguageModel, size: int, depth: int, width: int) -
             score = ranking(logits, warp(logits, ancestors))
             growth = dynamic.expand(growth, score, width=width)
         nodes = dynamic.rerank(growth, size=size)
-        whole = lm.proposable(state.cache.length + state.lag, np.minimum(np.arange(size), 1) * depth)
+        whole = writer.proposable(params, memory, np.minimum(np.arange(size), 1) * depth)
         draft = Draft(nodes.tokens, nodes.valid & whole, None, nodes.parents)
-        return draft, TreeDraft(cache, state.missing, state.lag, nodes.tokens, nodes.parents, nodes.slot)
+        return draft, TreeDraft(memory._replace(cache=cache), nodes.tokens, nodes.parents, nodes.slot)
 
     def commit(params, state: TreeDraft, committed: Commit):
-        del params
         assert state.slot is not None  # `init` gave it
-        return _follow(lm, tree, state, state.slot, depth - 1, committed)
+        return _follow(writer, params, tree, state, state.slot, depth - 1, committed)
 
-    rewind = functools.partial(_rewind, lm)
+    rewind = functools.partial(_rewind, writer)
     return Drafter(tree, init, propose, commit, None, Siblings.POINTS, dynamic=True, rewind=rewind)
 
 
@@ -290,14 +279,6 @@ def accepted_slots(
     return jnp.maximum(found, 0), read
 
 
-def _read_root(
-    lm: LanguageModel, params, state: TreeDraft, pending: Int[Array, "B"]
-) -> tuple[Float[Array, "B 1 V"], Cache]:
-    """Logits after `pending`, from the first forward pass of a round."""
-    logits, cache = first_logits(lm, params, state.cache, state.missing, state.lag, pending)
-    return logits[:, None], cache
-
-
 def _most_probable(level: Level, log_q: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
     """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
     score, tokens = largest(log_q, len(level.ranks))
@@ -329,23 +310,16 @@ def _drawn(
 
 
 def _follow(
-    lm: LanguageModel, tree: Tree, state: TreeDraft, slot: Int[Array, "B N"], depth: int, committed: Commit
+    writer: Writer, params, tree: Tree, state: TreeDraft, slot: Int[Array, "B N"], depth: int, committed: Commit
 ) -> TreeDraft:
-    """Keeps what was read of the accepted path. A row that has stopped goes back to before the round."""
-    running = committed.length > 0
+    """Commits, with the slots of what was read of the accepted path."""
     shape = layout_of(tree, state.parents, state.tokens.shape[0])
     if depth:
         path, read = accepted_slots(shape, state.tokens, slot, depth, committed)
     else:  # nothing below the root is ever read
         path, read = None, jnp.zeros_like(committed.length)
-    # The root is in the cache, as is what lagged: a row that has stopped takes the root back, and lags no more.
-    cache = lm.keep(state.cache, path, jnp.where(running, read, -1))
-    last = jnp.take_along_axis(committed.tokens, jnp.maximum(committed.length - 2, 0)[:, None], axis=1)[:, 0]
-    lag = jnp.where(running, committed.length - 1 - read, 0)
-    return TreeDraft(cache, last, lag, state.tokens, state.parents, state.slot)
+    return state._replace(memory=writer.commit(params, state.memory, path, read, 0, committed))
 
 
-def _rewind(lm: LanguageModel, params, state: TreeDraft, back: Int[Array, "B"], token: Int[Array, "B"]) -> TreeDraft:
-    del params, token
-    cache, lag = roll_back(lm, state.cache, state.lag, back)
-    return state._replace(cache=cache, lag=lag)
+def _rewind(writer: Writer, params, state: TreeDraft, back: Int[Array, "B"], token: Int[Array, "B"]) -> TreeDraft:
+    return state._replace(memory=writer.rewind(params, state.memory, back, token))

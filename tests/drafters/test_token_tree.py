@@ -10,7 +10,7 @@ import pytest
 import scipy.special
 
 from specjax import drafters, sampling, trees
-from specjax.drafters import model_tree
+from specjax.drafters.token_tree import plan
 from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, Siblings
 from specjax.verify import TABLE
@@ -349,7 +349,7 @@ def test_invalid_trees_raise(choice, name):
 
 
 def test_the_plan_reads_inner_nodes_level_by_level():
-    levels, slots = model_tree.plan(UNEVEN)
+    levels, slots = plan(UNEVEN)
     assert [level.nodes.tolist() for level in levels] == [[0], [1, 4], [2]]
     assert [level.offset for level in levels] == [0, 0, 2]
     assert slots.tolist() == [-1, 0, 2, -1, 1, -1, -1, -1]
