@@ -19,7 +19,7 @@ from specjax.types import Output
 
 
 class CausalLM(nnx.Module):
-    """Base of the decoder-only models: a subclass has `enter`, `leave`, layers, and what its layers share.
+    """Base of the decoder-only models: a subclass has `enter`, `leave`, `unembed`, layers, and what its layers share.
 
     Parameters have the paths of the nested dict that the pure functions take: `nnx.state(model)` and `Model.params`
     are the same tree.
@@ -35,8 +35,12 @@ class CausalLM(nnx.Module):
         """Embeddings of tokens."""
 
     @abc.abstractmethod
-    def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
-        """Logits, and the features that the head reads."""
+    def leave(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        """The features that the head reads: the stream that leaves the last layer, after the final norm."""
+
+    @abc.abstractmethod
+    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+        """Logits of features."""
 
     def shared(self, positions: Int[Array, "B S"]) -> tuple:
         """What all layers compute from the positions alone."""
@@ -78,8 +82,8 @@ class CausalLM(nnx.Module):
             return block(x, *shared, visible, layers, index, start)
 
         x, layers, hiddens = walk(self.layers, step, self.enter(tokens, positions), layers, capture, chosen)
-        logits, features = self.leave(x)
-        return Output(logits, features, hiddens), layers
+        features = self.leave(x)
+        return Output(self.unembed(features), features, hiddens), layers
 
     def queries(self, hiddens: tuple[Float[Array, "B S D"], ...], positions: Int[Array, "B S"]) -> Any:
         """Queries [B,S,H,D] of every layer, in a tuple or stacked, from the streams that enter the layers; unscaled."""

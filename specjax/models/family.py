@@ -194,6 +194,31 @@ class Family:
 
     def merge(self, config: Any, fmt: Format) -> Callable[[Params], Any]:
         """The function from parameters to the module. The structure is that of one layer, whatever their number."""
+        ends, blocks = self._graphs(config, fmt)
+
+        def merged(params: Params) -> Any:
+            module = nnx.merge(ends, self.without_layers(params))
+            for path, block in blocks.items():
+                layers = _node(params, path)[path.rpartition(".")[2]]
+                setattr(*_holder(module, path), merge_layers(block, layers))
+            return module
+
+        return merged
+
+    def ends(self, config: Any, fmt: Format) -> Callable[[Params], Any]:
+        """The function from `without_layers` to the module without layers: its embedding and its `unembed`."""
+        ends, _ = self._graphs(config, fmt)
+        return lambda params: nnx.merge(ends, params)
+
+    def without_layers(self, params: Params) -> Params:
+        """The parameters of `ends`, which are not copied."""
+        rest = jax.tree.map(lambda leaf: leaf, params)  # new dicts, from which the layers are taken
+        for path, _ in self.stacks:
+            _node(rest, path).pop(path.rpartition(".")[2])
+        return rest
+
+    def _graphs(self, config: Any, fmt: Format) -> tuple[Any, dict[str, Any]]:
+        """The structures of the module without layers, and of a layer of each stack."""
         model = nnx.eval_shape(lambda: self.model(self._one_layer(config), fmt, rngs=nnx.Rngs(0)))
         blocks = {}
         for path, _ in self.stacks:
@@ -202,17 +227,7 @@ class Family:
             blocks[path] = nnx.graphdef(layers["0"] if isinstance(layers, nnx.Dict) else layers)
             setattr(holder, last, nnx.Dict({}))
         model.config = config
-        ends = nnx.graphdef(model)
-
-        def merged(params: Params) -> Any:
-            rest = jax.tree.map(lambda leaf: leaf, params)  # a copy, from which the layers are taken
-            layers = {path: _node(rest, path).pop(path.rpartition(".")[2]) for path in blocks}
-            module = nnx.merge(ends, rest)
-            for path, block in blocks.items():
-                setattr(*_holder(module, path), merge_layers(block, layers[path]))
-            return module
-
-        return merged
+        return nnx.graphdef(model), blocks
 
     def _one_layer(self, config: Any) -> Any:
         return dataclasses.replace(config, **{field: 1 for _, field in self.stacks})

@@ -299,9 +299,11 @@ class Llama(CausalLM):
         del positions  # the layers turn by them
         return self.embed.tokens(tokens)
 
-    def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
-        features = self.final_norm(x)
-        return self.embed.tokens.logits(features) if self.head is None else self.head(features), features
+    def leave(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return self.final_norm(x)
+
+    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+        return self.embed.tokens.logits(features) if self.head is None else self.head(features)
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

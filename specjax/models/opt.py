@@ -193,10 +193,11 @@ class OPT(CausalLM):
             x = self.project_in(x)
         return x + self.embed.positions(positions + POSITION_OFFSET)
 
-    def leave(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S V"], Float[Array, "B S D"]]:
-        features = x if self.final_norm is None else self.final_norm(x)
-        out = features if self.project_out is None else self.project_out(features)
-        return self.embed.tokens.logits(out), features
+    def leave(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return x if self.final_norm is None else self.final_norm(x)
+
+    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+        return self.embed.tokens.logits(features if self.project_out is None else self.project_out(features))
 
 
 def from_published(published: Mapping[str, Any]) -> OPTConfig:

@@ -324,9 +324,9 @@ class T5(nnx.Module):
         x = self.embed.tokens(tokens)
         x, layers, hiddens = walk(self.decoder.layers, step, x, layers, capture, chosen)
         features = self.decoder.final_norm(x)
-        return Output(self.logits(features), features, hiddens), layers
+        return Output(self.unembed(features), features, hiddens), layers
 
-    def logits(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
         """The scale undoes the embedding's unit variance."""
         if self.config.scales_head:
             features = features * self.config.width**-0.5

@@ -58,7 +58,10 @@ class Toy(CausalLM):
         return self.embed.tokens(tokens)
 
     def leave(self, x):
-        return self.embed.tokens.logits(x), x
+        return x
+
+    def unembed(self, features):
+        return self.embed.tokens.logits(features)
 
 
 NAMES = NameTable((("word.weight", "embed.tokens.table"), ("block.{i}.weight", "layers.{i}.mix.kernel")))
