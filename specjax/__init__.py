@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Info",
+    "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head",
+    "Info",
     "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Siblings", "Stats", "Stop", "Strategy", "Stream", "Tree",
     "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "drafters",
-    "enable_compilation_cache", "generate", "limit_programs", "load", "make_init", "make_step", "policies", "stream",
-    "trees", "verify",
+    "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step",
+    "policies", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -60,6 +61,7 @@ _NAMES = {
     "compilation_cache": ("enable_compilation_cache",),
     "decoding": ("DecodeParams", "GenerationState", "make_init", "make_step"),
     "drafters": ("LoadedDrafter",),
+    "heads": ("Head", "load_head"),
     "loading": ("load",),
     "metrics": ("Stats",),
     "model": ("Model",),

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,21 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
     if HUB_ID.fullmatch(text) and path.suffix != ".gguf":
         return _from_folder(_download(text))
     raise FileNotFoundError(f"{text!r} is not a file, folder or Hugging Face id")
+
+
+def local_folder(name: str | os.PathLike[str], formats: Sequence[FileFormat] = FORMATS) -> Path:
+    """A folder, or that of a Hugging Face hub id, downloaded if it is not in the local cache.
+
+    Raises:
+      FileNotFoundError: nothing was found; the message lists where.
+    """
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path
+    if HUB_ID.fullmatch(text):
+        return _download(text, formats)
+    raise FileNotFoundError(f"{text!r} is not a folder or Hugging Face id")
 
 
 def _from_file(path: Path) -> Checkpoint:
@@ -137,16 +152,14 @@ def _from_bundle(name: str) -> Checkpoint:
     return _from_folder(BUNDLED_FOLDER / name)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, formats: Sequence[FileFormat] = FORMATS) -> Path:
     """The local snapshot of a hub id: from the cache if complete, else from the network."""
     from huggingface_hub import HfApi, snapshot_download
 
-    for (
-        form
-    ) in FORMATS:  # by format, since the cache holds one of them, and calls a snapshot without the others partial
+    for form in formats:  # since the cache holds one of them, and calls a snapshot without the others partial
         try:
             folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=_patterns(form)))
-            open_source(folder).close()
+            open_source(folder, formats).close()
             if (folder / "config.json").is_file():
                 return folder
         except (OSError, ValueError):  # absent from the cache or incomplete
@@ -155,9 +168,9 @@ def _download(name: str) -> Path:
         files = {entry.rfilename for entry in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
     except Exception as error:  # the hub's errors have no common base class across versions
         raise _not_found(name, error) from error
-    held = [form for form in FORMATS if form.single in files or form.index in files]
+    held = [form for form in formats if form.single in files or form.index in files]
     if not held:
-        looked = ", ".join(form.single for form in FORMATS)
+        looked = ", ".join(form.single for form in formats)
         raise FileNotFoundError(f"{name} on the Hugging Face hub contains no weights: looked for {looked}")
     try:
         return Path(snapshot_download(name, allow_patterns=_patterns(held[0])))

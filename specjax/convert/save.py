@@ -8,6 +8,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from specjax.convert.assemble import Leaf, copy_into, lookup, stored_tensors
 from specjax.convert.safetensors_source import DTYPES
 from specjax.models.families import family_of
+from specjax.models.family import NameTable
 from specjax.models.format import Format
 from specjax.models.products import in_order
 from specjax.types import Params
@@ -44,6 +46,9 @@ def save_pretrained(
     config: Mapping[str, Any],
     *,
     fmt: Format,
+    table: NameTable | None = None,
+    rename: Callable[[str], str] = str,
+    more: Mapping[str, np.ndarray] = MappingProxyType({}),
     tokenizer: Any = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
@@ -57,21 +62,25 @@ def save_pretrained(
       params: nested dict of arrays in the layout of `fmt`, addressable from this process.
       config: contents of config.json, including model_type.
       fmt: the layout of `params`.
+      table: names of the tensors; None: those of the family of the model type.
+      rename: a name of the table -> the name in the file.
+      more: tensors that are no parameters, by their names in the file.
       tokenizer: a transformers tokenizer (anything with save_pretrained(folder)), or None.
       shard_bytes: larger weights are split into several files.
 
     Raises:
       ValueError: an unknown model type, a parameter without a name, or arrays on other hosts.
     """
-    table = family_of(config).names(config)
+    table = family_of(config).names(config) if table is None else table
     far = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable]
     if far:
         raise ValueError("params are sharded over several hosts: gather them first, or save with specjax.checkpoint")
     kept: dict[str, np.ndarray] = {}  # the last parameter copied to the host: stacked layers share one transfer
     tensors = [
-        PendingTensor(name, leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
+        PendingTensor(rename(name), leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
         for name, leaf, number in stored_tensors(params, table, fmt)
     ]
+    tensors += [PendingTensor(name, one.dtype, one.shape, lambda one=one: one) for name, one in more.items()]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as aside:

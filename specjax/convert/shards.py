@@ -1,7 +1,7 @@
 """From a folder to its tensors: which weight files it contains, single or sharded, in order of preference."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,19 +34,26 @@ FORMATS = (
 )
 
 
-def open_source(folder: Path) -> TensorSource:
+HEAD_FORMATS = (  # of draft heads, which Medusa stores under names of its own
+    *FORMATS,
+    FileFormat("medusa_lm_head.safetensors", "medusa_lm_head.index.json", "medusa*.safetensors", read_safetensors, str),
+    FileFormat("medusa_lm_head.pt", "medusa_lm_head.pt.index.json", "medusa*.pt", read_torch, str),
+)
+
+
+def open_source(folder: Path, formats: Sequence[FileFormat] = FORMATS) -> TensorSource:
     """Opens the tensors of a Hugging Face folder: safetensors, else Flax msgpack, else PyTorch; an index before a file.
 
     Raises:
       FileNotFoundError: no weight file, or a shard of the index is missing.
       ValueError: a corrupted, truncated or unsafe file.
     """
-    for form in FORMATS:
+    for form in formats:
         if (folder / form.index).is_file():
             return TensorSource(_sharded(folder / form.index, form), str(folder))
         if (folder / form.single).is_file():
             return TensorSource(form.read(folder / form.single), str(folder / form.single))
-    looked = ", ".join(name for form in FORMATS for name in (form.index, form.single))
+    looked = ", ".join(name for form in formats for name in (form.index, form.single))
     raise FileNotFoundError(f"{folder} contains no weights: looked for {looked}")
 
 

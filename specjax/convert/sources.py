@@ -103,6 +103,10 @@ class TensorSource:
         blocks = [(slice(i, min(i + ROWS, shape[0])), *rest) for i in range(0, shape[0], ROWS)] if shape else [()]
         return all(np.array_equal(self.read(one, part), self.read(other, part), equal_nan=True) for part in blocks)
 
+    def renamed(self, names: Mapping[str, str]) -> "TensorSource":
+        """Some of the tensors: new name -> the name here."""
+        return TensorSource({new: self._get(old) for new, old in names.items()}, self.where)
+
     def close(self) -> None:
         self._tensors = None
 

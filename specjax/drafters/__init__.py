@@ -15,6 +15,7 @@ from specjax.drafters.corpus import corpus as corpus
 from specjax.drafters.corpus import load_corpus as load_corpus
 from specjax.drafters.corpus import read_corpus as read_corpus
 from specjax.drafters.corpus import save_corpus as save_corpus
+from specjax.drafters.head import head as head
 from specjax.drafters.loaded import LoadedDrafter as LoadedDrafter
 from specjax.drafters.lookahead import lookahead as lookahead
 from specjax.drafters.model import model as model

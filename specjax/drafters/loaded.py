@@ -16,6 +16,7 @@ class LoadedDrafter(NamedTuple):
       source: the model that it runs; None if it runs none.
       largest: largest token id of its corpus; None without one.
       target: the target that a bridge between vocabularies was built for; None for all other drafters.
+      head: the trained head that it runs; None if it runs none.
 
     >>> import specjax as sj
     >>> sj.drafters.LoadedDrafter("none", sj.drafters.plain().drafter).params
@@ -28,6 +29,7 @@ class LoadedDrafter(NamedTuple):
     source: Any = None
     largest: int | None = None
     target: Any = None
+    head: Any = None
 
     def check(self, target: Any) -> None:
         """Raises ValueError if this drafter cannot draft for the target."""
@@ -36,6 +38,8 @@ class LoadedDrafter(NamedTuple):
                 f"the corpus of {self.name} contains token {self.largest}, but target {target.name} has "
                 f"{target.vocab_size} tokens: use outputs of models that share its tokenizer"
             )
+        if self.head is not None:
+            self.head.check(target)
         if self.source is None:
             return
         if self.target is not None:

@@ -39,6 +39,7 @@ class LlamaConfig:
     Attributes:
       kv_heads: key-value heads, each shared by heads / kv_heads query heads.
       qkv_bias, o_bias, mlp_bias: which projections have biases.
+      qk_norm: queries and keys are normed, by head (Qwen3).
       tied: the head is the embedding table.
       max_positions: trained length; rotary positions do not end there.
       rope_theta, rope_scaling: base of the rotary frequencies, and how they are stretched.
@@ -58,6 +59,7 @@ class LlamaConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     tied: bool = False
     activation: str = "silu"
 
@@ -207,22 +209,29 @@ def refuse_sliding_window(published: Mapping[str, Any], given: Published) -> Non
 class Attention(nnx.Module):
     """Grouped-query self-attention with rotary positions."""
 
-    def __init__(self, config: LlamaConfig, fmt: Format, *, rngs: nnx.Rngs):
+    def __init__(self, config: LlamaConfig, fmt: Format, *, inputs: int | None = None, rngs: nnx.Rngs):
         queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
-        make = functools.partial(Linear, config.width, fmt=fmt, bias=config.qkv_bias, std=0.02, rngs=rngs)
+        make = functools.partial(Linear, inputs or config.width, fmt=fmt, bias=config.qkv_bias, std=0.02, rngs=rngs)
         self.head_width, self.fmt = config.head_width, fmt
         self.q, self.k, self.v = make(queries), make(keys), make(keys)
         std = 0.02 / (2 * config.layers) ** 0.5
         self.o = Linear(queries, config.width, fmt, bias=config.o_bias, std=std, rngs=rngs)
+        norm = lambda: RMSNorm(config.head_width, config.eps) if config.qk_norm else None
+        self.q_norm, self.k_norm = norm(), norm()
+
+    def keys(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S K W"]:
+        k = self._split(self.k(x))
+        return rotate(k if self.k_norm is None else self.k_norm(k), turn)
 
     def _split(self, a: Array) -> Array:
         return a.reshape(*a.shape[:2], -1, self.head_width)
 
     def queries(self, x: Float[Array, "B S D"], turn: Rotation) -> Float[Array, "B S H K"]:
-        return rotate(self._split(self.q(x)), turn)
+        q = self._split(self.q(x))
+        return rotate(q if self.q_norm is None else self.q_norm(q), turn)
 
     def __call__(self, x, turn: Rotation, visible, layers, index, start):
-        q, k, v = self.queries(x, turn), rotate(self._split(self.k(x)), turn), self._split(self.v(x))
+        q, k, v = self.queries(x, turn), self.keys(x, turn), self._split(self.v(x))
         layers, kv = caches.write(layers, index, k, v, start)
         return self.o(attend(q, kv, visible, scale=self.head_width**-0.5, fmt=self.fmt)), layers
 
@@ -308,7 +317,7 @@ class Llama(CausalLM):
 
 # --- the record ------------------------------------------------------------------------------------------------------
 
-_LINEAR = {
+LINEAR_NAMES = {
     "self_attn.q_proj": "attn.q",
     "self_attn.k_proj": "attn.k",
     "self_attn.v_proj": "attn.v",
@@ -322,8 +331,8 @@ NAMES = NameTable(
         ("embed_tokens.weight", "embed.tokens.table"),
         ("layers.{i}.input_layernorm.weight", "layers.{i}.attn_norm.scale"),
         ("layers.{i}.post_attention_layernorm.weight", "layers.{i}.mlp_norm.scale"),
-        *((f"layers.{{i}}.{hf}.weight", f"layers.{{i}}.{path}.kernel") for hf, path in _LINEAR.items()),
-        *((f"layers.{{i}}.{hf}.bias", f"layers.{{i}}.{path}.bias") for hf, path in _LINEAR.items()),
+        *((f"layers.{{i}}.{hf}.weight", f"layers.{{i}}.{path}.kernel") for hf, path in LINEAR_NAMES.items()),
+        *((f"layers.{{i}}.{hf}.bias", f"layers.{{i}}.{path}.bias") for hf, path in LINEAR_NAMES.items()),
         ("norm.weight", "final_norm.scale"),
         ("lm_head.weight", "head.kernel"),
     ),

@@ -1,0 +1,76 @@
+"""A trained head drafts from the target's hidden states: chains, static trees and dynamic trees."""
+
+from specjax import checks
+from specjax.drafters.chain import chain
+from specjax.drafters.head_writer import HeadParams, head_writer
+from specjax.drafters.loaded import LoadedDrafter
+from specjax.drafters.token_tree import check_size, grown_tree, static_tree
+from specjax.drafters.writer import Writer
+from specjax.heads.head import Head, places
+from specjax.trees import Tree
+from specjax.types import Siblings
+
+HEAD_GAMMA = 4  # draft tokens per round by default
+
+
+def head(
+    head: Head,
+    *,
+    gamma: int | None = None,
+    tree: Tree | None = None,
+    dynamic: int | None = None,
+    depth: int = 4,
+    width: int = 4,
+    siblings: Siblings = Siblings.POINTS,
+) -> LoadedDrafter:
+    """A trained head drafts a chain, a tree of one shape, or each row's own tree of its most probable paths.
+
+    Lossless with the verifiers that suit what it drafts: of chains, any lossless one; of trees, as `drafters.tree` and
+    `drafters.dynamic_tree`. Tokens outside the head's draft vocabulary have draft probability 0.
+
+    EAGLE, Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.01840; HASS, Zhang et al.
+    2024, arXiv 2408.15766.
+
+    Args:
+      head: from `specjax.load_head`.
+      gamma: draft tokens per round of a chain, at least 1; 4 if nothing else is given.
+      tree: a tree of `specjax.trees`.
+      dynamic: nodes of a dynamic tree that the target verifies, the root included.
+      depth: levels of a dynamic tree.
+      width: of a dynamic tree: nodes per level that the head reads, and tokens that each of them proposes.
+      siblings: how the children of a static tree's nodes are chosen: the most probable tokens, or distinct samples
+        (WITHOUT_REPLACEMENT), or independent ones.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: more than one of gamma, tree and dynamic, or numbers out of range.
+    """
+    if not isinstance(head, Head):
+        raise ValueError(f"head must be one from specjax.load_head, got {type(head).__name__}")
+    given = [name for name, value in {"gamma": gamma, "tree": tree, "dynamic": dynamic}.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"a head drafts one of gamma, tree and dynamic, got {' and '.join(given)}")
+    if tree is not None:
+        drafter = static_tree(writer(head, tree.width), tree, siblings)
+        name = f"{head.name} tree of {tree.size}"
+    elif dynamic is not None:
+        check_size(dynamic, depth, width)
+        checks.integer("width", width, least=1, most=head.target.vocab_size)
+        drafter, name = grown_tree(writer(head, depth + 1), dynamic, depth, width), f"{head.name} dynamic of {dynamic}"
+    else:
+        gamma = checks.integer("gamma", HEAD_GAMMA if gamma is None else gamma, least=1)
+        drafter, name = chain(writer(head, gamma + 1), gamma), f"{head.name} x{gamma}"
+    drafter = drafter._replace(capture=head.config.taps)
+    family, params = head.target.family, head.target.params
+    return LoadedDrafter(name, drafter, HeadParams(head.params, family.without_layers(params), places(head)), head=head)
+
+
+def writer(head: Head, width: int) -> Writer:
+    """The head as a writer of drafts of which a round commits at most `width` tokens."""
+    target = head.target
+    restricted = head.draft_tokens is not None
+    return head_writer(
+        head.kind.model, head.config, head.fmt, width, (target.family, target.config, target.fmt), restricted
+    )

@@ -1,0 +1,188 @@
+"""An EAGLE head as a writer of chains and trees.
+
+Its cache holds pairs of true features and committed tokens only, besides what it is drafting:
+
+    slots     0 ........ length-1 | length ........ | ...
+    content   pairs of the target | drafted tokens, each given its parent's output
+    a round   1. `root` reads the pairs that the last round committed; the last one holds `pending`
+              2. the draft is written past them
+              3. `commit` drops it, and takes the target's features of all that was accepted
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from specjax.base import LanguageModel
+from specjax.drafters.writer import Writer
+from specjax.heads import head as heads
+from specjax.models import cache as caches
+from specjax.models.cache import KV, Filling
+from specjax.models.decoder import causal
+from specjax.models.family import Family
+from specjax.models.format import Format
+from specjax.programs import memoize
+from specjax.types import Commit, Params
+
+
+class HeadParams(NamedTuple):
+    """Parameters of a drafting head.
+
+    Attributes:
+      head: of its module.
+      ends: the target's, without its layers (`Family.without_layers`).
+      places: target token -> its place in the draft vocabulary, or -1; None: the head drafts all tokens.
+    """
+
+    head: Params
+    ends: Params
+    places: Int[Array, "V"] | None = None
+
+
+class HeadCache(NamedTuple):
+    """Keys and values of the head's layers; what each pair was given, and the head's output for it."""
+
+    layers: tuple[KV, ...] | KV
+    given: Float[Array, "B 1 T D"]
+    out: Float[Array, "B 1 T D"]
+    length: Int[Array, "B"]
+
+
+class HeadMemory(NamedTuple):
+    """Memory of a head: its cache, and the pairs that the last round committed, which it has not read."""
+
+    cache: HeadCache
+    given: Float[Array, "B W D"]
+    tokens: Int[Array, "B W"]
+    count: Int[Array, "B"]
+
+
+def widen(logits: Float[Array, "B S N"], places: Int[Array, "V"] | None) -> Float[Array, "B S V"]:
+    """Logits over the target's vocabulary: -inf for tokens that the head does not draft."""
+    if places is None:
+        return logits
+    return jnp.where(places >= 0, logits[..., jnp.maximum(places, 0)], -jnp.inf)
+
+
+@memoize
+def head_writer(
+    model: type[nnx.Module], config: Any, fmt: Format, width: int, target: tuple[Family, Any, Format], restricted: bool
+) -> Writer:
+    """A head of this module and shape as a writer, with `HeadParams`.
+
+    Args:
+      width: W, the most tokens that a round commits.
+      target: family, configuration and format of the target.
+      restricted: it has a draft vocabulary.
+    """
+    graph = heads.structure(model, config, fmt)
+    family, target_config, target_fmt = target
+    ends_of, layer = family.ends(target_config, target_fmt), config.layer
+
+    def run(params: HeadParams, tokens, given, positions, visible, layers, start):
+        return nnx.merge(graph, params.head)(ends_of(params.ends), tokens, given, positions, visible, layers, start)
+
+    def logits(params: HeadParams, out):
+        return widen(nnx.merge(graph, params.head).logits(ends_of(params.ends), out), params.places)
+
+    def put(cache: HeadCache, layers, given, out, start) -> HeadCache:
+        stored = lambda buffer, new: caches.put_windows(buffer, new[:, None], start)
+        return cache._replace(layers=layers, given=stored(cache.given, given), out=stored(cache.out, out))
+
+    def at(buffer: Float[Array, "B 1 T D"], slot: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+        found = jnp.take_along_axis(buffer[:, 0], jnp.maximum(slot, 0)[..., None], axis=1, mode="clip")
+        return found.astype(jnp.float32)
+
+    def read(params: HeadParams, cache: HeadCache, tokens, given, mask, depth, offset):
+        """The outputs of a block, and the cache with it."""
+        visible = caches.visibility(cache.length, jnp.asarray(mask), cache.out.shape[2], tokens.shape[0])
+        positions = cache.length[:, None] + jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
+        if config.window is not None:  # slots of the block are within it
+            slot = jnp.arange(cache.out.shape[2], dtype=jnp.int32)[None, None]
+            near = (slot > positions[..., None] - config.window) | (slot >= cache.length[:, None, None])
+            visible = visible & near
+        start = cache.length + offset
+        out, layers = run(params, tokens, given, positions, visible, cache.layers, start)
+        return out, put(cache, layers, given, out, start)
+
+    def extend(params: HeadParams, tokens, cache: HeadCache, mask, depth, offset=0):
+        """Drafted tokens: each is given the output of its parent, the last slot that it sees before itself."""
+        mask = jnp.broadcast_to(jnp.asarray(mask), (tokens.shape[0], *jnp.shape(mask)[-2:]))
+        slot = jnp.arange(mask.shape[2], dtype=jnp.int32)
+        itself = offset + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        parent = jnp.max(jnp.where(mask & (slot[None, None] < itself[None, :, None]), slot[None, None], -1), axis=-1)
+        module = nnx.merge(graph, params.head)
+        given = module.next_given(at(cache.out, cache.length[:, None] + parent))
+        out, cache = read(params, cache, tokens, given, mask, depth, offset)
+        return Drafted(logits(params, out)), cache
+
+    def keep(cache: HeadCache, path, n):
+        assert path is None  # nothing that was drafted is kept
+        return cache._replace(length=cache.length + n)
+
+    def init(params: HeadParams, prompt, length, cache_len, prefilled):
+        rows, pairs = prompt.shape[0], prompt.shape[1] - 1
+        empty = jnp.zeros((rows, 1, cache_len, config.width), fmt.cache_dtype)
+        layers = caches.allocate(rows, layer.kv_heads, cache_len, layer.head_width, layer.layers, fmt)
+        cache = HeadCache(layers, empty, empty, length - 1)
+        if pairs:
+            tokens, (visible, positions) = prompt[:, 1:], causal(prompt[:, 1:])
+            if config.window is not None:
+                visible = visible & (positions[:, None] > positions[..., None] - config.window)
+            hiddens = tuple(hidden[:, :pairs] for hidden in prefilled.hiddens)
+            given = nnx.merge(graph, params.head).fuse(prefilled.features[:, :pairs], hiddens)
+            out, filled = run(params, tokens, given, positions, visible, Filling(layers, None), None)
+            cache = put(cache, filled.layers, given, out, jnp.zeros_like(length))
+        unread = jnp.zeros((rows, width, config.width), jnp.float32)
+        return HeadMemory(cache, unread, jnp.zeros((rows, width), prompt.dtype), jnp.zeros_like(length))
+
+    def root(params: HeadParams, memory: HeadMemory, pending):
+        del pending  # the last pair holds it
+        block = jnp.arange(width, dtype=jnp.int32)
+        mask = block[:, None] >= block[None]
+        _, cache = read(params, memory.cache, memory.tokens, memory.given, mask, block, 0)
+        cache = cache._replace(length=cache.length + memory.count)
+        last = at(cache.out, cache.length[:, None] - 1)
+        return logits(params, last)[:, 0], memory._replace(cache=cache, count=jnp.zeros_like(memory.count))
+
+    def commit(params: HeadParams, memory: HeadMemory, path, read, advanced, committed: Commit):
+        del path, read
+        given = nnx.merge(graph, params.head).fuse(committed.features, committed.hiddens)
+        return HeadMemory(keep(memory.cache, None, -advanced), given, committed.tokens, committed.length)
+
+    def rewind(params: HeadParams, memory: HeadMemory, back, token):
+        del params
+        place = memory.count - back  # of the pair whose token is replaced, among the pairs not read
+        slot = memory.cache.length + jnp.minimum(place, 0)
+        first = jnp.arange(width, dtype=jnp.int32)[None] == 0
+        again = first & (place < 0)[:, None]  # the pair has been read: it is read again with the new token
+        given = jnp.where(again[..., None], at(memory.cache.given, slot[:, None]), memory.given)
+        here = jnp.arange(width, dtype=jnp.int32)[None] == jnp.maximum(place, 0)[:, None]
+        rolled = back > 0
+        tokens = jnp.where(here & rolled[:, None], token[:, None], memory.tokens)
+        length = jnp.where(rolled, slot, memory.cache.length)
+        count = jnp.where(rolled, jnp.maximum(place, 0) + 1, memory.count)
+        given = jnp.where(rolled[:, None, None], given, memory.given)
+        return HeadMemory(memory.cache._replace(length=length), given, tokens, count)
+
+    def proposable(params, memory: HeadMemory, depth):
+        """A prompt of one token has no feature before it: nothing is drafted in its first round."""
+        del params
+        valid = (jnp.asarray(depth)[None] == 0) | (memory.cache.length > 0)[:, None]
+        return jnp.broadcast_to(valid, (memory.count.shape[0], len(depth)))
+
+    lm = LanguageModel(no_prefill, extend, keep, target_config.vocab_size)
+    return Writer(lm, init, root, commit, rewind, proposable, restricted)
+
+
+class Drafted(NamedTuple):
+    """What is read of a head's `extend`."""
+
+    logits: Float[Array, "B S V"]
+
+
+def no_prefill(*args: Any) -> Any:
+    """A head reads the target's prompt in `Writer.init`."""
+    raise NotImplementedError

@@ -1,0 +1,288 @@
+"""A trained draft head: what is read from a published checkpoint, and written back.
+
+A kind of head is a Flax module, a configuration and its file formats, listed in `heads/kinds.py`. A format says how its
+config.json is recognized and read, and under which names it stores the tensors.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax import convert, sharding
+from specjax.checks import check_name
+from specjax.convert.sources import TensorSource
+from specjax.model import Model
+from specjax.models.family import NameTable, Rules
+from specjax.models.format import Format
+from specjax.types import Params
+
+OFFSETS, MEMBERS = "d2t", "t2d"  # tensors of a draft vocabulary
+
+
+class Stored(NamedTuple):
+    """A head's files as a format reads them, before any tensor.
+
+    Attributes:
+      config: contents of config.json.
+      names: its tensors, by the names of the kind's table.
+      shape: name -> shape.
+      tokens: target ids of its draft vocabulary; None: all.
+      target: the model that it drafts for.
+    """
+
+    config: Mapping[str, Any]
+    names: Collection[str]
+    shape: Callable[[str], tuple[int, ...]]
+    tokens: np.ndarray | None
+    target: Model
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFormat:
+    """A file format of a kind of head.
+
+    Attributes:
+      name: "original" or "speculators", or another.
+      recognizes: (contents of config.json, names of its tensors) -> whether the files have this format.
+      read: files -> configuration. Raises ValueError.
+      publish: head -> contents of config.json.
+      prefixes: (name or beginning of a name in the file, that in the kind's table).
+    """
+
+    name: str
+    recognizes: Callable[[Mapping[str, Any], Collection[str]], bool]
+    read: Callable[[Stored], Any]
+    publish: Callable[["Head"], dict[str, Any]]
+    prefixes: tuple[tuple[str, str], ...] = ()
+
+    def to_table(self, name: str) -> str:
+        """The name in the kind's table of a name in the file."""
+        return _replaced(name, self.prefixes)
+
+    def to_file(self, name: str) -> str:
+        """The name in the file of a name in the kind's table."""
+        return _replaced(name, tuple((new, old) for old, new in self.prefixes))
+
+
+def _replaced(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of head.
+
+    Attributes:
+      name: of `Head.kind`.
+      model: the Flax module, `model(config, fmt, rngs=...)`.
+      names: of its stored tensors.
+      formats: in the order in which they are tried; the first is written by default.
+      rules: partition rules.
+      encoder_decoder: whether it drafts for encoder-decoders too.
+    """
+
+    name: str
+    model: Any
+    names: NameTable
+    formats: tuple[HeadFormat, ...]
+    rules: Rules
+    encoder_decoder: bool = False
+
+    def init(self, key: jax.Array, config: Any, fmt: Format) -> Params:
+        """Freshly drawn parameters as a nested dict."""
+        return nnx.to_pure_dict(nnx.state(self.model(config, fmt, rngs=nnx.Rngs(params=key)), nnx.Param))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Head:
+    """What `specjax.load_head` returns.
+
+    Attributes:
+      name: the folder or id that it was loaded from.
+      kind: name of its kind: "eagle" (also HASS), "eagle3", "medusa", "mlp", "peagle" or "dflash".
+      config, fmt: shape of the head, layout of its weights.
+      params: nested dict of arrays.
+      target: the model that it drafts for.
+      draft_tokens: target ids of its draft vocabulary, ascending [N] int32; None: it drafts all tokens.
+      format: name of the file format that it was read from.
+    """
+
+    name: str
+    kind: Kind
+    config: Any
+    fmt: Format
+    params: Params
+    target: Model
+    draft_tokens: np.ndarray | None = None
+    format: str = ""
+
+    def __repr__(self) -> str:
+        return f"Head({self.name!r}, {self.kind.name}, {self.size:,} parameters, for {self.target.name!r})"
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def module(self) -> Any:
+        """The head as a Flax module that holds the same arrays."""
+        return nnx.merge(structure(self.kind.model, self.config, self.fmt), self.params)
+
+    def check(self, target: Any) -> None:
+        """Raises ValueError if the head does not draft for a target of this shape."""
+        own, other = fits(self.target), fits(target)
+        for name, wanted in own.items():
+            if other[name] != wanted:
+                raise ValueError(
+                    f"head {self.name} drafts for {self.target.name} with {name} {wanted}, and target {target.name} "
+                    f"has {other[name]}: load the head for this target"
+                )
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, format: str | None = None) -> None:
+        """Writes config.json and model.safetensors.
+
+        Args:
+          folder: created if absent.
+          format: a file format of its kind: "original", or "speculators", which vLLM serves. None: the one that it was
+            read from.
+
+        Raises:
+          ValueError: an unknown format.
+        """
+        formats = {form.name: form for form in self.kind.formats}
+        name = format or self.format or next(iter(formats))
+        check_name(name, formats, f"format of {self.kind.name} heads")
+        form = formats[name]
+        tensors = {}
+        if self.draft_tokens is not None:
+            members = np.zeros((self.target.vocab_size,), bool)
+            members[self.draft_tokens] = True
+            offsets = self.draft_tokens.astype(np.int64) - np.arange(len(self.draft_tokens))
+            tensors = {OFFSETS: offsets, MEMBERS: members}
+        convert.save_pretrained(
+            folder, self.params, form.publish(self), fmt=self.fmt, table=self.kind.names, rename=form.to_file,
+            more=tensors,
+        )  # fmt: skip
+
+
+def fits(target: Model) -> dict[str, int]:
+    """What a head and its target must agree on."""
+    config = target.config
+    return {"vocabulary": target.vocab_size, "hidden size": config.width, "layers": layers_of(target)}
+
+
+def layers_of(target: Model) -> int:
+    """Layers that decode."""
+    return target.config.decoder_layers if target.encoder_decoder else target.config.layers
+
+
+@functools.cache
+def structure(model: Any, config: Any, fmt: Format) -> Any:
+    """The graph of a head's module, without parameters."""
+    return nnx.graphdef(nnx.eval_shape(lambda: model(config, fmt, rngs=nnx.Rngs(0))))
+
+
+def load_head(name: str | os.PathLike[str], target: Model) -> Head:
+    """Reads a trained draft head in any published format, which is recognized from its config.json and tensors.
+
+    EAGLE-1, EAGLE-2 and HASS; EAGLE-3: as their authors publish them, and as the package `speculators` does.
+
+    Args:
+      name: a folder, or a Hugging Face id, which is looked up in the local cache first; only an id uses the network.
+      target: the model that it drafts for, from `specjax.load`. The head has its dtype and placement.
+
+    Returns:
+      The head, for `specjax.drafters.head`.
+
+    Raises:
+      FileNotFoundError: there is no such head.
+      ValueError: an unknown format, tensors that do not match the configuration, or a head for another target.
+    """
+    from specjax.heads.kinds import KINDS
+
+    folder = convert.local_folder(name, convert.HEAD_FORMATS)
+    config = read_config(folder)
+    source = convert.open_source(folder, convert.HEAD_FORMATS)
+    try:
+        kind, form = recognized(KINDS, config, source, folder)
+        if target.encoder_decoder and not kind.encoder_decoder:
+            raise ValueError(f"{folder}: a head of kind {kind.name} drafts for decoder-only models, not {target.name}")
+        renamed = {form.to_table(own): own for own in source.names()}
+        tokens = draft_tokens(source, target, folder)
+        stored = Stored(config, renamed.keys(), lambda one: source.shape(renamed[one]), tokens, target)
+        try:
+            shape = form.read(stored)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
+        fmt = dataclasses.replace(target.fmt, stacked=False)
+        abstract = jax.eval_shape(lambda: kind.init(jax.random.key(0), shape, fmt))
+        place = None
+        if target.mesh is not None:
+            rules = sharding.shardings(abstract, target.mesh, kind.rules, fmt, kv_heads=1)
+            by_path = {sharding.path_of(keys): one for keys, one in jax.tree_util.tree_leaves_with_path(rules)}
+            place = lambda path, shape: by_path[path]
+        weights = source.renamed({new: own for new, own in renamed.items() if own not in (OFFSETS, MEMBERS)})
+        params = convert.load_params(weights, kind.names, abstract, fmt=fmt, place=place)
+    finally:
+        source.close()
+    return Head(str(name), kind, shape, fmt, params, target, tokens, form.name)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Contents of a head's config.json."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} is not a head: it has no config.json")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is corrupted: not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} is corrupted: not an object")
+    return config
+
+
+def recognized(
+    kinds: Mapping[str, Kind], config: Mapping[str, Any], source: TensorSource, folder: Path
+) -> tuple[Kind, HeadFormat]:
+    """The kind and the format of the files."""
+    names = source.names()
+    for kind in kinds.values():
+        for form in kind.formats:
+            if form.recognizes(config, names):
+                return kind, form
+    raise ValueError(
+        f"{folder} has no known head: its tensors are {', '.join(sorted(names)[:3])}, ... (kinds: {', '.join(kinds)})"
+    )
+
+
+def draft_tokens(source: TensorSource, target: Model, folder: Path) -> np.ndarray | None:
+    """Target ids of the draft vocabulary, from offsets."""
+    if OFFSETS not in source.names():
+        return None
+    offsets = np.asarray(source.read(OFFSETS)).astype(np.int64)
+    tokens = np.arange(len(offsets)) + offsets
+    if (np.diff(tokens) <= 0).any() or tokens[0] < 0 or tokens[-1] >= target.vocab_size:
+        raise ValueError(f"{folder}: {OFFSETS} does not name ascending tokens of {target.name}'s {target.vocab_size}")
+    return tokens.astype(np.int32)
+
+
+def places(head: Head) -> jax.Array | None:
+    """Target token -> its place in the draft vocabulary, or -1; None: the head drafts all tokens."""
+    if head.draft_tokens is None:
+        return None
+    found = np.full((head.target.vocab_size,), -1, np.int32)
+    found[head.draft_tokens] = np.arange(len(head.draft_tokens))
+    return jnp.asarray(found)

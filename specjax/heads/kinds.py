@@ -1,0 +1,21 @@
+"""All kinds of heads."""
+
+from specjax.heads import eagle_formats as eagle_files
+from specjax.heads.eagle import Eagle, Eagle3
+from specjax.heads.head import Kind
+from specjax.models.family import COLUMNS, ROWS, VECTOR, WHOLE, Rule, Rules, bias_rules, kernel_rules
+
+LAYER_RULES = (
+    *kernel_rules(mlp="gate|up"),
+    *bias_rules(mlp="gate|up"),
+    Rule(r"layers\.(attn_norm|mlp_norm|attn\.[qk]_norm)\.scale", (VECTOR,)),
+    Rule(r"fc\.kernel", (COLUMNS, WHOLE)),
+    Rule(r"embed\.table", (ROWS, WHOLE)),
+    Rule(r"head\.kernel", (COLUMNS, WHOLE)),
+    Rule(r"(embed_norm|hidden_norm|input_norm|final_norm|out_norm|fc_norm\.\d+)\.scale", (VECTOR,)),
+    Rule(r"fc\.bias", (VECTOR,)),
+)
+KINDS = {
+    "eagle3": Kind("eagle3", Eagle3, eagle_files.NAMES_3, eagle_files.EAGLE3_FORMATS, Rules(LAYER_RULES)),
+    "eagle": Kind("eagle", Eagle, eagle_files.NAMES, eagle_files.EAGLE_FORMATS, Rules(LAYER_RULES)),
+}
