@@ -10,7 +10,6 @@ from specjax import drafters, trees
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
-from specjax.models.format import Format
 from specjax.models.llama import LlamaConfig
 from specjax.types import Siblings
 from tests import battery
