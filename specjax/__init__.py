@@ -49,7 +49,8 @@ __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head",
     "Info",
     "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Siblings", "Stats", "Stop", "Strategy", "Stream", "Tree",
-    "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "drafters",
+    "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs",
+    "draft_logits", "drafters",
     "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step",
     "policies", "stream", "trees", "verify",
 ]  # fmt: skip
@@ -61,6 +62,7 @@ _NAMES = {
     "compilation_cache": ("enable_compilation_cache",),
     "decoding": ("DecodeParams", "GenerationState", "make_init", "make_step"),
     "drafters": ("LoadedDrafter",),
+    "drafters.head": ("draft_logits",),
     "heads": ("Head", "load_head"),
     "loading": ("load",),
     "metrics": ("Stats",),

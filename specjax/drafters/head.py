@@ -1,12 +1,19 @@
 """A trained head drafts from the target's hidden states: chains, static trees and dynamic trees."""
 
-from specjax import checks
+import functools
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import checks, programs
 from specjax.drafters.chain import chain
 from specjax.drafters.head_writer import HeadParams, head_writer
 from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.token_tree import check_size, grown_tree, static_tree
-from specjax.drafters.writer import Writer
+from specjax.drafters.writer import Writer, next_logits
 from specjax.heads.head import Head, places
+from specjax.model import Model
 from specjax.trees import Tree
 from specjax.types import Siblings
 
@@ -74,3 +81,46 @@ def writer(head: Head, width: int) -> Writer:
     return head_writer(
         head.kind.model, head.config, head.fmt, width, (target.family, target.config, target.fmt), restricted
     )
+
+
+def draft_logits(
+    target: Model, prompt_tokens: Sequence[int] | np.ndarray, drafter: LoadedDrafter, steps: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
+    """The greedy chain that a head drafts after a prompt, and the raw logits behind it: to compare implementations.
+
+    Args:
+      target: the model that the drafter was built for.
+      prompt_tokens: token ids, at least two: the head reads the feature before the last one.
+      drafter: from `drafters.head`.
+      steps: tokens to draft.
+
+    Returns:
+      Tokens [steps] int32 and logits [steps, V] float32 over the target's vocabulary, -inf for tokens that the head
+      does not draft.
+
+    Raises:
+      ValueError: a drafter without a head, or too short a prompt.
+    """
+    if drafter.head is None:
+        raise ValueError(f"drafter {drafter.name!r} has no head: build it with specjax.drafters.head")
+    drafter.check(target)
+    prompt = np.asarray(prompt_tokens, np.int32)[None]
+    checks.integer("prompt_tokens", prompt.shape[1], least=2)
+    lm, own = target.variant(capture=drafter.drafter.capture), writer(drafter.head, 1)
+    tokens, logits = _greedy(target.params, drafter.params, prompt, lm=lm, writer=own, steps=steps)
+    return np.asarray(tokens[0]), np.asarray(logits[0])
+
+
+@functools.partial(programs.jit, static=("lm", "writer", "steps"))
+def _greedy(target_params, params, prompt, *, lm, writer, steps):
+    length = jnp.full((1,), prompt.shape[1], jnp.int32)
+    slots = prompt.shape[1] + steps + 1
+    read = lm.prefill(target_params, prompt, length, slots)
+    memory = writer.init(params, prompt, length, slots, read)
+    logits, memory = writer.root(params, memory, read.pending)
+    cache, found = memory.cache, [logits]
+    for _ in range(steps - 1):
+        logits, cache = next_logits(writer.lm, params, cache, jnp.argmax(found[-1], -1).astype(jnp.int32))
+        found.append(logits)
+    every = jnp.stack(found, 1)
+    return jnp.argmax(every, -1).astype(jnp.int32), every

@@ -27,6 +27,7 @@ COMMON_NAMES = (
     ("fc.bias", "fc.bias"),
     *LAYER_NAMES,
 )
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3 in `speculators`
 IGNORED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"rotary_emb\.inv_freq")
 NAMES = NameTable(
     entries=(
@@ -141,8 +142,7 @@ def read_speculators_eagle3(stored: Stored) -> EagleConfig:
     given = Published(stored.config, "the configuration of the head")
     shape, window = layer_shape(given.part("transformer_layer_config").entries, stored)
     taps = given.entries.get("eagle_aux_hidden_state_layer_ids") or default_taps(layers_of(stored.target))
-    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    return _eagle3(stored, shape, window, taps, **{name: given.flag(name, False) for name in flags})
+    return _eagle3(stored, shape, window, taps, **{name: given.flag(name, False) for name in FLAGS})
 
 
 def _eagle3(
@@ -182,8 +182,17 @@ def layer_config(head: Head, *, model_type: str | None = None) -> dict[str, Any]
 
 
 def publish_original(head: Head) -> dict[str, Any]:
-    """config.json in the form of EAGLE's authors."""
+    """config.json in the form of EAGLE's authors.
+
+    Raises:
+      ValueError: norms or a window that this form cannot express.
+    """
     config, shape = head.config, head.config.layer
+    own = [name for name in (*FLAGS, "embedding_norm", "window") if getattr(config, name)]
+    if own or shape.qk_norm:
+        raise ValueError(
+            f"the original format of EAGLE heads has no {(own or ['qk_norm'])[0]}: use format='speculators'"
+        )
     entries = layer_config(head, model_type="llama") | {
         "architectures": ["LlamaForCausalLM"], "rope_theta": shape.rope_theta, "tie_word_embeddings": False,
         "initializer_range": 0.02, "use_cache": True,
@@ -227,12 +236,12 @@ def publish_speculators_eagle(head: Head) -> dict[str, Any]:
 
 def publish_speculators_eagle3(head: Head) -> dict[str, Any]:
     """config.json of EAGLE-3 for `speculators` and vLLM, with every flag."""
-    config, flags = head.config, ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    config = head.config
     hidden = config.features // len(config.taps)
     return envelope(head, "eagle3", "Eagle3DraftModel", 3) | {
         "draft_vocab_size": config.draft_vocab, "eagle_aux_hidden_state_layer_ids": list(config.taps),
         "target_hidden_size": None if hidden == config.width else hidden, "embed_requires_grad": False,
-        **{name: getattr(config, name) for name in flags},
+        **{name: getattr(config, name) for name in FLAGS},
     }  # fmt: skip
 
 
