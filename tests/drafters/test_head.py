@@ -11,9 +11,10 @@ from specjax.heads.eagle import EagleConfig
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
 from specjax.models.llama import LlamaConfig
+from specjax.trace import rounds
 from specjax.types import Siblings
 from tests import battery
-from tests.drafters import drafting
+from tests.drafters import drafting, heads
 
 WIDTH = 16
 LAYER = LlamaConfig(vocab_size=battery.VOCAB, width=WIDTH, layers=1, heads=4, kv_heads=2, head_width=4, mlp_width=24)
@@ -51,3 +52,83 @@ def head(kind: str, family: str, **changed) -> Head:
 def test_greedy_equals_plain(kind, shape, family):
     loaded = drafters.head(head(kind, family), **SHAPES[shape])
     drafting.greedy_equals_plain(family, loaded, VERIFIERS[shape])
+
+
+# --- an independent computation of what a head drafts ----------------------------------------------------------------
+
+
+def dot(x: np.ndarray, linear: dict) -> np.ndarray:
+    kernel = linear["kernel"]
+    kernel = np.concatenate([kernel[n] for n in sorted(kernel)], 1) if isinstance(kernel, dict) else kernel
+    y = x @ (np.asarray(kernel).T if battery.FMT.products.out_in else np.asarray(kernel))
+    return y + np.asarray(linear["bias"]) if "bias" in linear else y
+
+
+def rms(x: np.ndarray, norm: dict) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + LAYER.eps) * np.asarray(norm["scale"])
+
+
+def layer(x: np.ndarray, attended: np.ndarray, params: dict) -> np.ndarray:
+    """One layer of Llama over whole rows [n, D], in float64."""
+    n, half = len(x), LAYER.head_width // 2
+    angle = np.arange(n)[:, None] * LAYER.rope_theta ** (-np.arange(half) / half)
+    turn = lambda a: np.concatenate(
+        [a[..., :half] * np.cos(angle) - a[..., half:] * np.sin(angle),
+         a[..., half:] * np.cos(angle) + a[..., :half] * np.sin(angle)], -1,
+    )  # fmt: skip
+    split = lambda name: dot(attended, params["attn"][name]).reshape(n, -1, LAYER.head_width).transpose(1, 0, 2)
+    q, k, v = turn(split("q")), turn(split("k")), split("v")
+    k, v = (np.repeat(a, LAYER.heads // LAYER.kv_heads, 0) for a in (k, v))
+    scores = np.where(np.tri(n, dtype=bool), q @ k.transpose(0, 2, 1) / np.sqrt(LAYER.head_width), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = (weights / weights.sum(-1, keepdims=True)) @ v
+    x = x + dot(mixed.transpose(1, 0, 2).reshape(n, -1), params["attn"]["o"])
+    mlp, read = params["mlp"], rms(x, params["mlp_norm"])
+    gate = dot(read, mlp["gate"])
+    return x + dot(gate / (1 + np.exp(-gate)) * dot(read, mlp["up"]), mlp["down"])
+
+
+def drafted(of: Head, states: np.ndarray, text: list[int], steps: int) -> list[int]:
+    """The greedy chain after a text, from the hidden states of all its tokens but the last."""
+    params, target = of.params, of.target
+    table = np.asarray(target.params["embed"]["tokens"]["table"], np.float64)
+    given = dot(states, params["fc"]) if of.kind.name == "eagle3" else states
+    new: list[int] = []
+    for _ in range(steps):
+        embedded = table[[*text[1:], *new]]
+        if of.kind.name == "eagle3":
+            attended = np.concatenate([rms(embedded, params["embed_norm"]), rms(given, params["hidden_norm"])], -1)
+            out = layer(given, attended, params["layers"]["0"])
+            logits = dot(rms(out[-1:], params["final_norm"]), params["head"])[0]
+            assert of.draft_tokens is not None
+            new.append(int(of.draft_tokens[logits.argmax()]))
+        else:
+            x = dot(np.concatenate([embedded, given], -1), params["fc"])
+            out = layer(x, x, params["layers"]["0"])
+            tied = "head" not in target.params
+            logits = out[-1] @ table.T if tied else dot(out[-1:], target.params["head"])[0]
+            new.append(int(logits.argmax()))
+        given = np.concatenate([given, out[-1:]])
+    return new
+
+
+@pytest.mark.parametrize("family", ["opt", "llama"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_drafts_are_those_of_the_true_features(kind, family):
+    """After the prompt, and after rounds that accepted different numbers of tokens."""
+    of = head(kind, family)
+    prompts = [row[:n].tolist() for row, n in zip(battery.prompts(), battery.LENGTHS, strict=True)]
+    options = {"temperature": 0.0, "max_new_tokens": battery.Setting.max_new, "ignore_eos": True}
+    trace = rounds.record(of.target, prompts, drafters.head(of, gamma=3), options)
+    plain = battery.plain(family)
+    states = heads.read_again(of.target, plain, of.config.taps)
+    texts, seen = [list(prompt) for prompt in prompts], set()
+    for one in trace.rounds:
+        for row in one.rows:
+            text = texts[row.row]
+            if len(text) > 1:
+                expected = drafted(of, np.asarray(states[row.row][: len(text) - 1], np.float64), text, 3)
+                assert [node.token for node in row.nodes] == expected
+                seen.add(row.accepted)
+            texts[row.row] = text + list(row.tokens)
+    assert [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)] == plain and len(seen) > 1
