@@ -61,6 +61,8 @@ class Models:
     draft: Annotated[
         Several, arg(metavar="MODEL", help=DRAFT_HELP, help_behavior_hint=f"(default: {DRAFTS[0]} for {TARGET})")
     ] = ()
+    head: Annotated[str | None, arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = None
+    """A trained head that drafts for the target instead of a draft model: a folder, or a Hugging Face id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights. In float32, greedy text equals that of plain decoding token for token."""
     mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
@@ -137,6 +139,7 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
 
     Attributes:
       target, draft, dtype, mesh: names of models for `specjax.load`; `draft` is one name, or several for a cascade.
+      head: folder or id of a trained head; the same as the setting folder=NAME of the drafter "head".
       drafter, gamma, policy, verifier, lossless: as for `specjax generate`: `drafter="tree:shape=3x2"`.
       temperature, top_k, top_p, min_p, repetition_penalty, seed: as for `specjax.generate`.
       logit_bias: biases as "TOKEN=VALUE".
@@ -170,7 +173,9 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
         if self.drafter is None and len(self.draft) > max(BY_DRAFTS):
             raise ValueError(f"drafter is required with {len(self.draft)} draft models")
         default = BY_DRAFTS.get(len(self.draft), "model" if self.target == TARGET else "ngram")
-        strategy = Strategy.parse(default if self.drafter is None else self.drafter)
+        if self.head is not None:
+            default = "head"
+        strategy = Strategy.parse(with_folder(default if self.drafter is None else self.drafter, self.head))
         if self.policy is not None:
             if strategy.get("policy") is not None:
                 raise ValueError(f"policy and drafter {strategy.text} both set the policy: leave one of them out")
@@ -235,6 +240,16 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
         return {name: getattr(self, name) for name in same} | {
             "verifier": self.named_verifier, "logit_bias": self.biases, "stop_tokens": self.stop_token,
         }  # fmt: skip
+
+
+def with_folder(drafter: str, head: str | None) -> str:
+    """The text of a drafter, with the folder of its head."""
+    if head is None:
+        return drafter
+    name, colon, rest = drafter.partition(":")
+    if name.strip() != "head":
+        raise ValueError(f"head {head} is not used by drafter {drafter}: leave it out, or use --drafter head")
+    return f"head:folder=({head})" + (f",{rest}" if colon else "")
 
 
 class Run(NamedTuple):

@@ -46,6 +46,7 @@ DRAFTERS = {
     "quantized": Entry("drafters.quantized"),
     "bridge": Entry("drafters.bridge"),
     "reencode": Entry("drafters.reencode"),
+    "head": Entry("drafters.head", made={"head": "heads.load_head"}),
     "plain": Entry("drafters.plain"),
 }
 POLICIES = {
@@ -68,7 +69,7 @@ SHAPES = {
 TABLES = {"drafter": DRAFTERS, "policy": POLICIES, "cache": CACHES, "shape": SHAPES}
 
 # Names of settings where they differ from the constructor's parameter.
-KEYS = {"drafter": "inner", "selection": "cache", "fitted": "file", "path": "corpus", "acceptance": "accept"}
+KEYS = {"drafter": "inner", "selection": "cache", "fitted": "file", "path": "corpus", "acceptance": "accept", "name": "folder"}
 NO_DEFAULT = inspect.Parameter.empty
 
 # Checks of constructors that need a model: they make them themselves, and `Strategy.parse` before a model is loaded.

@@ -150,12 +150,12 @@ def _step_time(text: str) -> Any:
 
 
 READERS: dict[str, Callable[[str], Any]] = {  # by the name of the setting; all others are integers or floats
-    "shape": _shape,
+    **dict.fromkeys(("shape", "tree"), _shape),
     "siblings": _siblings,
     "verifier": _verifier,
     "middle": lambda text: lookup(text, dict.fromkeys(MIDDLE, text), "middle model"),
     **dict.fromkeys(("layers", "buckets"), _integers),
     **dict.fromkeys(("accept", "verify_cost"), _numbers),
     **dict.fromkeys(("target", "draft"), _step_time),  # of the policy "goodput"
-    **dict.fromkeys(FILES, str),
+    **dict.fromkeys((*FILES, "folder"), str),
 }

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from specjax.drafters import LoadedDrafter
     from specjax.model import Model
 
-NESTED = {"policy": "policy", "cache": "cache", "shape": "shape", "inner": "drafter"}  # setting -> kind of its value
+NESTED = {  # setting -> kind of its value
+    "policy": "policy", "cache": "cache", "shape": "shape", "tree": "shape", "inner": "drafter",
+}  # fmt: skip
 Given = tuple[tuple[str, Any], ...]
 
 
@@ -138,6 +140,13 @@ def evaluate(node: Any, target: Any = None, drafts: Sequence[Any] = (), done: di
     return done[id(node)]
 
 
+def uses_models(node: Any) -> bool:
+    """Whether a call has slots."""
+    if isinstance(node, Call):
+        return any(map(uses_models, (*node.args, *node.options.values())))
+    return isinstance(node, Slot)
+
+
 def show(node: Any, drafts: Sequence[str]) -> str:
     """A node as a Python expression."""
     if isinstance(node, Slot):
@@ -189,8 +198,8 @@ def _call(kind: str, name: str, given: Mapping[str, Any], slots: Iterator[int], 
         if further and not registry.is_model(kind, parameter):
             if parameter in arguments:
                 raise ValueError(f"{where}: pass either {registry.KEYS[parameter]} or {further[0]}, not both")
-            takes_target = "target" in registry.parameters(path)
-            arguments[parameter] = Call(path, (target,) if takes_target else (), options(path))
+            given = {"target": target} if "target" in registry.parameters(path) else {}
+            arguments[parameter] = Call(path, (), options(path) | given)
     for parameter, signature in registry.parameters(entry.constructor).items():
         if signature.default is NO_DEFAULT and parameter not in arguments and not registry.is_model(kind, parameter):
             path = entry.made.get(parameter)
@@ -296,8 +305,8 @@ class Strategy:
             raise ValueError(f"{where}: middle=target requires a bounded cache, such as budget=256")
         call = self.call()
         check_call(call)
-        if not call.args and not any(self.files()):
-            evaluate(call)  # needs no model: its constructor checks the values
+        if not uses_models(call) and not any(self.files()):
+            evaluate(call)  # its constructor checks the values
         if self.nodes > LARGEST_TREE:
             raise ValueError(f"{where}: {self.nodes} nodes per round, at most {LARGEST_TREE} are supported")
 
@@ -352,7 +361,8 @@ class Strategy:
     @property
     def takes_gamma(self) -> bool:
         """Whether a fixed draft length can be chosen."""
-        return self._has("gamma") and self.get("policy") is None
+        given = dict(self.settings)
+        return self._has("gamma") and not {"policy", "tree", "dynamic"} & given.keys()
 
     @property
     def gamma(self) -> int | None:
@@ -364,7 +374,7 @@ class Strategy:
     @property
     def tree(self) -> Any:
         """The static tree of a drafter with a shape; None for all others."""
-        shape = self["shape"] if self._has("shape") else None
+        shape = self["shape"] if self._has("shape") else self.get("tree")
         return shape.build() if isinstance(shape, Choice) else shape
 
     @property
@@ -372,8 +382,8 @@ class Strategy:
         """Tokens per target forward pass, the last committed one included."""
         if self.tree is not None:
             return self.tree.size
-        if self._has("size"):
-            return self["size"]
+        if self._has("size") or self.get("dynamic"):
+            return self["size"] if self._has("size") else self["dynamic"]
         if self._has("guesses"):
             return (self["window"] + self["guesses"]) * (self["ngram"] - 1)
         return self._longest + 1
@@ -383,7 +393,7 @@ class Strategy:
         """Tokens drafted one after another."""
         if self.tree is not None:
             return self.tree.width - 1
-        if self._has("depth"):
+        if self._has("depth") and (self.name != "head" or self.get("dynamic")):
             return self["depth"]
         return self["ngram"] - 1 if self._has("guesses") else self._longest
 

@@ -10,6 +10,7 @@ from specjax import checks, programs
 from specjax.drafters.chain import chain
 from specjax.drafters.head_writer import HeadParams, head_writer
 from specjax.drafters.loaded import LoadedDrafter
+from specjax.drafters.model import MODEL_GAMMA
 from specjax.drafters.token_tree import check_size, grown_tree, static_tree
 from specjax.drafters.writer import Writer, next_logits
 from specjax.heads.head import Head, places
@@ -17,7 +18,6 @@ from specjax.model import Model
 from specjax.trees import Tree
 from specjax.types import Siblings
 
-HEAD_GAMMA = 4  # draft tokens per round by default
 
 
 def head(
@@ -40,7 +40,7 @@ def head(
 
     Args:
       head: from `specjax.load_head`.
-      gamma: draft tokens per round of a chain, at least 1; 4 if nothing else is given.
+      gamma: draft tokens per round of a chain, at least 1; 5 if nothing else is given.
       tree: a tree of `specjax.trees`.
       dynamic: nodes of a dynamic tree that the target verifies, the root included.
       depth: levels of a dynamic tree.
@@ -67,7 +67,7 @@ def head(
         checks.integer("width", width, least=1, most=head.target.vocab_size)
         drafter, name = grown_tree(writer(head, depth + 1), dynamic, depth, width), f"{head.name} dynamic of {dynamic}"
     else:
-        gamma = checks.integer("gamma", HEAD_GAMMA if gamma is None else gamma, least=1)
+        gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
         drafter, name = chain(writer(head, gamma + 1), gamma), f"{head.name} x{gamma}"
     drafter = drafter._replace(capture=head.config.taps)
     family, params = head.target.family, head.target.params
