@@ -69,7 +69,10 @@ SHAPES = {
 TABLES = {"drafter": DRAFTERS, "policy": POLICIES, "cache": CACHES, "shape": SHAPES}
 
 # Names of settings where they differ from the constructor's parameter.
-KEYS = {"drafter": "inner", "selection": "cache", "fitted": "file", "path": "corpus", "acceptance": "accept", "name": "folder"}
+KEYS = {
+    "drafter": "inner", "selection": "cache", "fitted": "file", "path": "corpus", "acceptance": "accept",
+    "name": "folder",
+}  # fmt: skip
 NO_DEFAULT = inspect.Parameter.empty
 
 # Checks of constructors that need a model: they make them themselves, and `Strategy.parse` before a model is loaded.

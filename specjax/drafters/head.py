@@ -19,7 +19,6 @@ from specjax.trees import Tree
 from specjax.types import Siblings
 
 
-
 def head(
     head: Head,
     *,
