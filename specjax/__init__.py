@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from specjax.decoding import make_init as make_init
     from specjax.decoding import make_step as make_step
     from specjax.drafters import LoadedDrafter as LoadedDrafter
+    from specjax.drafters.head import draft_logits as draft_logits
+    from specjax.heads import Head as Head
+    from specjax.heads import load_head as load_head
     from specjax.loading import load as load
     from specjax.metrics import Stats as Stats
     from specjax.model import Model as Model
@@ -46,13 +49,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head",
-    "Info",
+    "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
     "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Siblings", "Stats", "Stop", "Strategy", "Stream", "Tree",
-    "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs",
-    "draft_logits", "drafters",
-    "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step",
-    "policies", "stream", "trees", "verify",
+    "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits", "drafters",
+    "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step", "policies",
+    "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {

@@ -24,7 +24,7 @@ from specjax.models.decoder import causal
 from specjax.models.family import Family
 from specjax.models.format import Format
 from specjax.programs import memoize
-from specjax.types import Commit, Params
+from specjax.types import Commit, Output, Params
 
 
 class HeadParams(NamedTuple):
@@ -116,7 +116,7 @@ def head_writer(
         module = nnx.merge(graph, params.head)
         given = module.next_given(at(cache.out, cache.length[:, None] + parent))
         out, cache = read(params, cache, tokens, given, mask, depth, offset)
-        return Drafted(logits(params, out)), cache
+        return Output(logits(params, out), out), cache
 
     def keep(cache: HeadCache, path, n):
         assert path is None  # nothing that was drafted is kept
@@ -175,12 +175,6 @@ def head_writer(
 
     lm = LanguageModel(no_prefill, extend, keep, target_config.vocab_size)
     return Writer(lm, init, root, commit, rewind, proposable, restricted)
-
-
-class Drafted(NamedTuple):
-    """What is read of a head's `extend`."""
-
-    logits: Float[Array, "B S V"]
 
 
 def no_prefill(*args: Any) -> Any:
