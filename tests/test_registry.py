@@ -22,7 +22,8 @@ TEXTS = [
     "cascade:inner=(cascade:gamma=4,inner=(ngram:gamma=2))", "model:budget=64,cache=(sinks:count=2)",
     "cascade:budget=96,cache=retrieval,inner=(model:budget=16),middle=target",
     "small-kv:budget=64,cache=(snapkv:every=8,window=16)", "small-kv:cache=retrieval", "layer-skip:layers=0-2+5",
-    "quantized:gamma=2", "head:dynamic=12,folder=x", "head:folder=x,tree=3x2", "bridge:gamma=3,width=2", "reencode:stretch=3", "plain",
+    "quantized:gamma=2", "head:dynamic=12,folder=x", "head:folder=x,tree=3x2", "bridge:gamma=3,width=2",
+    "reencode:stretch=3", "plain",
 ]  # fmt: skip
 TEXTS += sorted(set(registry.DRAFTERS) - {Strategy.parse(text).name for text in TEXTS})  # a new drafter, with defaults
 

@@ -1,8 +1,11 @@
 """Trained heads of every kind draft exactly: chains, trees and dynamic trees, on every family they draft for."""
 
+import dataclasses
 import functools
+import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from specjax.heads.kinds import KINDS
 from specjax.models.llama import LlamaConfig
 from specjax.trace import rounds
 from specjax.types import Siblings
-from tests import battery
+from tests import battery, distributions
 from tests.drafters import drafting, heads
 
 WIDTH = 16
@@ -132,3 +135,59 @@ def test_drafts_are_those_of_the_true_features(kind, family):
                 seen.add(row.accepted)
             texts[row.row] = text + list(row.tokens)
     assert [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)] == plain and len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "family"),
+    battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), [("eagle3", "chain", "llama")]),
+)
+def test_sampled_rows_follow_the_joint_distribution(kind, shape, family):
+    loaded = drafters.head(head(kind, family), **SHAPES[shape])
+    found = drafting.follows_the_joint_distribution(family, loaded, VERIFIERS[shape])
+    assert min(found.values()) > distributions.ALPHA
+
+
+@pytest.mark.slow
+def test_control_a_draft_vocabulary_that_is_not_the_heads_own():
+    """Probabilities of other tokens than those that are drafted."""
+    loaded = drafters.head(head("eagle3", "llama"), gamma=3)
+    places = loaded.params.places
+    propose = loaded.drafter.propose
+
+    def wrong(params, key, state, pending, warp):
+        draft, state = propose(params, key, state, pending, warp)
+        return draft._replace(log_q=jnp.roll(draft.log_q, 1, axis=-1)), state
+
+    assert places is not None
+    broken = loaded._replace(drafter=loaded.drafter._replace(propose=wrong))
+    found = drafting.follows_the_joint_distribution("llama", broken, "token")
+    assert min(found.values()) < distributions.ALPHA
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "family"),
+    battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), [("eagle", "dynamic", "opt")]),
+)
+def test_rows_are_independent(kind, shape, family):
+    loaded = drafters.head(head(kind, family), **SHAPES[shape])
+    drafting.rows_are_independent(family, loaded, VERIFIERS[shape])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_full_cache_stops_at_the_same_token(kind, shape):
+    loaded = drafters.head(head(kind, "llama"), **SHAPES[shape])
+    drafting.a_full_cache_stops_at_the_same_token("llama", loaded, VERIFIERS[shape])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_head_of_the_middle_model_in_a_cascade(kind):
+    """It is rolled back by one token and by whole rounds."""
+    middle = battery.draft("opt")
+    inner = drafters.head(dataclasses.replace(head(kind, "opt"), target=middle), gamma=2)
+    loaded = drafters.cascade(middle, inner, gamma=4)
+    drafting.greedy_equals_plain("opt", loaded, "token")
+    found = drafting.follows_the_joint_distribution("opt", loaded, "token")
+    assert min(found.values()) > distributions.ALPHA
