@@ -53,6 +53,8 @@ COMMANDS = {
     "train t5": Command(
         "specjax.cli.train", "train an encoder-decoder on pairs, or distill a draft from its target", ("t5",)
     ),
+    "train answers": Command("specjax.cli.train", "write a target's answers, to train heads on", ("answers",)),
+    "train head": Command("specjax.cli.train", "train a head that drafts for a target", ("head",)),
 }
 
 OVERVIEW = """\

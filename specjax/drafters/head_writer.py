@@ -82,7 +82,8 @@ def head_writer(
     ends_of, layer = family.ends(target_config, target_fmt), config.layer
 
     def run(params: HeadParams, tokens, given, positions, visible, layers, start):
-        return nnx.merge(graph, params.head)(ends_of(params.ends), tokens, given, positions, visible, layers, start)
+        attend = lambda attn, x, turn, index, layers: attn(x, turn, visible, layers, index, start)
+        return nnx.merge(graph, params.head)(ends_of(params.ends), tokens, given, positions, attend, layers)
 
     def logits(params: HeadParams, out):
         return widen(nnx.merge(graph, params.head).logits(ends_of(params.ends), out), params.places)

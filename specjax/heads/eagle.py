@@ -12,11 +12,12 @@ drafts                                t_n, then from its own output at n-2 and t
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from specjax.models.format import Format
 from specjax.models.layers import Linear, RMSNorm, Table
@@ -68,6 +69,11 @@ class EagleConfig:
         return self.layer.layers
 
 
+# (attention module, its input, rotation, index of the layer, state) -> (output, state). The state holds the caches, or
+# in training the keys and values of earlier steps.
+Attend = Callable[[Attention, Array, Rotation, int, Any], tuple[Array, Any]]
+
+
 class Layer(nnx.Module):
     """A layer of Llama, whose attention may read something other than its normed residual stream."""
 
@@ -79,12 +85,12 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = MLP(config, fmt, rngs=rngs)
 
-    def __call__(self, x, turn: Rotation, visible, layers, index, start, *, attended: Array | None = None):
+    def __call__(self, x, turn: Rotation, attend: Attend, index: int, state: Any, *, attended: Array | None = None):
         if attended is None:
             attended = x if self.attn_norm is None else self.attn_norm(x)
-        mixed, layers = self.attn(attended, turn, visible, layers, index, start)
+        mixed, state = attend(self.attn, attended, turn, index, state)
         x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), layers
+        return x + self.mlp(self.mlp_norm(x)), state
 
 
 class _EagleHead(nnx.Module):
@@ -123,9 +129,9 @@ class Eagle(_EagleHead):
 
     def __call__(
         self, ends: Any, tokens: Int[Array, "B S"], given: Float[Array, "B S D"], positions: Int[Array, "B S"],
-        visible: Bool[Array, "B S T"], layers: Any, start: Int[Array, "B"] | None,
+        attend: Attend, state: Any,
     ) -> tuple[Float[Array, "B S D"], Any]:  # fmt: skip
-        """Outputs for pairs of a token and what was `given` for the position before it, and the caches with them.
+        """Outputs for pairs of a token and what was `given` for the position before it, and the state of `attend`.
 
         Args:
           ends: the target without its layers (`Family.ends`).
@@ -134,8 +140,8 @@ class Eagle(_EagleHead):
         embedded = embedded if self.embed_norm is None else self.embed_norm(embedded)
         x = self.fc(jnp.concatenate([embedded, given], -1))
         for index in range(self.config.layers):
-            x, layers = self.layers[str(index)](x, turn, visible, layers, index, start)
-        return x, layers
+            x, state = self.layers[str(index)](x, turn, attend, index, state)
+        return x, state
 
     def next_given(self, out: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """What a drafted token's pair is given: the features that the head drafted."""
@@ -174,15 +180,15 @@ class Eagle3(_EagleHead):
 
     def __call__(
         self, ends: Any, tokens: Int[Array, "B S"], given: Float[Array, "B S D"], positions: Int[Array, "B S"],
-        visible: Bool[Array, "B S T"], layers: Any, start: Int[Array, "B"] | None,
+        attend: Attend, state: Any,
     ) -> tuple[Float[Array, "B S D"], Any]:  # fmt: skip
         turn, normed = self.turn(positions), self.hidden_norm(given)
         attended = jnp.concatenate([self.embed_norm(self.embedding(ends, tokens)), normed], -1)
         x = normed if self.config.norm_before_residual else given
-        x, layers = self.layers["0"](x, turn, visible, layers, 0, start, attended=attended)
+        x, state = self.layers["0"](x, turn, attend, 0, state, attended=attended)
         for index in range(1, self.config.layers):
-            x, layers = self.layers[str(index)](x, turn, visible, layers, index, start)
-        return x, layers
+            x, state = self.layers[str(index)](x, turn, attend, index, state)
+        return x, state
 
     def next_given(self, out: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         return self.final_norm(out) if self.config.norm_output else out

@@ -136,9 +136,9 @@ class Head:
         """Number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
-    def module(self) -> Any:
-        """The head as a Flax module that holds the same arrays."""
-        return nnx.merge(structure(self.kind.model, self.config, self.fmt), self.params)
+    def module(self, params: Params | None = None) -> Any:
+        """The head as a Flax module that holds its arrays, or other ones of the same structure."""
+        return nnx.merge(structure(self.kind.model, self.config, self.fmt), self.params if params is None else params)
 
     def check(self, target: Any) -> None:
         """Raises ValueError if the head does not draft for a target of this shape."""

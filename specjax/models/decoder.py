@@ -57,13 +57,18 @@ class CausalLM(nnx.Module):
         Returns:
           Logits [B,S,V] float32; with a cache, (logits, cache).
         """
-        visible, positions = causal(tokens)
         if cache is None:
-            return self.run(tokens, positions, visible, None, None)[0].logits
+            return self.read(tokens).logits
+        visible, positions = causal(tokens)
         positions = cache.length[:, None] + positions
         visible = caches.visibility(cache.length, visible, caches.slots(cache), tokens.shape[0])
         out, layers = self.run(tokens, positions, visible, cache.layers, cache.length)
         return out.logits, cache._replace(layers=layers, length=cache.length + tokens.shape[1])
+
+    def read(self, tokens: Int[Array, "B S"], capture: tuple[int, ...] = ()) -> Output:
+        """Logits, features and captured residual streams at every position of left-aligned tokens, without a cache."""
+        visible, positions = causal(tokens)
+        return self.run(tokens, positions, visible, None, None, capture)[0]
 
     def init_cache(self, batch: int, slots: int) -> Cache:
         """An empty cache for `batch` rows of at most `slots` tokens."""

@@ -230,8 +230,11 @@ class Attention(nnx.Module):
         q = self._split(self.q(x))
         return rotate(q if self.q_norm is None else self.q_norm(q), turn)
 
+    def values(self, x: Float[Array, "B S D"]) -> Float[Array, "B S K W"]:
+        return self._split(self.v(x))
+
     def __call__(self, x, turn: Rotation, visible, layers, index, start):
-        q, k, v = self.queries(x, turn), self.keys(x, turn), self._split(self.v(x))
+        q, k, v = self.queries(x, turn), self.keys(x, turn), self.values(x)
         layers, kv = caches.write(layers, index, k, v, start)
         return self.o(attend(q, kv, visible, scale=self.head_width**-0.5, fmt=self.fmt)), layers
 

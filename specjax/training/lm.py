@@ -1,4 +1,4 @@
-"""The recipe for language models and drafts: AdamW or Muon, warm-up, constant rate, decay; resumable at any step.
+"""The training loop of language models, drafts and heads: resumable at any step.
 
 A run is one folder: `checkpoints/<step>`, `metrics.jsonl`, `curve.png` and, at the end, `model/` in Hugging Face's
 layout. All inputs of a step are functions of (seed, step), so a stopped run resumes bit for bit.
@@ -26,7 +26,6 @@ from jaxtyping import Array, Int
 
 from specjax import checkpoint, convert, files
 from specjax.models.format import Format
-from specjax.training import losses
 from specjax.training.recipe import Recipe
 from specjax.types import Params, PyTree
 
@@ -50,21 +49,20 @@ class TrainingTask(NamedTuple):
 
     Attributes:
       init: (key) -> params.
-      logits: (params, batch) -> [B, S, V] float32.
-      labels: (batch) -> (labels [B, S] int32, mask [B, S] bool).
+      loss: (params, fixed, batch, key) -> (loss, cross-entropy in nats per token): scalars. The key is for noise.
+      measure: (params, fixed, batch) -> (name -> mean over the batch, number of tokens).
       batch: (step) -> a training batch of numpy arrays.
       held_out: batches for evaluation.
-      teacher: (teacher_params, batch) -> [B, S, V] logits to distill from, traced inside the step; None: no teacher.
-      teacher_params: its parameters.
+      fixed: parameters that are not trained: those of a teacher, or of the target of a head. They are arguments of the
+        step, so that they are not constants of its program.
     """
 
     init: Callable[[jax.Array], Params]
-    logits: Callable[[Params, PyTree], Array]
-    labels: Callable[[PyTree], tuple[Array, Array]]
+    loss: Callable[[Params, Params, PyTree, jax.Array], tuple[Array, Array]]
+    measure: Callable[[Params, Params, PyTree], tuple[dict[str, Array], Array]]
     batch: Callable[[int], PyTree]
     held_out: tuple[PyTree, ...]
-    teacher: Callable[[Params, PyTree], Array] | None = None
-    teacher_params: Params | None = None
+    fixed: Params = ()
 
 
 def halved(params: Params) -> Params:
@@ -79,20 +77,15 @@ def halved(params: Params) -> Params:
 
 
 def make_step(task: TrainingTask, recipe: Recipe) -> Callable:
-    """Returns the jitted `step(state, teacher_params, batch) -> (state, metrics)`, which donates the state."""
+    """Returns the jitted `step(state, fixed, batch) -> (state, metrics)`, which donates the state."""
     optimizer = recipe.optimizer()
 
-    def loss(params, teacher_params, batch):
-        logits = task.logits(halved(params) if recipe.half else params, batch)
-        labels, mask = task.labels(batch)
-        nats = losses.cross_entropy(logits, labels, mask)
-        if task.teacher is None or recipe.distill == 0.0:
-            return nats, nats
-        teacher = task.teacher(teacher_params, batch)
-        return (1 - recipe.distill) * nats + recipe.distill * losses.forward_kl(teacher, logits, mask), nats
+    def loss(params, fixed, batch, key):
+        return task.loss(halved(params) if recipe.half else params, fixed, batch, key)
 
-    def step(state: TrainState, teacher_params, batch):
-        (value, nats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, teacher_params, batch)
+    def step(state: TrainState, fixed, batch):
+        key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+        (value, nats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, fixed, batch, key)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, opt = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -103,25 +96,14 @@ def make_step(task: TrainingTask, recipe: Recipe) -> Callable:
 
 
 def make_evaluate(task: TrainingTask) -> Callable[[Params], dict[str, float]]:
-    """Returns `evaluate(params)`: held-out cross-entropy, perplexity and, with a teacher, acceptance rates."""
-
-    @jax.jit
-    def one(params, teacher_params, batch):
-        logits = task.logits(params, batch)
-        labels, mask = task.labels(batch)
-        found = {"nats": losses.cross_entropy(logits, labels, mask)}
-        if task.teacher is not None:
-            teacher = task.teacher(teacher_params, batch)
-            found["overlap"] = losses.overlap(teacher, logits, mask)
-            same = (teacher.argmax(-1) == logits.argmax(-1)).astype(jnp.float32)
-            found["agreement"] = losses.masked_mean(same, mask)
-        return found, mask.sum()
+    """Returns `evaluate(params)`: held-out means of `TrainingTask.measure`, and the perplexity."""
+    one = jax.jit(task.measure)
 
     def evaluate(params: Params) -> dict[str, float]:
         sums: dict[str, float] = {}
         weight = 0
         for batch in task.held_out:
-            found, count = jax.device_get(one(params, task.teacher_params, batch))
+            found, count = jax.device_get(one(params, task.fixed, batch))
             weight += int(count)
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * int(count)
@@ -168,7 +150,7 @@ def train(
         in_flight: collections.deque[Any] = collections.deque()
         forget_after(folder / "metrics.jsonl", since)
         while at < recipe.steps and not received:
-            state, metrics = step(state, task.teacher_params, task.batch(at))
+            state, metrics = step(state, task.fixed, task.batch(at))
             at += 1
             in_flight.append(metrics)
             if len(in_flight) > IN_FLIGHT:

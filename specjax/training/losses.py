@@ -1,4 +1,6 @@
-"""Losses over the vocabulary, in float32: next-token cross-entropy and divergence from a teacher."""
+"""Losses over the vocabulary, in float32: next-token cross-entropy and divergences from a teacher or a target."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,50 @@ def overlap(
     """Mean of sum_x min(p, q): the acceptance rate of the student as a draft model (Leviathan et al. 2023)."""
     p, q = jax.nn.softmax(teacher), jax.nn.softmax(student)
     return masked_mean(jnp.minimum(p, q).sum(-1), mask)
+
+
+LogProbs = Float[Array, "B S V"]
+
+
+def reverse_kl(log_p: LogProbs, log_q: LogProbs) -> Float[Array, "B S"]:
+    """KL(q || p)."""
+    return (jnp.exp(log_q) * (log_q - log_p)).sum(-1)
+
+
+def jensen_shannon(log_p: LogProbs, log_q: LogProbs) -> Float[Array, "B S"]:
+    """Mean of the divergences of p and q from their mean."""
+    log_m = jnp.logaddexp(log_p, log_q) - jnp.log(2.0)
+    return 0.5 * ((jnp.exp(log_p) * (log_p - log_m)).sum(-1) + (jnp.exp(log_q) * (log_q - log_m)).sum(-1))
+
+
+def accepted(log_p: LogProbs, log_q: LogProbs) -> Float[Array, "B S"]:
+    """sum_x min(p, q), the acceptance rate alpha."""
+    return jnp.exp(jnp.minimum(log_p, log_q)).sum(-1)
+
+
+def hybrid(log_p: LogProbs, log_q: LogProbs) -> Float[Array, "B S"]:
+    """KL(p || q) early in training, total variation later: weight exp(-3 alpha) of the former, without its gradient."""
+    alpha = accepted(log_p, log_q)
+    weight = jnp.exp(-3.0 * jax.lax.stop_gradient(alpha))
+    return weight * (jnp.exp(log_p) * (log_p - log_q)).sum(-1) + (1 - weight) * (1 - alpha)
+
+
+# name -> (log p of the target, log q of the head or draft) -> a loss at each position
+DIVERGENCES: dict[str, Callable[[LogProbs, LogProbs], Float[Array, "B S"]]] = {
+    "ce": lambda log_p, log_q: -(jnp.exp(log_p) * log_q).sum(-1),
+    "kl": lambda log_p, log_q: (jnp.exp(log_p) * (log_p - log_q)).sum(-1),
+    "reverse-kl": reverse_kl,
+    "jsd": jensen_shannon,
+    "tv": lambda log_p, log_q: 1.0 - accepted(log_p, log_q),
+    "log-alpha": lambda log_p, log_q: -jnp.log(accepted(log_p, log_q)),
+    "lk": hybrid,
+}
+
+
+def smooth_l1(found: Float[Array, "B S D"], goal: Float[Array, "B S D"]) -> Float[Array, "B S"]:
+    """Huber loss with threshold 1, mean over the width: EAGLE's loss of features."""
+    apart = jnp.abs(found - goal)
+    return jnp.where(apart < 1.0, 0.5 * apart**2, apart - 0.5).mean(-1)
 
 
 def masked_mean(values: Float[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, ""]:

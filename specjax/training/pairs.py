@@ -95,7 +95,7 @@ class PairRun(TrainingRun):
             ]
         task = tasks.pair_task(
             config, *arrays, tokens=self.tokens, widths=self.widths, drop=self.drop, unknown=UNKNOWN,
-            seed=self.recipe.seed, teacher=teacher,
+            seed=self.recipe.seed, teacher=teacher, distill=self.recipe.distill,
         )  # fmt: skip
         say("compiling")
         return self.finish(task, t5.FAMILY, config, say)

@@ -1,0 +1,178 @@
+"""Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.heads.eagle import EagleConfig
+from specjax.heads.head import Head
+from specjax.model import Model
+from specjax.models.llama import LlamaConfig
+from specjax.training import losses
+from specjax.training.unrolled import acceptance, shifted, unrolled
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrolling:
+    """How a head is trained; the defaults are those of EAGLE-3.
+
+    Attributes:
+      steps: drafted tokens that are trained at each position.
+      decay: weight of each step relative to the one before it.
+      divergence: from the target's distribution, a name of `losses.DIVERGENCES`.
+      features: weight of the loss between drafted and true features; 0: none.
+      tokens: weight of the divergence.
+      top: weight of the cross-entropy over the target's ten most probable tokens (HASS).
+      detached: no gradient flows from a step to the one before it (HASS).
+      noise: half of the width of uniform noise on the features, at 512 positions (EAGLE-1).
+    """
+
+    steps: int = 7
+    decay: float = 0.8
+    divergence: str = "ce"
+    features: float = 0.0
+    tokens: float = 1.0
+    top: float = 0.0
+    detached: bool = False
+    noise: float = 0.0
+
+
+RECIPES = {
+    "eagle": Unrolling(steps=1, features=1.0, tokens=0.1, noise=0.1),
+    "hass": Unrolling(steps=3, decay=1.0, features=1.0, tokens=0.1, top=1.0, detached=True, noise=0.1),
+    "eagle3": Unrolling(),
+}
+TOP = 10  # of HASS
+HEAD_WIDTH = 64  # of the attention heads of a head for an OPT target
+
+
+class Batch(NamedTuple):
+    """Texts, padded at the end, and which tokens are the target's answer."""
+
+    tokens: Int[Array | np.ndarray, "B S"]
+    answer: Bool[Array | np.ndarray, "B S"]
+
+
+class Step(NamedTuple):
+    """Target and head at one step of every anchor."""
+
+    log_p: Float[Array, "B A N"]  # of the target, over the draft vocabulary, renormalized
+    log_q: Float[Array, "B A N"]
+    overlap: Float[Array, "B A"]  # of the whole distributions
+    match: Bool[Array, "B A"]
+    drafted: Bool[Array, "B A"]  # the target's most probable token is in the draft vocabulary
+    mask: Bool[Array, "B A"]  # the drafted token is part of the answer
+
+
+def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling, key: jax.Array | None) -> tuple:
+    """(steps, outputs, features of the target): the head unrolled over a batch.
+
+    Args:
+      head: its kind, shape and target; its own parameters are not used.
+      fixed: the target's parameters.
+      key: of the noise; None: no noise.
+    """
+    target, module = head.target, head.module(params)
+    tokens, answer = jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
+    seen = jax.lax.stop_gradient(target.family.module(fixed, target.config, target.fmt).read(tokens, head.config.taps))
+    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(fixed))
+    anchors = tokens.shape[1] - 1
+    features = seen.features[:, :anchors]
+    if key is not None and how.noise:
+        scale = how.noise * 512 / tokens.shape[1]
+        features = features + jax.random.uniform(key, features.shape, minval=-scale, maxval=scale)
+    given = module.fuse(features, tuple(hidden[:, :anchors] for hidden in seen.hiddens))
+
+    def following(out):
+        return module.next_given(jax.lax.stop_gradient(out) if how.detached else out)
+
+    outs = unrolled(module, ends, tokens, given, how.steps, following)
+    steps = [
+        compare(head, shifted(seen.logits, 1 + step)[:, :anchors], module.logits(ends, out),
+                shifted(answer, 2 + step)[:, :anchors])
+        for step, out in enumerate(outs)
+    ]  # fmt: skip
+    return steps, outs, seen.features
+
+
+def compare(
+    head: Head, wanted: Float[Array, "B A V"], drafted: Float[Array, "B A N"], mask: Bool[Array, "B A"]
+) -> Step:
+    """Target and head over the draft vocabulary."""
+    log_q, best = jax.nn.log_softmax(drafted), wanted.argmax(-1)
+    log_p = jax.nn.log_softmax(wanted)
+    if head.draft_tokens is None:
+        known, first = jnp.ones(mask.shape, bool), drafted.argmax(-1)
+    else:
+        tokens = jnp.asarray(head.draft_tokens)
+        members = np.isin(np.arange(wanted.shape[-1]), head.draft_tokens)
+        known, first = jnp.asarray(members)[best], tokens[drafted.argmax(-1)]
+        log_p = log_p[..., tokens]
+    overlap = losses.accepted(log_p, log_q)
+    return Step(jax.nn.log_softmax(log_p), log_q, overlap, first == best, known, mask)
+
+
+def loss(head: Head, how: Unrolling, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:
+    """`TrainingTask.loss`: the sum over the steps, and the cross-entropy with the target at the first one."""
+    steps, outs, features = run(head, params, fixed, batch, how, key)
+    anchors, total = outs[0].shape[1], jnp.zeros((), jnp.float32)
+    for number, (step, out) in enumerate(zip(steps, outs, strict=True)):
+        mask = step.mask & step.drafted
+        value = how.tokens * losses.masked_mean(losses.DIVERGENCES[how.divergence](step.log_p, step.log_q), mask)
+        if how.features:
+            goal = shifted(features, 1 + number)[:, :anchors]
+            value = value + how.features * losses.masked_mean(losses.smooth_l1(out, goal), step.mask)
+        if how.top:
+            log_p, places = jax.lax.top_k(step.log_p, min(TOP, step.log_p.shape[-1]))
+            log_q = jnp.take_along_axis(step.log_q, places, axis=-1)
+            value = value + how.top * losses.masked_mean(-(jnp.exp(log_p) * log_q).sum(-1), mask)
+        total = total + how.decay**number * value
+    return total, first_nats(steps)
+
+
+def measure(head: Head, how: Unrolling, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
+    """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass."""
+    steps, _, _ = run(head, params, fixed, batch, how, None)
+    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
+    return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
+
+
+def first_nats(steps: list[Step]) -> Float[Array, ""]:
+    """Cross-entropy with the target's distribution over the draft vocabulary, at the first step."""
+    first = steps[0]
+    return losses.masked_mean(losses.DIVERGENCES["ce"](first.log_p, first.log_q), first.mask & first.drafted)
+
+
+def with_draft_tokens(counts: np.ndarray, size: int, vocab_size: int) -> np.ndarray | None:
+    """The draft vocabulary: the `size` most frequent tokens of the answers, ascending; None: all tokens."""
+    if size >= vocab_size:
+        return None
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def new_config(kind: str, target: Model, *, layers: int, mlp_width: int, draft_vocab: int) -> EagleConfig:
+    """The shape of a new head, with the target's width and about its heads.
+
+    Raises:
+      ValueError: a target of another shape than heads are made for.
+    """
+    config = target.config
+    heads = config.heads if isinstance(config, LlamaConfig) else max(1, config.width // HEAD_WIDTH)
+    shape = LlamaConfig(
+        vocab_size=target.vocab_size, width=config.width, layers=layers, heads=heads,
+        kv_heads=getattr(config, "kv_heads", heads) if isinstance(config, LlamaConfig) else heads,
+        head_width=config.head_width if isinstance(config, LlamaConfig) else config.width // heads,
+        mlp_width=mlp_width, max_positions=getattr(config, "max_positions", 2048), activation="silu",
+        rope_theta=getattr(config, "rope_theta", 10000.0), eps=getattr(config, "eps", 1e-5),
+    )  # fmt: skip
+    if kind != "eagle3":
+        return EagleConfig(shape, config.width)
+    taps = 2, config.layers // 2, config.layers - 3
+    if list(taps) != sorted(set(taps)):
+        raise ValueError(f"{target.name} has {config.layers} layers, and EAGLE-3 reads three streams of at least 6")
+    return EagleConfig(shape, 3 * config.width, taps, draft_vocab)

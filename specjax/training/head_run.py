@@ -1,0 +1,210 @@
+"""`specjax train head`: a head for a target, from answers that the target wrote."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from specjax import checks, files
+from specjax.training.recipe import Recipe
+from specjax.training.run import Say, progress_line
+
+if TYPE_CHECKING:
+    from specjax.heads import Head
+    from specjax.training.eagle import Batch, Unrolling
+    from specjax.training.lm import TrainingTask
+
+arg = tyro.conf.arg
+BY_KIND = "(default: that of the kind)"
+EVALUATIONS = 64  # held-out batches
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadRun:
+    """Train a head that drafts for a target, on answers that the target wrote.
+
+    specjax train answers --target MODEL --prompts questions.jsonl --out answers.jsonl
+
+    specjax train head eagle3 --target MODEL --data answers.jsonl --out runs/head
+
+    specjax generate --target MODEL --head runs/head/head "Once upon a time"
+
+    Stop it at any time with Ctrl-C or SIGTERM; the same command resumes it. When it ends, OUT/head is the head in the
+    format of the package speculators, which vLLM serves, OUT/metrics.jsonl the metrics and OUT/curve.png the loss.
+    """
+
+    kind: Annotated[Literal["eagle", "hass", "eagle3"], tyro.conf.Positional]
+    """Kind of head."""
+    target: Annotated[str, arg(metavar="MODEL")]
+    """The model that it drafts for."""
+    data: Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
+    """Files of specjax train answers."""
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    """Folder of the run."""
+    layers: int = 1
+    """Decoder layers of the head."""
+    mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width)")] = 0
+    """Width of their MLP."""
+    draft_vocab: Annotated[int, arg(help_behavior_hint="(default: all tokens)")] = 0
+    """Tokens that EAGLE-3 drafts: the most frequent ones of the answers."""
+    unroll: Annotated[int, arg(help_behavior_hint=BY_KIND)] = 0
+    """Drafted tokens that are trained at each position."""
+    divergence: Annotated[str, arg(help_behavior_hint=BY_KIND)] = ""
+    """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, or lk, a hybrid of kl and tv."""
+    tokens: int = 1024
+    """Tokens per step, including padding."""
+    widths: tuple[int, ...] = (64, 128, 256)
+    """Widths to which texts are padded, increasing; longer ones are cut."""
+    held_out: float = 0.03
+    """Fraction of the answers that is held out, by hash of the prompt."""
+    dtype: str = "float32"
+    """Of the target's weights during training."""
+    recipe: Recipe = dataclasses.field(default_factory=Recipe)
+
+    def train(self, say: Say = lambda text: None) -> Path | None:
+        """Reads the answers, trains and writes the head.
+
+        Returns:
+          The head's folder; None if the run was stopped before the end.
+
+        Raises:
+          ValueError, FileNotFoundError: invalid options, before any work; or a run that was started with others.
+        """
+        self._check()
+        import specjax
+        from specjax.training import answers, lm
+
+        say(f"loading {self.target}")
+        target = specjax.load(self.target, dtype=self.dtype)
+        say("reading the answers")
+        every = answers.read(self.data, target)
+        parts = split(every, self.held_out)
+        if not all(parts):
+            raise ValueError(f"{len(every)} answers are too few for held_out {self.held_out}")
+        head = self._new(target, parts[0])
+        self._record({"answers": len(every), "tokens": sum(len(one.answer) for one in every)})
+        task = self._task(head, *(bucketed(part, self.widths) for part in parts))
+        say("compiling")
+        report = lambda record: say(progress_line(record, self.recipe.steps))
+        state = lm.train(task, self.recipe, self.out, family=self.kind, config=head.config, report=report)
+        lm.draw_curve(self.out)
+        if int(state.step) < self.recipe.steps:
+            return None
+        folder = self.out / "head"
+        dataclasses.replace(head, params=state.params).save_pretrained(folder, format="speculators")
+        return folder
+
+    def _check(self) -> None:
+        for file in self.data:
+            if not file.is_file():
+                raise FileNotFoundError(f"data: {file} does not exist")
+        if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[0] < 4:
+            raise ValueError(f"widths must increase from 4 or more, got {' '.join(map(str, self.widths))}")
+        checks.at_least(1, layers=self.layers, tokens=self.tokens)
+        checks.at_least(0, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll)
+        if self.divergence:
+            from specjax.training.losses import DIVERGENCES
+
+            checks.check_name(self.divergence, DIVERGENCES, "divergence")
+        if self.draft_vocab and self.kind != "eagle3":
+            raise ValueError("draft_vocab is an option of eagle3: other kinds draft with the target's head")
+
+    def _record(self, data: dict[str, int]) -> None:
+        """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
+        free = ("out", "data", "recipe", "dtype")
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free} | data
+        own = json.loads(json.dumps(own | {"seed": self.recipe.seed, "muon": self.recipe.muon}))
+        file = self.out / "run.json"
+        if file.is_file():
+            started = json.loads(files.read_text(file))
+            for name, value in own.items():
+                if started.get(name) != value:
+                    raise ValueError(f"{self.out} was started with {name} {started.get(name)}, not {value}")
+        self.out.mkdir(parents=True, exist_ok=True)
+        files.write_text(file, json.dumps(own, indent=1) + "\n")
+
+    def _new(self, target: Any, train: Sequence[Any]) -> "Head":
+        """A head without parameters."""
+        from specjax.heads import Head
+        from specjax.heads.kinds import KINDS
+        from specjax.training import eagle
+        from specjax.training.lm import FORMAT
+
+        chosen = None
+        if self.draft_vocab:
+            counts = np.bincount(np.concatenate([one.answer for one in train]), minlength=target.vocab_size)
+            chosen = eagle.with_draft_tokens(counts, self.draft_vocab, target.vocab_size)
+        config = eagle.new_config(
+            self.kind, target, layers=self.layers, mlp_width=self.mlp_width or 3 * target.config.width,
+            draft_vocab=target.vocab_size if chosen is None else len(chosen),
+        )  # fmt: skip
+        kind = KINDS["eagle3" if self.kind == "eagle3" else "eagle"]
+        return Head(str(self.out / "head"), kind, config, FORMAT, {}, target, chosen, "speculators")
+
+    @property
+    def unrolling(self) -> "Unrolling":
+        """The recipe of the kind, with the options that were given."""
+        from specjax.training.eagle import RECIPES
+
+        changes = {"steps": self.unroll, "divergence": self.divergence}
+        return dataclasses.replace(RECIPES[self.kind], **{name: value for name, value in changes.items() if value})
+
+    def _task(self, head: "Head", train: "Sequence[Batch]", held_out: "Sequence[Batch]") -> "TrainingTask":
+        from specjax.training import eagle
+        from specjax.training.lm import FORMAT, TrainingTask
+
+        how = self.unrolling
+        return TrainingTask(
+            init=lambda key: head.kind.init(key, head.config, FORMAT),
+            loss=functools.partial(eagle.loss, head, how),
+            measure=functools.partial(eagle.measure, head, how),
+            batch=lambda step: draw(train, seed=self.recipe.seed, step=step, tokens=self.tokens),
+            held_out=tuple(draw(held_out, seed=1, step=step, tokens=self.tokens) for step in range(EVALUATIONS)),
+            fixed=head.target.params,
+        )  # fmt: skip
+
+
+def split(every: Sequence[Any], held_out: float) -> tuple[list[Any], list[Any]]:
+    """(train, held out) by hash of the prompt."""
+    from specjax.training.data import share
+
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for one in every:
+        parts[share(" ".join(map(str, one.prompt))) < held_out].append(one)
+    return parts
+
+
+def bucketed(every: Sequence[Any], widths: Sequence[int]) -> "tuple[Batch, ...]":
+    """All texts, by the narrowest width that fits them; longer ones are cut at the last width."""
+    from specjax.training.eagle import Batch
+
+    found: list[Batch] = []
+    least = 0
+    for width in widths:
+        last = width == widths[-1]
+        size = lambda one: len(one.prompt) + len(one.answer)
+        inside = [one for one in every if size(one) > least and (last or size(one) <= width)]
+        least = width
+        if inside:
+            tokens, answer = np.zeros((len(inside), width), np.int32), np.zeros((len(inside), width), bool)
+            for row, one in enumerate(inside):
+                text = [*one.prompt, *one.answer][:width]
+                tokens[row, : len(text)] = text
+                answer[row, len(one.prompt) : len(text)] = True
+            found.append(Batch(tokens, answer))
+    return tuple(found)
+
+
+def draw(parts: "Sequence[Batch]", *, seed: int, step: int, tokens: int) -> "Batch":
+    """Random texts of one width, about `tokens` with their padding: a function of (seed, step)."""
+    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    rows = [max(1, tokens // part.tokens.shape[1]) for part in parts]
+    batches = np.array([len(part.tokens) / count for part, count in zip(parts, rows, strict=True)])
+    chosen = int(rng.choice(len(parts), p=batches / batches.sum()))
+    at = rng.integers(0, len(parts[chosen].tokens), size=rows[chosen])
+    return type(parts[chosen])(*(array[at] for array in parts[chosen]))

@@ -1,0 +1,113 @@
+"""Training-time test: a head is run as it drafts, several steps at every position at once.
+
+EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2; HASS, Zhang et al. 2024, arXiv 2408.15766, section 3.2, whose
+aligned attention is the same in another alignment.
+
+    anchor a    0     1     2    ...         step 0: the pair (f_a, t_a+1), which drafts t_a+2
+    step s                                   the pair (output of step s-1 at a, t_a+1+s), which drafts t_a+2+s
+
+At anchor a, step s attends to what it would see while drafting: the pairs of step 0 up to a, which have true features,
+and its own chain, the pairs of the steps 1 .. s at the same anchor. The scores are [A, A + s]; no sequence is repeated.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.models.llama import Attention
+from specjax.models.rope import Rotation
+from specjax.training import losses
+
+MASKED = -1e30
+
+
+class Keys(NamedTuple):
+    """Keys and values of a layer: of step 0 at all anchors, and of the later steps."""
+
+    k: list[Float[Array, "B A K W"]]
+    v: list[Float[Array, "B A K W"]]
+
+
+def unrolled(
+    module: Any,
+    ends: Any,
+    tokens: Int[Array, "B S"],
+    given: Float[Array, "B A D"],
+    steps: int,
+    following: Callable[[Float[Array, "B A D"]], Float[Array, "B A D"]],
+) -> list[Float[Array, "B A D"]]:
+    """Outputs of every step at every anchor, A = S - 1; undefined where a + 1 + s >= S.
+
+    Args:
+      module: a head of `heads.eagle`.
+      ends: the target without its layers.
+      given: what step 0 is given: `module.fuse` of the target's hidden states at the anchors.
+      following: output of a step -> what the next step is given.
+    """
+    anchors = given.shape[1]
+    positions = jnp.broadcast_to(jnp.arange(anchors, dtype=jnp.int32)[None], tokens[:, 1:].shape)
+    keys = {index: Keys([], []) for index in range(module.config.layers)}
+    outs = []
+    for step in range(steps):
+        fed = shifted(tokens[:, 1:], step)
+        out, keys = module(ends, fed, given, positions + step, attend_anchored, keys)
+        outs.append(out)
+        given = following(out)
+    return outs
+
+
+def shifted(rows: Array, by: int) -> Array:
+    """rows[:, i + by], and zeros past the end."""
+    width = rows.shape[1]
+    padding = [(0, 0), (0, by), *[(0, 0)] * (rows.ndim - 2)]
+    return jnp.pad(rows, padding)[:, by : by + width]
+
+
+def attend_anchored(
+    attn: Attention, x: Float[Array, "B A D"], turn: Rotation, index: int, keys: dict[int, Keys]
+) -> tuple[Float[Array, "B A D"], dict[int, Keys]]:
+    """`heads.eagle.Attend` over the true pairs up to the anchor and over the anchor's own chain."""
+    own = Keys([*keys[index].k, attn.keys(x, turn)], [*keys[index].v, attn.values(x)])
+    q = attn.queries(x, turn) * attn.head_width**-0.5
+    rows, anchors, heads, width = q.shape
+    q = q.reshape(rows, anchors, own.k[0].shape[2], -1, width)
+    scores = jnp.einsum("bakgw,bckw->bkgac", q, own.k[0])
+    seen = jnp.tril(jnp.ones((anchors, anchors), bool))
+    scores = [jnp.where(seen[None, None, None], scores, MASKED)]
+    scores += [jnp.einsum("bakgw,bakw->bkga", q, k)[..., None] for k in own.k[1:]]
+    weights = jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1)
+    mixed = jnp.einsum("bkgac,bckw->bakgw", weights[..., :anchors], own.v[0])
+    for step, v in enumerate(own.v[1:]):
+        mixed = mixed + jnp.moveaxis(weights[..., anchors + step], 3, 1)[..., None] * v[:, :, :, None]
+    return attn.o(mixed.reshape(rows, anchors, heads * width)), keys | {index: own}
+
+
+def acceptance(
+    overlap: list[Float[Array, "B A"]], match: list[Bool[Array, "B A"]], mask: list[Bool[Array, "B A"]]
+) -> dict[str, Array]:
+    """Simulated acceptance of a chain of as many tokens as there are steps: a pure function of logits.
+
+    Every anchor drafts its chain after true tokens.
+
+    Args:
+      overlap: sum_x min(p, q) of target and head, for each step.
+      match: whether both have the same most probable token.
+      mask: anchors whose drafted token counts.
+
+    Returns:
+      `overlap_s` and `match_s`, means at each step; `tokens_per_pass` and `greedy_tokens_per_pass`: one more than the
+      expected accepted tokens, from the products along the chains of the anchors that have all steps.
+    """
+    found: dict[str, Array] = {}
+    whole = mask[-1]
+    chains = [jnp.ones(whole.shape, jnp.float32)] * 2
+    totals = [jnp.ones((), jnp.float32)] * 2
+    for step, (shared, same, valid) in enumerate(zip(overlap, match, mask, strict=True)):
+        each = shared, same.astype(jnp.float32)
+        found[f"overlap_{step}"], found[f"match_{step}"] = (losses.masked_mean(one, valid) for one in each)
+        chains = [chain * one for chain, one in zip(chains, each, strict=True)]
+        totals = [total + losses.masked_mean(chain, whole) for total, chain in zip(totals, chains, strict=True)]
+    return found | {"tokens_per_pass": totals[0], "greedy_tokens_per_pass": totals[1]}
