@@ -10,6 +10,7 @@ from typing import Any
 
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.head import Head, HeadFormat, Stored, layers_of
+from specjax.model import Model
 from specjax.models import llama
 from specjax.models.family import NameTable
 from specjax.models.published import Published
@@ -90,18 +91,18 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return 2, layers // 2, layers - 3
 
 
-def check_taps(taps: Sequence[int], stored: Stored) -> tuple[int, ...]:
+def check_taps(taps: Sequence[int], target: Model) -> tuple[int, ...]:
     """Taps as streams entering a layer.
 
     Raises:
       ValueError: not ascending, or layers that the target lacks.
     """
-    layers = layers_of(stored.target)
+    layers = layers_of(target)
     found = tuple(taps)
     if list(found) != sorted(set(found)) or not found or found[0] < 0 or found[-1] > layers:
         raise ValueError(
             f"the head reads the target's streams {list(found)}: they must ascend within 0..{layers}, the layers of "
-            f"{stored.target.name}"
+            f"{target.name}"
         )
     return found
 
@@ -148,7 +149,7 @@ def read_speculators_eagle3(stored: Stored) -> EagleConfig:
 def _eagle3(
     stored: Stored, shape: llama.LlamaConfig, window: int | None, taps: Sequence[int], **flags: bool
 ) -> EagleConfig:
-    taps = check_taps(taps, stored)
+    taps = check_taps(taps, stored.target)
     for needed in ("fc.weight", "lm_head.weight"):
         if needed not in stored.names:
             raise ValueError(f"the head has no tensor {needed}")

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.heads.eagle import EagleConfig
+from specjax.heads.eagle_formats import check_taps, default_taps
 from specjax.heads.head import Head
 from specjax.model import Model
 from specjax.models.llama import LlamaConfig
@@ -155,11 +156,16 @@ def with_draft_tokens(counts: np.ndarray, size: int, vocab_size: int) -> np.ndar
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
-def new_config(kind: str, target: Model, *, layers: int, mlp_width: int, draft_vocab: int) -> EagleConfig:
-    """The shape of a new head, with the target's width and about its heads.
+def new_config(
+    kind: str, target: Model, *, layers: int, mlp_width: int, draft_vocab: int, taps: tuple[int, ...]
+) -> EagleConfig:
+    """The shape of a new head, with the target's width.
+
+    Args:
+      taps: streams that EAGLE-3 reads; (): low, middle and high, as the published heads.
 
     Raises:
-      ValueError: a target of another shape than heads are made for.
+      ValueError: streams that the target lacks, or not in ascending order.
     """
     config = target.config
     heads = config.heads if isinstance(config, LlamaConfig) else max(1, config.width // HEAD_WIDTH)
@@ -172,7 +178,5 @@ def new_config(kind: str, target: Model, *, layers: int, mlp_width: int, draft_v
     )  # fmt: skip
     if kind != "eagle3":
         return EagleConfig(shape, config.width)
-    taps = 2, config.layers // 2, config.layers - 3
-    if list(taps) != sorted(set(taps)):
-        raise ValueError(f"{target.name} has {config.layers} layers, and EAGLE-3 reads three streams of at least 6")
-    return EagleConfig(shape, 3 * config.width, taps, draft_vocab)
+    taps = check_taps(taps or default_taps(config.layers), target)
+    return EagleConfig(shape, len(taps) * config.width, taps, draft_vocab)

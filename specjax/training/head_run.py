@@ -52,6 +52,8 @@ class HeadRun:
     """Width of their MLP."""
     draft_vocab: Annotated[int, arg(help_behavior_hint="(default: all tokens)")] = 0
     """Tokens that EAGLE-3 drafts: the most frequent ones of the answers."""
+    taps: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: three)")] = ()
+    """Streams of the target that EAGLE-3 reads: number k enters layer k."""
     unroll: Annotated[int, arg(help_behavior_hint=BY_KIND)] = 0
     """Drafted tokens that are trained at each position."""
     divergence: Annotated[str, arg(help_behavior_hint=BY_KIND)] = ""
@@ -111,8 +113,8 @@ class HeadRun:
             from specjax.training.losses import DIVERGENCES
 
             checks.check_name(self.divergence, DIVERGENCES, "divergence")
-        if self.draft_vocab and self.kind != "eagle3":
-            raise ValueError("draft_vocab is an option of eagle3: other kinds draft with the target's head")
+        if (self.draft_vocab or self.taps) and self.kind != "eagle3":
+            raise ValueError("draft_vocab and taps are options of eagle3: other kinds read the last feature")
 
     def _record(self, data: dict[str, int]) -> None:
         """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
@@ -141,7 +143,7 @@ class HeadRun:
             chosen = eagle.with_draft_tokens(counts, self.draft_vocab, target.vocab_size)
         config = eagle.new_config(
             self.kind, target, layers=self.layers, mlp_width=self.mlp_width or 3 * target.config.width,
-            draft_vocab=target.vocab_size if chosen is None else len(chosen),
+            draft_vocab=target.vocab_size if chosen is None else len(chosen), taps=self.taps,
         )  # fmt: skip
         kind = KINDS["eagle3" if self.kind == "eagle3" else "eagle"]
         return Head(str(self.out / "head"), kind, config, FORMAT, {}, target, chosen, "speculators")

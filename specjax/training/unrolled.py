@@ -67,7 +67,7 @@ def shifted(rows: Array, by: int) -> Array:
 
 
 def attend_anchored(
-    attn: Attention, x: Float[Array, "B A D"], turn: Rotation, index: int, keys: dict[int, Keys]
+    attn: Attention, x: Float[Array, "B A F"], turn: Rotation, index: int, keys: dict[int, Keys]
 ) -> tuple[Float[Array, "B A D"], dict[int, Keys]]:
     """`heads.eagle.Attend` over the true pairs up to the anchor and over the anchor's own chain."""
     own = Keys([*keys[index].k, attn.keys(x, turn)], [*keys[index].v, attn.values(x)])

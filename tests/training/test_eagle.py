@@ -1,0 +1,192 @@
+"""Training of EAGLE heads: what is trained is what drafts, and a run is resumable."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax as sj
+from specjax.drafters.head import writer
+from specjax.heads.eagle import EagleConfig
+from specjax.heads.head import Head
+from specjax.heads.kinds import KINDS
+from specjax.models.llama import LlamaConfig
+from specjax.training import eagle, losses, unrolled
+from specjax.training.eagle import Batch, Unrolling
+from specjax.training.lm import FORMAT
+from tests import battery
+
+WIDTH, TEXT, STEPS = 16, 9, 3
+LAYER = LlamaConfig(vocab_size=battery.VOCAB, width=WIDTH, layers=2, heads=4, kv_heads=2, head_width=4, mlp_width=24)
+CONFIGS = {"eagle": EagleConfig(LAYER, WIDTH), "eagle3": EagleConfig(LAYER, 3 * WIDTH, (0, 1, 2), 9)}
+TOKENS = np.array([0, 1, 2, 4, 5, 7, 8, 10, 12], np.int32)
+
+
+def head(kind: str, family: str = "llama") -> Head:
+    target = battery.target(family)
+    params = KINDS[kind].init(jax.random.key(1), CONFIGS[kind], target.fmt)
+    params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
+    tokens = TOKENS if kind == "eagle3" else None
+    return Head("a head", KINDS[kind], CONFIGS[kind], target.fmt, params, target, tokens)
+
+
+def batch(rows: int = 3) -> Batch:
+    tokens = np.random.default_rng(0).integers(0, battery.VOCAB, (rows, TEXT)).astype(np.int32)
+    answer = np.arange(TEXT)[None] >= np.array([[2], [4], [6]])[:rows]
+    return Batch(tokens, answer)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_step_at_an_anchor_is_what_drafting_computes(kind):
+    """The head reads the true pairs up to the anchor, then the tokens of the text as if it had drafted them."""
+    of, text = head(kind), batch().tokens
+    target = of.target
+    steps, _, _ = eagle.run(of, of.params, target.params, batch(), Unrolling(steps=STEPS), None)
+    own = writer(of, 1)
+    lm = target.variant(capture=of.config.taps)
+    loaded = sj.drafters.head(of, gamma=2)
+    for anchor in (0, 2, 4):
+        prompt = jnp.asarray(text[:, : anchor + 2])
+        length = jnp.full((len(text),), anchor + 2, jnp.int32)
+        read = lm.prefill(target.params, prompt, length, TEXT + 4)
+        memory = own.init(loaded.params, prompt, length, TEXT + 4, read)
+        logits, memory = own.root(loaded.params, memory, read.pending)
+        cache = memory.cache
+        for step in range(STEPS):
+            expected = logits if of.draft_tokens is None else logits[:, of.draft_tokens]
+            found = steps[step].log_q[:, anchor]
+            np.testing.assert_allclose(found, jax.nn.log_softmax(expected), atol=2e-5)
+            fed = jnp.asarray(text[:, anchor + 2 + step])[:, None]
+            out, cache = own.lm.extend(loaded.params, fed, cache, np.ones((1, 1), bool), np.zeros((1,), np.int32))
+            logits, cache = out.logits[:, 0], own.lm.keep(cache, None, jnp.ones_like(length))
+
+
+def test_masks_select_the_answers_tokens_and_known_tokens():
+    of, given = head("eagle3"), batch()
+    steps, _, _ = eagle.run(of, of.params, of.target.params, given, Unrolling(steps=STEPS), None)
+    logits = np.asarray(of.target.score(given.tokens))
+    for number, step in enumerate(steps):
+        for row in range(3):
+            for anchor in range(TEXT - 1):
+                at = anchor + 2 + number  # the token that this step drafts
+                assert bool(step.mask[row, anchor]) == (at < TEXT and bool(given.answer[row, at]))
+                if at < TEXT:
+                    assert bool(step.drafted[row, anchor]) == (logits[row, at - 1].argmax() in TOKENS)
+
+
+def test_overlap_and_match_are_those_of_the_whole_distributions():
+    of, given = head("eagle3"), batch()
+    steps, _, _ = eagle.run(of, of.params, of.target.params, given, Unrolling(steps=1), None)
+    p = np.asarray(jax.nn.softmax(of.target.score(given.tokens)))[:, 1:]
+    q = np.zeros_like(p)
+    q[..., TOKENS] = np.exp(np.asarray(steps[0].log_q))
+    np.testing.assert_allclose(steps[0].overlap, np.minimum(p, q).sum(-1), rtol=1e-4)
+    np.testing.assert_array_equal(steps[0].match, p.argmax(-1) == q.argmax(-1))
+
+
+def test_simulated_acceptance_multiplies_along_the_chain():
+    overlap = [jnp.array([[0.5, 0.8]]), jnp.array([[0.4, 0.5]])]
+    match = [jnp.array([[True, True]]), jnp.array([[True, False]])]
+    mask = [jnp.ones((1, 2), bool)] * 2
+    found = unrolled.acceptance(overlap, match, mask)
+    np.testing.assert_allclose(found["tokens_per_pass"], 1 + (0.5 + 0.8) / 2 + (0.2 + 0.4) / 2, rtol=1e-6)
+    np.testing.assert_allclose(found["greedy_tokens_per_pass"], 1 + 1 + 0.5)
+    np.testing.assert_allclose([found["overlap_0"], found["match_1"]], [0.65, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", losses.DIVERGENCES)
+def test_divergences_are_least_at_the_target(name):
+    log_p = jax.nn.log_softmax(jnp.asarray([[[1.0, 0.0, -2.0]]]))
+    value = lambda log_q: losses.DIVERGENCES[name](log_p, log_q)[0, 0]
+    gradient = jax.grad(lambda logits: value(jax.nn.log_softmax(logits)))(log_p)
+    if name not in ("tv", "log-alpha", "lk"):  # those have a kink there
+        np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        other = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(1, 1, 3)), jnp.float32))
+        assert value(other) >= value(log_p) - 1e-6
+
+
+def test_no_gradient_flows_between_the_steps_of_hass():
+    """Without it, the loss of a later step depends on the first step through its output alone."""
+    of = head("eagle")
+    attached = dataclasses.replace(eagle.RECIPES["hass"], noise=0.0, detached=False)
+
+    def gradient(how):
+        return jax.grad(lambda params: eagle.loss(of, how, params, of.target.params, batch(), jax.random.key(0))[0])(
+            of.params
+        )
+
+    one, other = gradient(attached), gradient(dataclasses.replace(attached, detached=True))
+    assert any(not np.allclose(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle", "hass", "eagle3"])
+def test_an_overfitted_batch_reaches_the_entropy_of_the_target(kind):
+    from specjax.training import lm
+    from specjax.training.recipe import Recipe
+
+    of = dataclasses.replace(head("eagle3" if kind == "eagle3" else "eagle"), fmt=FORMAT)
+    how = dataclasses.replace(eagle.RECIPES[kind], steps=1, noise=0.0, tokens=1.0)
+    task = lm.TrainingTask(
+        lambda key: of.kind.init(key, of.config, FORMAT), lambda *args: eagle.loss(of, how, *args),
+        lambda *args: eagle.measure(of, how, *args), lambda step: batch(), (batch(),), of.target.params,
+    )  # fmt: skip
+    recipe = Recipe(steps=400, rate=1e-2, warmup=10, weight_decay=0.0, seed=3)
+    step = lm.make_step(task, recipe)
+    state = lm.TrainState(p := task.init(jax.random.key(0)), recipe.optimizer().init(p), jnp.zeros((), jnp.int32))
+    for _ in range(recipe.steps):
+        state, metrics = step(state, task.fixed, batch())
+    found, _, _ = eagle.run(of, state.params, of.target.params, batch(), how, None)
+    entropy = losses.masked_mean(
+        losses.DIVERGENCES["ce"](found[0].log_p, found[0].log_p), found[0].mask & found[0].drafted
+    )
+    assert metrics["nats"] - entropy < 0.02
+
+
+def test_commands_write_answers_and_train_a_head(tmp_path, models_folder=None):
+    from tests.cli.toys import write_model
+
+    target = write_model(tmp_path / "target", layers=6)
+    (tmp_path / "prompts.txt").write_text("".join(f"The {n} cats sat\n" for n in range(40)))
+    from specjax.cli import main
+
+    write = [
+        "train", "answers", "--target", str(target), "--prompts", str(tmp_path / "prompts.txt"), "--out",
+        str(tmp_path / "answers.jsonl"), "--max-new-tokens", "12", "--rows", "8",
+    ]  # fmt: skip
+    assert main(write) == 0
+    whole = (tmp_path / "answers.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 41 and json.loads(lines[0])["count"] == 40
+    (tmp_path / "answers.jsonl").write_bytes(b"".join(lines[:12]) + lines[12][:20])  # cut off by a crash
+    assert main(write) == 0
+    assert (tmp_path / "answers.jsonl").read_bytes() == whole
+    train = [
+        "train", "head", "eagle3", "--target", str(target), "--data", str(tmp_path / "answers.jsonl"), "--out",
+        str(tmp_path / "run"), "--draft-vocab", "60", "--unroll", "2", "--widths", "32", "--tokens", "128", "--every",
+        "2", "--held-out", "0.2", "--taps", "1", "2", "4",
+    ]  # fmt: skip
+    assert main([*train, "--steps", "2"]) == 0
+    assert main([*train, "--steps", "4"]) == 0
+    assert main([*train, "--steps", "4", "--out", str(tmp_path / "once")]) == 0
+    loaded = [sj.load_head(tmp_path / run / "head", sj.load(target)) for run in ("run", "once")]
+    for one, other in zip(*(jax.tree.leaves(head.params) for head in loaded), strict=True):
+        np.testing.assert_array_equal(one, other)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == 4 and 1 <= records[-1]["held_out_tokens_per_pass"] <= 3
+    args = [
+        "generate",
+        "Once",
+        "--target",
+        str(target),
+        "--head",
+        str(tmp_path / "run" / "head"),
+        "--max-new-tokens",
+        "8",
+    ]
+    assert main(args) == 0
