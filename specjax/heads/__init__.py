@@ -1,4 +1,4 @@
 """Trained draft heads: read from any published format, and written back."""
 
 from specjax.heads.head import Head as Head
-from specjax.heads.head import load_head as load_head
+from specjax.heads.loading import load_head as load_head
