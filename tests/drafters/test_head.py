@@ -49,9 +49,15 @@ def head(kind: str, family: str, **changed) -> Head:
     return Head(f"a {kind} head", KINDS[kind], config, battery.FMT, params, battery.target(family), tokens)
 
 
-@pytest.mark.parametrize("family", ["opt", "llama"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", CONFIGS)
+DEFAULT = [
+    ("eagle", "chain", "llama"), ("eagle", "tree", "opt"), ("eagle3", "dynamic", "llama"),
+    ("eagle3", "sampled tree", "opt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "family"), battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), DEFAULT)
+)
 def test_greedy_equals_plain(kind, shape, family):
     loaded = drafters.head(head(kind, family), **SHAPES[shape])
     drafting.greedy_equals_plain(family, loaded, VERIFIERS[shape])
@@ -115,8 +121,10 @@ def drafted(of: Head, states: np.ndarray, text: list[int], steps: int) -> list[i
     return new
 
 
-@pytest.mark.parametrize("family", ["opt", "llama"])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    battery.others_slow(itertools.product(CONFIGS, ["opt", "llama"]), [("eagle", "opt"), ("eagle3", "llama")]),
+)
 def test_drafts_are_those_of_the_true_features(kind, family):
     """After the prompt, and after rounds that accepted different numbers of tokens."""
     of = head(kind, family)
@@ -166,7 +174,7 @@ def test_control_a_draft_vocabulary_that_is_not_the_heads_own():
 
 @pytest.mark.parametrize(
     ("kind", "shape", "family"),
-    battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), [("eagle", "dynamic", "opt")]),
+    battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), []),
 )
 def test_rows_are_independent(kind, shape, family):
     loaded = drafters.head(head(kind, family), **SHAPES[shape])

@@ -110,6 +110,7 @@ def test_divergences_are_least_at_the_target(name):
         assert value(other) >= value(log_p) - 1e-6
 
 
+@pytest.mark.slow
 def test_no_gradient_flows_between_the_steps_of_hass():
     """Without it, the loss of a later step depends on the first step through its output alone."""
     of = head("eagle")
@@ -148,7 +149,8 @@ def test_an_overfitted_batch_reaches_the_entropy_of_the_target(kind):
     assert metrics["nats"] - entropy < 0.02
 
 
-def test_commands_write_answers_and_train_a_head(tmp_path, models_folder=None):
+@pytest.mark.slow
+def test_commands_write_answers_and_train_a_head(tmp_path):
     from tests.cli.toys import write_model
 
     target = write_model(tmp_path / "target", layers=6)
