@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{prog}: interrupted")
         return _interrupted(whole=argv is None)
     except BrokenPipeError:  # the reader of our output has closed it
-        _drop_output()
+        _drop(sys.stdout)
         return READER_GONE
     except (ValueError, OSError) as error:
         if os.environ.get("SPECJAX_TRACEBACK"):
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             file = f" of {error.filename}" if error.filename else ""
             say(f"{prog}: failed: cannot write the output{file}: {error.strerror}: free some space, or write elsewhere")
-            _drop_output()
+            _drop(sys.stdout)
             return FAILED
         say(f"{prog}: error: {one_line(error)}")
         return BAD_INPUT
@@ -143,14 +143,16 @@ def _interrupted(*, whole: bool) -> int:
 
 def say(line: str) -> None:
     """A line on stderr, if it can be written."""
-    with contextlib.suppress(OSError):
+    try:
         print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
 
 
-def _drop_output() -> None:
-    """Discards what stdout has buffered, so that Python does not fail on it again at exit."""
+def _drop(output: Any) -> None:
+    """Discards what stdout or stderr has buffered, so that Python does not fail on it again at exit."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def quiet_about_interrupts(unraisable: Any) -> None:
