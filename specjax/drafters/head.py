@@ -1,4 +1,8 @@
-"""A trained head drafts from the target's hidden states: chains, static trees and dynamic trees."""
+"""A trained head drafts from the target's hidden states: chains, static trees and dynamic trees.
+
+eagle, eagle3    token by token (`head_writer`)
+peagle, dflash   all positions in one forward pass (`one_pass`), so no dynamic trees
+"""
 
 import functools
 from collections.abc import Sequence
@@ -6,14 +10,17 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, programs
+from specjax import checks, defaults, programs
+from specjax.drafters.block_writer import block_writer
 from specjax.drafters.chain import chain
 from specjax.drafters.head_writer import HeadParams, head_writer
 from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.model import MODEL_GAMMA
 from specjax.drafters.token_tree import check_size, grown_tree, static_tree
 from specjax.drafters.writer import Writer, next_logits
+from specjax.heads.dflash import DFlashConfig
 from specjax.heads.head import Head, places
+from specjax.heads.peagle import PEagleConfig
 from specjax.model import Model
 from specjax.trees import Tree
 from specjax.types import Siblings
@@ -35,13 +42,15 @@ def head(
     `drafters.dynamic_tree`. Tokens outside the head's draft vocabulary have draft probability 0.
 
     EAGLE, Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.01840; HASS, Zhang et al.
-    2024, arXiv 2408.15766.
+    2024, arXiv 2408.15766; P-EAGLE, arXiv 2602.01469; DFlash, Chen et al. 2026, arXiv 2602.06036.
 
     Args:
       head: from `specjax.load_head`.
-      gamma: draft tokens per round of a chain, at least 1; 5 if nothing else is given.
-      tree: a tree of `specjax.trees`.
-      dynamic: nodes of a dynamic tree that the target verifies, the root included.
+      gamma: draft tokens per round of a chain, at least 1. If nothing else is given: 5; of P-EAGLE, what its file
+        names; of DFlash, the most that a block drafts.
+      tree: a tree of `specjax.trees`. P-EAGLE and DFlash draft each level's tokens independently of those above.
+      dynamic: nodes of a dynamic tree that the target verifies, the root included. Not with P-EAGLE and DFlash, which
+        draft all levels in one forward pass.
       depth: levels of a dynamic tree.
       width: of a dynamic tree: nodes per level that the head reads, and tokens that each of them proposes.
       siblings: how the children of a static tree's nodes are chosen: the most probable tokens, or distinct samples
@@ -51,7 +60,7 @@ def head(
       The drafter.
 
     Raises:
-      ValueError: more than one of gamma, tree and dynamic, or numbers out of range.
+      ValueError: more than one of gamma, tree and dynamic, numbers out of range, or more levels than the head drafts.
     """
     if not isinstance(head, Head):
         raise ValueError(f"head must be one from specjax.load_head, got {type(head).__name__}")
@@ -59,27 +68,45 @@ def head(
     if len(given) > 1:
         raise ValueError(f"a head drafts one of gamma, tree and dynamic, got {' and '.join(given)}")
     if tree is not None:
+        checks.integer("depth of the tree", tree.width - 1, least=0, most=most_drafted(head))
         drafter = static_tree(writer(head, tree.width), tree, siblings)
         name = f"{head.name} tree of {tree.size}"
     elif dynamic is not None:
+        if isinstance(head.config, PEagleConfig | DFlashConfig):
+            raise ValueError(
+                f"a {head.kind.name} head drafts all levels in one forward pass, so it grows no dynamic tree: "
+                "pass gamma or tree"
+            )
         check_size(dynamic, depth, width)
         checks.integer("width", width, least=1, most=head.target.vocab_size)
         drafter, name = grown_tree(writer(head, depth + 1), dynamic, depth, width), f"{head.name} dynamic of {dynamic}"
     else:
-        gamma = checks.integer("gamma", MODEL_GAMMA if gamma is None else gamma, least=1)
+        gamma = default_gamma(head) if gamma is None else gamma
+        gamma = checks.integer("gamma", gamma, least=1, most=most_drafted(head))
         drafter, name = chain(writer(head, gamma + 1), gamma), f"{head.name} x{gamma}"
     drafter = drafter._replace(capture=head.config.taps)
     family, params = head.target.family, head.target.params
     return LoadedDrafter(name, drafter, HeadParams(head.params, family.without_layers(params), places(head)), head=head)
 
 
+def default_gamma(head: Head) -> int:
+    """Draft tokens per round of a chain."""
+    if isinstance(head.config, PEagleConfig):
+        return head.config.tokens
+    return head.config.most if isinstance(head.config, DFlashConfig) else MODEL_GAMMA
+
+
+def most_drafted(head: Head) -> int:
+    """Most levels that the head drafts."""
+    return head.config.most if isinstance(head.config, DFlashConfig) else defaults.LARGEST_TREE - 1
+
+
 def writer(head: Head, width: int) -> Writer:
     """The head as a writer of drafts of which a round commits at most `width` tokens."""
     target = head.target
+    make = block_writer if isinstance(head.config, DFlashConfig) else head_writer
     restricted = head.draft_tokens is not None
-    return head_writer(
-        head.kind.model, head.config, head.fmt, width, (target.family, target.config, target.fmt), restricted
-    )
+    return make(head.kind.model, head.config, head.fmt, width, (target.family, target.config, target.fmt), restricted)
 
 
 def draft_logits(
@@ -91,21 +118,22 @@ def draft_logits(
       target: the model that the drafter was built for.
       prompt_tokens: token ids, at least two: the head reads the feature before the last one.
       drafter: from `drafters.head`.
-      steps: tokens to draft.
+      steps: tokens to draft, at most what the head drafts in a round.
 
     Returns:
       Tokens [steps] int32 and logits [steps, V] float32 over the target's vocabulary, -inf for tokens that the head
       does not draft.
 
     Raises:
-      ValueError: a drafter without a head, or too short a prompt.
+      ValueError: a drafter without a head, too short a prompt, or too many steps.
     """
     if drafter.head is None:
         raise ValueError(f"drafter {drafter.name!r} has no head: build it with specjax.drafters.head")
     drafter.check(target)
     prompt = np.asarray(prompt_tokens, np.int32)[None]
     checks.integer("prompt_tokens", prompt.shape[1], least=2)
-    lm, own = target.variant(capture=drafter.drafter.capture), writer(drafter.head, 1)
+    checks.integer("steps", steps, least=1, most=most_drafted(drafter.head))
+    lm, own = target.variant(capture=drafter.drafter.capture), writer(drafter.head, steps + 1)
     tokens, logits = _greedy(target.params, drafter.params, prompt, lm=lm, writer=own, steps=steps)
     return np.asarray(tokens[0]), np.asarray(logits[0])
 

@@ -7,6 +7,11 @@ Its cache holds pairs of true features and committed tokens only, besides what i
     a round   1. `root` reads the pairs that the last round committed; the last one holds `pending`
               2. the draft is written past them
               3. `commit` drops it, and takes the target's features of all that was accepted
+
+A P-EAGLE head reads its mask rows in step 1, right after the pairs, and skips step 2:
+
+    block     pair  pair  (free)  mask  mask  mask       of a row with two new pairs, where a round may commit three
+    position  n-3   n-2           n-1   n     n+1
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +21,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from specjax.base import LanguageModel
+from specjax.drafters.one_pass import Reader, no_prefill, one_pass
 from specjax.drafters.writer import Writer
 from specjax.heads import head as heads
+from specjax.heads.peagle import PEagleConfig
 from specjax.models import cache as caches
 from specjax.models.cache import KV, Filling
 from specjax.models.decoder import causal
@@ -80,6 +87,8 @@ def head_writer(
     graph = heads.structure(model, config, fmt)
     family, target_config, target_fmt = target
     ends_of, layer = family.ends(target_config, target_fmt), config.layer
+    parallel = isinstance(config, PEagleConfig)
+    masks = width - 2 if parallel else 0  # rows of a mask token behind the last pair
 
     def run(params: HeadParams, tokens, given, positions, visible, layers, start):
         attend = lambda attn, x, turn, index, layers: attn(x, turn, visible, layers, index, start)
@@ -96,13 +105,13 @@ def head_writer(
         found = jnp.take_along_axis(buffer[:, 0], jnp.maximum(slot, 0)[..., None], axis=1, mode="clip")
         return found.astype(jnp.float32)
 
-    def read(params: HeadParams, cache: HeadCache, tokens, given, mask, depth, offset):
-        """The outputs of a block, and the cache with it."""
+    def read(params: HeadParams, cache: HeadCache, tokens, given, mask, depth, offset, pairs: Any = 0):
+        """The outputs of a block, and the cache with it. A window does not hide slots past the first `pairs` [B]."""
         visible = caches.visibility(cache.length, jnp.asarray(mask), cache.out.shape[2], tokens.shape[0])
         positions = cache.length[:, None] + jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
-        if config.window is not None:  # slots of the block are within it
+        if config.window is not None:
             slot = jnp.arange(cache.out.shape[2], dtype=jnp.int32)[None, None]
-            near = (slot > positions[..., None] - config.window) | (slot >= cache.length[:, None, None])
+            near = (slot > positions[..., None] - config.window) | (slot >= (cache.length + pairs)[:, None, None])
             visible = visible & near
         start = cache.length + offset
         out, layers = run(params, tokens, given, positions, visible, cache.layers, start)
@@ -125,8 +134,9 @@ def head_writer(
 
     def init(params: HeadParams, prompt, length, cache_len, prefilled):
         rows, pairs = prompt.shape[0], prompt.shape[1] - 1
-        empty = jnp.zeros((rows, 1, cache_len, config.width), fmt.cache_dtype)
-        layers = caches.allocate(rows, layer.kv_heads, cache_len, layer.head_width, layer.layers, fmt)
+        slots = cache_len + masks
+        empty = jnp.zeros((rows, 1, slots, config.width), fmt.cache_dtype)
+        layers = caches.allocate(rows, layer.kv_heads, slots, layer.head_width, layer.layers, fmt)
         cache = HeadCache(layers, empty, empty, length - 1)
         if pairs:
             tokens, (visible, positions) = prompt[:, 1:], causal(prompt[:, 1:])
@@ -139,14 +149,34 @@ def head_writer(
         unread = jnp.zeros((rows, width, config.width), jnp.float32)
         return HeadMemory(cache, unread, jnp.zeros((rows, width), prompt.dtype), jnp.zeros_like(length))
 
-    def root(params: HeadParams, memory: HeadMemory, pending):
+    def with_masks(params: HeadParams, memory: HeadMemory):
+        """The block of unread pairs and mask rows: tokens, what they are given, mask and depth."""
+        slot, rows = jnp.arange(width + masks, dtype=jnp.int32), len(memory.count)
+        learned = nnx.merge(graph, params.head).mask_given()
+        tokens = jnp.full((rows, masks), config.mask_token, memory.tokens.dtype)
+        given = jnp.broadcast_to(learned, (rows, masks, config.width)).astype(memory.given.dtype)
+        behind = slot[None] >= width
+        there = behind | (slot[None] < memory.count[:, None])
+        depth = jnp.where(behind, memory.count[:, None] + slot[None] - width, slot[None])
+        join = lambda old, new: jnp.concatenate([old, new], 1)
+        mask = (slot[:, None] >= slot[None])[None] & there[:, None]
+        return join(memory.tokens, tokens), join(memory.given, given), mask, depth
+
+    def draft(params: HeadParams, memory: HeadMemory, pending):
+        """Logits after the last pair, and those of the mask rows behind it."""
         del pending  # the last pair holds it
         block = jnp.arange(width, dtype=jnp.int32)
-        mask = block[:, None] >= block[None]
-        _, cache = read(params, memory.cache, memory.tokens, memory.given, mask, block, 0)
+        unread = memory.tokens, memory.given, block[:, None] >= block[None], block
+        unread = with_masks(params, memory) if masks else unread
+        out, cache = read(params, memory.cache, *unread, 0, memory.count - 1)  # mask rows always see the last pair
         cache = cache._replace(length=cache.length + memory.count)
         last = at(cache.out, cache.length[:, None] - 1)
-        return logits(params, last)[:, 0], memory._replace(cache=cache, count=jnp.zeros_like(memory.count))
+        drafted = jnp.concatenate([last, out[:, width:]], 1) if masks else last
+        return logits(params, drafted), memory._replace(cache=cache, count=jnp.zeros_like(memory.count))
+
+    def root(params: HeadParams, memory: HeadMemory, pending):
+        first, memory = draft(params, memory, pending)
+        return first[:, 0], memory
 
     def commit(params: HeadParams, memory: HeadMemory, path, read, advanced, committed: Commit):
         del path, read
@@ -174,10 +204,8 @@ def head_writer(
         valid = (jnp.asarray(depth)[None] == 0) | (memory.cache.length > 0)[:, None]
         return jnp.broadcast_to(valid, (memory.count.shape[0], len(depth)))
 
+    if parallel:
+        take = lambda params, memory, committed: commit(params, memory, None, None, 0, committed)
+        return one_pass(Reader(init, draft, take, rewind, proposable), target_config.vocab_size, restricted=restricted)
     lm = LanguageModel(no_prefill, extend, keep, target_config.vocab_size)
     return Writer(lm, init, root, commit, rewind, proposable, restricted)
-
-
-def no_prefill(*args: Any) -> Any:
-    """A head reads the target's prompt in `Writer.init`."""
-    raise NotImplementedError

@@ -68,6 +68,11 @@ class EagleConfig:
     def layers(self) -> int:
         return self.layer.layers
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        return (self.window,) * self.layers
+
 
 # (attention module, its input, rotation, index of the layer, state) -> (output, state). The state holds the caches, or
 # in training the keys and values of earlier steps.
@@ -122,7 +127,7 @@ class Eagle(_EagleHead):
         self.layers = nnx.Dict({str(index): make(index) for index in range(layer.layers)})
         self.out_norm = norm(config.out_norm)
 
-    def fuse(self, features: Float[Array, "B S D"], hiddens: tuple[Array, ...]) -> Float[Array, "B S D"]:
+    def fuse(self, features: Float[Array, "B S _"], hiddens: tuple[Array, ...]) -> Float[Array, "B S D"]:
         """What the head reads of the target's hidden states, at each position."""
         del hiddens
         return features
@@ -171,7 +176,7 @@ class Eagle3(_EagleHead):
         self.final_norm = RMSNorm(width, layer.eps)
         self.head = Linear(width, config.draft_vocab, fmt, bias=False, std=0.02, rngs=rngs)
 
-    def fuse(self, features: Float[Array, "B S D"], hiddens: tuple[Array, ...]) -> Float[Array, "B S D"]:
+    def fuse(self, features: Float[Array, "B S _"], hiddens: tuple[Array, ...]) -> Float[Array, "B S D"]:
         del features
         if self.fc_norm is not None:
             hiddens = tuple(self.fc_norm[str(index)](tap) for index, tap in enumerate(hiddens))

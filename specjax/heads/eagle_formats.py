@@ -14,6 +14,7 @@ from specjax.model import Model
 from specjax.models import llama
 from specjax.models.family import NameTable
 from specjax.models.published import Published
+from specjax.models.rope import UNSCALED
 
 LAYER_NAMES = (
     *((f"layers.{{i}}.{hf}.weight", f"layers.{{i}}.{path}.kernel") for hf, path in llama.LINEAR_NAMES.items()),
@@ -54,7 +55,25 @@ NAMES_3 = NameTable(
 )
 
 
+# What the configuration classes of transformers leave out of a file where it has their default.
+CLASS_DEFAULTS = {
+    "llama": {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "max_position_embeddings": 2048,
+    },
+    "qwen3": {
+        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
+    },
+}  # fmt: skip
+
 # --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def with_class_defaults(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that describe decoder layers, those that were left out included."""
+    kind = layer.get("model_type") or "qwen3"
+    return {"model_type": kind} | CLASS_DEFAULTS.get(kind, {}) | dict(layer)
 
 
 def check_targets(shape: llama.LlamaConfig, stored: Stored, hidden: int) -> None:
@@ -107,6 +126,21 @@ def check_taps(taps: Sequence[int], target: Model) -> tuple[int, ...]:
     return found
 
 
+def drafted_tokens(stored: Stored, drafted: int) -> int:
+    """Tokens that the head drafts.
+
+    Raises:
+      ValueError: its output matrix, its draft vocabulary and its configuration disagree.
+    """
+    known = len(stored.tokens) if stored.tokens is not None else stored.target.vocab_size
+    noted = stored.config.get("draft_vocab_size", drafted)
+    if not drafted == known == noted:
+        raise ValueError(
+            f"the head drafts {drafted} tokens, its table names {known}, and its configuration says {noted}"
+        )
+    return drafted
+
+
 def read_eagle(stored: Stored) -> EagleConfig:
     """EAGLE-1, as its authors publish it."""
     shape, window = layer_shape(stored.config, stored)
@@ -129,6 +163,21 @@ def read_speculators_eagle(stored: Stored) -> EagleConfig:
     )  # fmt: skip
 
 
+def proposed_tokens(published: Mapping[str, Any], default: int) -> int:
+    """Draft tokens per round that the package `speculators` noted."""
+    envelope = Published(published, "the configuration of the head").part("speculators_config")
+    methods = envelope.entries.get("proposal_methods") or [{}]
+    return Published(methods[0], f"proposal_methods of {envelope.kind}").whole("speculative_tokens", default)
+
+
+def mask_token(given: Published, stored: Stored) -> int:
+    """The token of positions that are not written yet."""
+    token, size = given.whole("mask_token_id", least=0), stored.target.vocab_size
+    if token >= size:
+        raise ValueError(f"mask_token_id is {token}, and {stored.target.name} has {size} tokens")
+    return token
+
+
 def read_eagle3(stored: Stored) -> EagleConfig:
     """EAGLE-3, as its authors, SGLang and NVIDIA publish it."""
     shape, window = layer_shape(stored.config, stored)
@@ -141,7 +190,7 @@ def read_eagle3(stored: Stored) -> EagleConfig:
 def read_speculators_eagle3(stored: Stored) -> EagleConfig:
     """EAGLE-3 and 3.1, as `speculators` writes it."""
     given = Published(stored.config, "the configuration of the head")
-    shape, window = layer_shape(given.part("transformer_layer_config").entries, stored)
+    shape, window = layer_shape(with_class_defaults(given.part("transformer_layer_config").entries), stored)
     taps = given.entries.get("eagle_aux_hidden_state_layer_ids") or default_taps(layers_of(stored.target))
     return _eagle3(stored, shape, window, taps, **{name: given.flag(name, False) for name in FLAGS})
 
@@ -155,15 +204,9 @@ def _eagle3(
             raise ValueError(f"the head has no tensor {needed}")
     features, drafted = stored.shape("fc.weight")[1], stored.shape("lm_head.weight")[0]
     check_targets(shape, stored, features // len(taps))
-    known = len(stored.tokens) if stored.tokens is not None else shape.vocab_size
-    if drafted != known or stored.config.get("draft_vocab_size", drafted) != drafted:
-        raise ValueError(
-            f"the head drafts {drafted} tokens, its table names {known}, and its configuration says "
-            f"{stored.config.get('draft_vocab_size', drafted)}"
-        )
     return EagleConfig(
-        shape, features, taps, drafted, window=window, own_embedding="embed_tokens.weight" in stored.names,
-        fc_bias="fc.bias" in stored.names, **flags,
+        shape, features, taps, drafted_tokens(stored, drafted), window=window,
+        own_embedding="embed_tokens.weight" in stored.names, fc_bias="fc.bias" in stored.names, **flags,
     )  # fmt: skip
 
 
@@ -173,13 +216,30 @@ def _eagle3(
 def layer_config(head: Head, *, model_type: str | None = None) -> dict[str, Any]:
     """The entries of a config.json that describe the decoder layers."""
     shape = head.config.layer
+    kind = model_type or ("qwen3" if shape.qk_norm else "llama")
     return {
-        "model_type": model_type or ("qwen3" if shape.qk_norm else "llama"),
+        "model_type": kind,
         "hidden_size": shape.width, "intermediate_size": shape.mlp_width, "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_width,
         "hidden_act": shape.activation, "rms_norm_eps": shape.eps, "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_positions, "attention_bias": shape.qkv_bias, "mlp_bias": shape.mlp_bias,
+        "max_position_embeddings": shape.max_positions, "attention_bias": shape.qkv_bias,
+        **({} if kind == "qwen3" else {"mlp_bias": shape.mlp_bias}), **window_entries(kind, head.config.windows),
     }  # fmt: skip
+
+
+def window_entries(kind: str, windows: Sequence[int | None]) -> dict[str, Any]:
+    """The entries of a config.json for the windows of the layers, as the class of this model type reads them."""
+    window = max((size for size in windows if size), default=None)
+    types = ["sliding_attention" if size else "full_attention" for size in windows]
+    if kind == "qwen3":
+        return {"layer_types": types, "sliding_window": window, "use_sliding_window": window is not None}
+    return {"layer_types": types, "sliding_window": window} if window else {}
+
+
+def flat_rope(shape: llama.LlamaConfig) -> dict[str, Any]:
+    """The rotary entries of a config.json, in the older layout."""
+    scaling = {} if shape.rope_scaling == UNSCALED else {"rope_scaling": shape.rope_scaling.published}
+    return {"rope_theta": shape.rope_theta, **scaling}
 
 
 def publish_original(head: Head) -> dict[str, Any]:
@@ -194,9 +254,9 @@ def publish_original(head: Head) -> dict[str, Any]:
         raise ValueError(
             f"the original format of EAGLE heads has no {(own or ['qk_norm'])[0]}: use format='speculators'"
         )
-    entries = layer_config(head, model_type="llama") | {
-        "architectures": ["LlamaForCausalLM"], "rope_theta": shape.rope_theta, "tie_word_embeddings": False,
-        "initializer_range": 0.02, "use_cache": True,
+    entries = layer_config(head, model_type="llama") | flat_rope(shape) | {
+        "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False, "initializer_range": 0.02,
+        "use_cache": True,
     }  # fmt: skip
     if not config.taps:
         return entries | {"bias": config.fc_bias}
@@ -210,9 +270,7 @@ def publish_original(head: Head) -> dict[str, Any]:
 def envelope(head: Head, algorithm: str, architecture: str, tokens: int) -> dict[str, Any]:
     """The entries of a config.json that all heads of `speculators` have."""
     shape, published = head.config.layer, head.target.published or {}
-    layer = layer_config(head) | {"rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta}}
-    if head.config.window is not None:
-        layer |= {"sliding_window": head.config.window, "layer_types": ["sliding_attention"] * shape.layers}
+    layer = layer_config(head) | {"rope_parameters": shape.rope_scaling.published | {"rope_theta": shape.rope_theta}}
     proposal = {
         "proposal_type": "greedy", "speculative_tokens": tokens, "accept_tolerance": 0.0, "verifier_accept_k": 1,
     }  # fmt: skip
@@ -249,13 +307,14 @@ def publish_speculators_eagle3(head: Head) -> dict[str, Any]:
 # --- the formats -----------------------------------------------------------------------------------------------------
 
 
-def _speculators(kind: str):
+def written_by_speculators(kind: str):
+    """`HeadFormat.recognizes` of a kind of the package `speculators`."""
     return lambda config, names: config.get("speculators_model_type") == kind
 
 
 EAGLE_FORMATS = (
     HeadFormat(
-        "speculators", _speculators("eagle"), read_speculators_eagle, publish_speculators_eagle,
+        "speculators", written_by_speculators("eagle"), read_speculators_eagle, publish_speculators_eagle,
         (("fusion_fc.", "fc."), ("transformer.", "layers.0.")),
     ),
     HeadFormat(
@@ -265,7 +324,7 @@ EAGLE_FORMATS = (
     ),
 )  # fmt: skip
 EAGLE3_FORMATS = (
-    HeadFormat("speculators", _speculators("eagle3"), read_speculators_eagle3, publish_speculators_eagle3),
+    HeadFormat("speculators", written_by_speculators("eagle3"), read_speculators_eagle3, publish_speculators_eagle3),
     HeadFormat(
         "original",
         lambda config, names: "midlayer.self_attn.q_proj.weight" in names,

@@ -1,8 +1,14 @@
 """All kinds of heads."""
 
+from jax.sharding import PartitionSpec as P
+
+from specjax.heads import dflash_formats as dflash_files
 from specjax.heads import eagle_formats as eagle_files
+from specjax.heads import peagle_formats as peagle_files
+from specjax.heads.dflash import DFlash
 from specjax.heads.eagle import Eagle, Eagle3
 from specjax.heads.head import Kind
+from specjax.heads.peagle import PEagle
 from specjax.models.family import COLUMNS, ROWS, VECTOR, WHOLE, Rule, Rules, bias_rules, kernel_rules
 
 LAYER_RULES = (
@@ -14,8 +20,13 @@ LAYER_RULES = (
     Rule(r"head\.kernel", (COLUMNS, WHOLE)),
     Rule(r"(embed_norm|hidden_norm|input_norm|final_norm|out_norm|fc_norm\.\d+)\.scale", (VECTOR,)),
     Rule(r"fc\.bias", (VECTOR,)),
+    Rule(r"mask_hidden", (P(None, None, None),)),
 )
+# Heads of attention need not divide over the mesh: GSPMD splits columns wherever they fall.
+RULES = Rules(LAYER_RULES, heads=None)
 KINDS = {
-    "eagle3": Kind("eagle3", Eagle3, eagle_files.NAMES_3, eagle_files.EAGLE3_FORMATS, Rules(LAYER_RULES)),
-    "eagle": Kind("eagle", Eagle, eagle_files.NAMES, eagle_files.EAGLE_FORMATS, Rules(LAYER_RULES)),
+    "peagle": Kind("peagle", PEagle, peagle_files.NAMES, peagle_files.PEAGLE_FORMATS, RULES),
+    "dflash": Kind("dflash", DFlash, dflash_files.NAMES, dflash_files.DFLASH_FORMATS, RULES),
+    "eagle3": Kind("eagle3", Eagle3, eagle_files.NAMES_3, eagle_files.EAGLE3_FORMATS, RULES),
+    "eagle": Kind("eagle", Eagle, eagle_files.NAMES, eagle_files.EAGLE_FORMATS, RULES),
 }

@@ -20,7 +20,8 @@ from specjax.model import Model
 def load_head(name: str | os.PathLike[str], target: Model) -> Head:
     """Reads a trained draft head in any published format, which is recognized from its config.json and tensors.
 
-    EAGLE-1, EAGLE-2 and HASS; EAGLE-3: as their authors publish them, and as the package `speculators` does.
+    EAGLE-1, EAGLE-2 and HASS; EAGLE-3; DFlash: as their authors publish them, and as the package `speculators` does.
+    P-EAGLE: as `speculators` does.
 
     Args:
       name: a folder, or a Hugging Face id, which is looked up in the local cache first; only an id uses the network.

@@ -77,8 +77,9 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
 
-    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps) * self.scale[...][None, None]
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps) * scale
 
 
 def lookup(table: Float[Array, "V D"], index: Int[Array, "B S"]) -> Float[Array, "B S D"]:

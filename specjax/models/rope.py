@@ -32,6 +32,11 @@ class RopeScaling:
         return base_frequencies(theta, width)
 
     @property
+    def published(self) -> dict[str, Any]:
+        """The entries of `rope_parameters` in a config.json: the inverse of `read_scaling`."""
+        return {"rope_type": "default"}
+
+    @property
     def magnitude(self) -> float:
         """Multiplies cos and sin."""
         return 1.0
@@ -50,6 +55,10 @@ class LinearScaling(RopeScaling):
     """Positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
+
+    @property
+    def published(self) -> dict[str, Any]:
+        return {"rope_type": "linear", "factor": self.factor}
 
     def frequencies(self, theta: float, width: int) -> np.ndarray:
         return base_frequencies(theta, width) / np.float32(self.factor)
@@ -74,6 +83,10 @@ class DynamicScaling(RopeScaling):
     trained: int
     length: int = 0
 
+    @property
+    def published(self) -> dict[str, Any]:
+        return {"rope_type": "dynamic", "factor": self.factor}
+
     def frequencies(self, theta: float, width: int) -> np.ndarray:
         stretch = self.factor * max(self.length, self.trained) / self.trained - (self.factor - 1)
         return base_frequencies(theta * stretch ** (width / (width - 2)), width)
@@ -91,6 +104,13 @@ class Llama3Scaling(RopeScaling):
     low: float
     high: float
     trained: int
+
+    @property
+    def published(self) -> dict[str, Any]:
+        return {
+            "rope_type": "llama3", "factor": self.factor, "low_freq_factor": self.low, "high_freq_factor": self.high,
+            "original_max_position_embeddings": self.trained,
+        }  # fmt: skip
 
     def frequencies(self, theta: float, width: int) -> np.ndarray:
         plain = base_frequencies(theta, width)
@@ -118,6 +138,11 @@ class YarnScaling(RopeScaling):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+    @property
+    def published(self) -> dict[str, Any]:
+        entries = dataclasses.asdict(self) | {"rope_type": "yarn", "original_max_position_embeddings": self.trained}
+        return {name: value for name, value in entries.items() if value is not None and name != "trained"}
 
     def frequencies(self, theta: float, width: int) -> np.ndarray:
         def channel(turns: float) -> float:

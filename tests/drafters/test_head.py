@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from specjax import drafters, trees
+from specjax.heads.dflash import DFlashConfig
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
+from specjax.heads.peagle import PEagleConfig
 from specjax.models.llama import LlamaConfig
 from specjax.trace import rounds
 from specjax.types import Siblings
@@ -24,6 +26,8 @@ LAYER = LlamaConfig(vocab_size=battery.VOCAB, width=WIDTH, layers=1, heads=4, kv
 CONFIGS = {
     "eagle": EagleConfig(LAYER, WIDTH),
     "eagle3": EagleConfig(LAYER, 3 * WIDTH, (0, 1, 2), 9),
+    "peagle": PEagleConfig(LAYER, 3 * WIDTH, (0, 1, 2), 9, own_embedding=True, mask_token=3),
+    "dflash": DFlashConfig(dataclasses.replace(LAYER, layers=2, qk_norm=True), (1, 2), 3, 5, (None, None)),
 }
 SHAPES = {
     "chain": {"gamma": 3},
@@ -37,6 +41,17 @@ VERIFIERS = {
     "sampled tree": "multiround-without",
     "dynamic": "deterministic",
 }
+FAMILIES = ("opt", "llama")
+ONE_PASS = ("peagle", "dflash")  # which grow no dynamic tree; what they draft: test_one_pass.py
+CASES = [
+    (kind, shape, family)
+    for kind, shape, family in itertools.product(CONFIGS, SHAPES, FAMILIES)
+    if kind not in ONE_PASS or shape != "dynamic"
+]
+GREEDY = [
+    ("eagle", "chain", "llama"), ("eagle", "tree", "opt"), ("eagle3", "dynamic", "llama"),
+    ("eagle3", "sampled tree", "opt"), ("peagle", "sampled tree", "opt"), ("dflash", "chain", "llama"),
+]  # fmt: skip
 
 
 @functools.cache
@@ -49,15 +64,7 @@ def head(kind: str, family: str, **changed) -> Head:
     return Head(f"a {kind} head", KINDS[kind], config, battery.FMT, params, battery.target(family), tokens)
 
 
-DEFAULT = [
-    ("eagle", "chain", "llama"), ("eagle", "tree", "opt"), ("eagle3", "dynamic", "llama"),
-    ("eagle3", "sampled tree", "opt"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "family"), battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), DEFAULT)
-)
+@pytest.mark.parametrize(("kind", "shape", "family"), battery.others_slow(CASES, GREEDY))
 def test_greedy_equals_plain(kind, shape, family):
     loaded = drafters.head(head(kind, family), **SHAPES[shape])
     drafting.greedy_equals_plain(family, loaded, VERIFIERS[shape])
@@ -123,7 +130,7 @@ def drafted(of: Head, states: np.ndarray, text: list[int], steps: int) -> list[i
 
 @pytest.mark.parametrize(
     ("kind", "family"),
-    battery.others_slow(itertools.product(CONFIGS, ["opt", "llama"]), [("eagle", "opt"), ("eagle3", "llama")]),
+    battery.others_slow(itertools.product(["eagle", "eagle3"], FAMILIES), [("eagle", "opt"), ("eagle3", "llama")]),
 )
 def test_drafts_are_those_of_the_true_features(kind, family):
     """After the prompt, and after rounds that accepted different numbers of tokens."""
@@ -147,7 +154,7 @@ def test_drafts_are_those_of_the_true_features(kind, family):
 
 @pytest.mark.parametrize(
     ("kind", "shape", "family"),
-    battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), [("eagle3", "chain", "llama")]),
+    battery.others_slow(CASES, [("eagle3", "chain", "llama")]),
 )
 def test_sampled_rows_follow_the_joint_distribution(kind, shape, family):
     loaded = drafters.head(head(kind, family), **SHAPES[shape])
@@ -156,9 +163,10 @@ def test_sampled_rows_follow_the_joint_distribution(kind, shape, family):
 
 
 @pytest.mark.slow
-def test_control_a_draft_vocabulary_that_is_not_the_heads_own():
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_control_a_draft_vocabulary_that_is_not_the_heads_own(kind):
     """Probabilities of other tokens than those that are drafted."""
-    loaded = drafters.head(head("eagle3", "llama"), gamma=3)
+    loaded = drafters.head(head(kind, "llama"), gamma=3)
     places = loaded.params.places
     propose = loaded.drafter.propose
 
@@ -174,7 +182,7 @@ def test_control_a_draft_vocabulary_that_is_not_the_heads_own():
 
 @pytest.mark.parametrize(
     ("kind", "shape", "family"),
-    battery.others_slow(itertools.product(CONFIGS, SHAPES, ["opt", "llama"]), []),
+    battery.others_slow(CASES, []),
 )
 def test_rows_are_independent(kind, shape, family):
     loaded = drafters.head(head(kind, family), **SHAPES[shape])
@@ -182,11 +190,10 @@ def test_rows_are_independent(kind, shape, family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_full_cache_stops_at_the_same_token(kind, shape):
-    loaded = drafters.head(head(kind, "llama"), **SHAPES[shape])
-    drafting.a_full_cache_stops_at_the_same_token("llama", loaded, VERIFIERS[shape])
+@pytest.mark.parametrize(("kind", "shape", "family"), [case for case in CASES if case[2] == "llama"])
+def test_a_full_cache_stops_at_the_same_token(kind, shape, family):
+    loaded = drafters.head(head(kind, family), **SHAPES[shape])
+    drafting.a_full_cache_stops_at_the_same_token(family, loaded, VERIFIERS[shape])
 
 
 @pytest.mark.slow

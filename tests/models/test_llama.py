@@ -149,6 +149,7 @@ def test_scalings_are_hashable_and_differ():
     assert len(set(records)) == len(records)
     drawn = {(record.frequencies(10000.0, 64).tobytes(), record.magnitude) for record in records}
     assert len(drawn) == len(records) - 1  # dynamic is unscaled up to the trained length
+    assert [rope.read_scaling(record.published, 64) for record in records] == records  # as it is written back
 
 
 def test_a_config_is_read_from_both_layouts_of_config_json():
