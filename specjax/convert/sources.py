@@ -5,6 +5,7 @@ map is (out, in)); `shards.py` merges shards. Opening reads only headers.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def transposed(tensor: StoredTensor) -> StoredTensor:
     return dataclasses.replace(tensor, shape=tensor.shape[::-1], load=lambda index: tensor.load(index[::-1]).T)
 
 
+def with_rows(tensor: StoredTensor, rows: np.ndarray) -> StoredTensor:
+    """Rows of a tensor, in the given order."""
+
+    def load(index: Index) -> np.ndarray:
+        return tensor.load((slice(0, tensor.shape[0]), *index[1:]))[rows[index[0]]]
+
+    return dataclasses.replace(tensor, shape=(len(rows), *tensor.shape[1:]), load=load)
+
+
 class TensorSource:
     """The tensors of one checkpoint by Hugging Face name. A context manager: reading after `close` is an error."""
 
@@ -106,6 +116,14 @@ class TensorSource:
     def renamed(self, names: Mapping[str, str]) -> "TensorSource":
         """Some of the tensors: new name -> the name here."""
         return TensorSource({new: self._get(old) for new, old in names.items()}, self.where)
+
+    def cut(self, pattern: str, rows: np.ndarray) -> "TensorSource":
+        """The same tensors. Those whose names match have only these rows, unless they have no more than that."""
+        found = {name: self._get(name) for name in self.names()}
+        for name, tensor in found.items():
+            if re.fullmatch(pattern, name) and tensor.shape[0] > len(rows):
+                found[name] = with_rows(tensor, rows)
+        return TensorSource(found, self.where)
 
     def close(self) -> None:
         self._tensors = None

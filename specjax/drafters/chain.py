@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from specjax import sampling, trees
+from specjax import trees
 from specjax.base import Cache, Drafter, Warp
-from specjax.categorical import draw, uniforms
+from specjax.categorical import draw, maximum, uniforms
 from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.writer import Writer, next_logits
 from specjax.programs import memoize
@@ -115,10 +115,8 @@ def write_chain(
         token, tokens, log_q, last = draw_node(warp, numbers, step, logits, tokens, log_q)
         if not restricted:
             return tokens, valid, log_q
-        empty = sampling.has_nan(last) & ~sampling.has_nan(logits)
-        first = jnp.where(jnp.arange(size)[None] == 0, 0.0, -jnp.inf)  # any distribution: the node is not proposed
+        last, empty = without_empty(logits, last)
         tokens = jnp.where(nodes > step, jnp.where(empty, 0, token)[:, None], tokens)
-        last = jnp.where(empty[:, None], first, last)
         log_q = jax.lax.dynamic_update_slice_in_dim(log_q, last[:, None], step, axis=1)
         return tokens, valid & ~((nodes > step) & empty[:, None]), log_q
 
@@ -135,6 +133,15 @@ def write_chain(
     steps = jnp.arange(0 if logits is None else 1, gamma, dtype=jnp.int32)
     (cache, *drafted), _ = jax.lax.scan(body, (cache, *drafted), steps)
     return Draft(*drafted), cache
+
+
+def without_empty(
+    logits: Float[Array, "*B V"], log_q: Float[Array, "*B V"]
+) -> tuple[Float[Array, "*B V"], Bool[Array, "*B"]]:
+    """Warped distributions, any proper one where the warp kept no token of a draft vocabulary; and where that is."""
+    empty = jnp.isfinite(maximum(logits)) & ~jnp.isfinite(maximum(log_q))
+    first = jnp.where(jax.lax.broadcasted_iota(jnp.int32, log_q.shape, log_q.ndim - 1) == 0, 0.0, -jnp.inf)
+    return jnp.where(empty[..., None], first, log_q), empty
 
 
 def draw_node(

@@ -2,6 +2,7 @@
 
 eagle, eagle3    token by token (`head_writer`)
 peagle, dflash   all positions in one forward pass (`one_pass`), so no dynamic trees
+medusa, mlp      one stage per token (`staged_writer`)
 """
 
 import functools
@@ -10,20 +11,27 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, defaults, programs
+from specjax import checks, defaults, programs, trees
 from specjax.drafters.block_writer import block_writer
 from specjax.drafters.chain import chain
 from specjax.drafters.head_writer import HeadParams, head_writer
 from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.model import MODEL_GAMMA
+from specjax.drafters.staged_writer import staged_writer
 from specjax.drafters.token_tree import check_size, grown_tree, static_tree
-from specjax.drafters.writer import Writer, next_logits
+from specjax.drafters.writer import Writer
 from specjax.heads.dflash import DFlashConfig
 from specjax.heads.head import Head, places
+from specjax.heads.medusa import MedusaConfig
+from specjax.heads.mlp import MLPConfig
 from specjax.heads.peagle import PEagleConfig
 from specjax.model import Model
 from specjax.trees import Tree
-from specjax.types import Siblings
+from specjax.types import Commit, Siblings
+
+STAGED = (MedusaConfig, MLPConfig)
+LIMITED = (*STAGED, DFlashConfig)  # which draft no more levels than they were trained for
+ONE_PASS = (MedusaConfig, PEagleConfig, DFlashConfig)  # in which no level depends on the tokens of those above
 
 
 def head(
@@ -42,16 +50,18 @@ def head(
     `drafters.dynamic_tree`. Tokens outside the head's draft vocabulary have draft probability 0.
 
     EAGLE, Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.01840; HASS, Zhang et al.
-    2024, arXiv 2408.15766; P-EAGLE, arXiv 2602.01469; DFlash, Chen et al. 2026, arXiv 2602.06036.
+    2024, arXiv 2408.15766; P-EAGLE, arXiv 2602.01469; DFlash, Chen et al. 2026, arXiv 2602.06036; Medusa, Cai et al.
+    2024, arXiv 2401.10774; MLP speculator, Wertheimer et al. 2024, arXiv 2404.19124.
 
     Args:
       head: from `specjax.load_head`.
       gamma: draft tokens per round of a chain, at least 1. If nothing else is given: 5; of P-EAGLE, what its file
-        names; of DFlash, the most that a block drafts.
-      tree: a tree of `specjax.trees`. P-EAGLE and DFlash draft each level's tokens independently of those above.
-      dynamic: nodes of a dynamic tree that the target verifies, the root included. Not with P-EAGLE and DFlash, which
-        draft all levels in one forward pass.
-      depth: levels of a dynamic tree.
+        names; of DFlash, Medusa and MLP speculators, the most that they draft.
+      tree: a tree of `specjax.trees`. P-EAGLE, DFlash and Medusa draft each level's tokens independently of those
+        above.
+      dynamic: nodes of a dynamic tree that the target verifies, the root included. Not with P-EAGLE, DFlash and Medusa,
+        which draft all levels in one forward pass.
+      depth: levels of a dynamic tree, or fewer if the head drafts fewer.
       width: of a dynamic tree: nodes per level that the head reads, and tokens that each of them proposes.
       siblings: how the children of a static tree's nodes are chosen: the most probable tokens, or distinct samples
         (WITHOUT_REPLACEMENT), or independent ones.
@@ -69,21 +79,23 @@ def head(
         raise ValueError(f"a head drafts one of gamma, tree and dynamic, got {' and '.join(given)}")
     if tree is not None:
         checks.integer("depth of the tree", tree.width - 1, least=0, most=most_drafted(head))
-        drafter = static_tree(writer(head, tree.width), tree, siblings)
-        name = f"{head.name} tree of {tree.size}"
+        drafter, name = static_tree(writer(head, tree.width), tree, siblings), f"{head.name} tree of {tree.size}"
     elif dynamic is not None:
-        if isinstance(head.config, PEagleConfig | DFlashConfig):
+        if isinstance(head.config, ONE_PASS):
             raise ValueError(
                 f"a {head.kind.name} head drafts all levels in one forward pass, so it grows no dynamic tree: "
                 "pass gamma or tree"
             )
+        depth = min(depth, most_drafted(head))
         check_size(dynamic, depth, width)
         checks.integer("width", width, least=1, most=head.target.vocab_size)
         drafter, name = grown_tree(writer(head, depth + 1), dynamic, depth, width), f"{head.name} dynamic of {dynamic}"
     else:
         gamma = default_gamma(head) if gamma is None else gamma
         gamma = checks.integer("gamma", gamma, least=1, most=most_drafted(head))
-        drafter, name = chain(writer(head, gamma + 1), gamma), f"{head.name} x{gamma}"
+        own, name = writer(head, gamma + 1), f"{head.name} x{gamma}"
+        staged = isinstance(head.config, STAGED)
+        drafter = static_tree(own, trees.chain(gamma), Siblings.WITH_REPLACEMENT) if staged else chain(own, gamma)
     drafter = drafter._replace(capture=head.config.taps)
     family, params = head.target.family, head.target.params
     return LoadedDrafter(name, drafter, HeadParams(head.params, family.without_layers(params), places(head)), head=head)
@@ -93,20 +105,21 @@ def default_gamma(head: Head) -> int:
     """Draft tokens per round of a chain."""
     if isinstance(head.config, PEagleConfig):
         return head.config.tokens
-    return head.config.most if isinstance(head.config, DFlashConfig) else MODEL_GAMMA
+    return head.config.most if isinstance(head.config, LIMITED) else MODEL_GAMMA
 
 
 def most_drafted(head: Head) -> int:
     """Most levels that the head drafts."""
-    return head.config.most if isinstance(head.config, DFlashConfig) else defaults.LARGEST_TREE - 1
+    return head.config.most if isinstance(head.config, LIMITED) else defaults.LARGEST_TREE - 1
 
 
 def writer(head: Head, width: int) -> Writer:
     """The head as a writer of drafts of which a round commits at most `width` tokens."""
-    target = head.target
+    of, restricted = (head.target.family, head.target.config, head.target.fmt), head.draft_tokens is not None
+    if isinstance(head.config, STAGED):
+        return staged_writer(head.kind.model, head.config, head.fmt, of, restricted)
     make = block_writer if isinstance(head.config, DFlashConfig) else head_writer
-    restricted = head.draft_tokens is not None
-    return make(head.kind.model, head.config, head.fmt, width, (target.family, target.config, target.fmt), restricted)
+    return make(head.kind.model, head.config, head.fmt, width, of, restricted)
 
 
 def draft_logits(
@@ -116,7 +129,8 @@ def draft_logits(
 
     Args:
       target: the model that the drafter was built for.
-      prompt_tokens: token ids, at least two: the head reads the feature before the last one.
+      prompt_tokens: token ids, at least two: the head reads the feature before the last one. Of an encoder-decoder, the
+        chain follows the first token that the target writes.
       drafter: from `drafters.head`.
       steps: tokens to draft, at most what the head drafts in a round.
 
@@ -143,11 +157,19 @@ def _greedy(target_params, params, prompt, *, lm, writer, steps):
     length = jnp.full((1,), prompt.shape[1], jnp.int32)
     slots = prompt.shape[1] + steps + 1
     read = lm.prefill(target_params, prompt, length, slots)
-    memory = writer.init(params, prompt, length, slots, read)
-    logits, memory = writer.root(params, memory, read.pending)
+    memory, pending = writer.init(params, prompt, length, slots, read), read.pending
+    if lm.encoder_decoder:  # there is no feature before the start token
+        one = trees.chain(0)
+        out, _ = lm.extend(target_params, pending[:, None], read.cache, one.mask, one.depth)
+        tokens = jnp.argmax(out.logits, -1).astype(jnp.int32)
+        committed = Commit(tokens, jnp.ones_like(length), out.features, tokens, out.hiddens)
+        memory, pending = writer.commit(params, memory, None, None, 0, committed), tokens[:, 0]
+    logits, memory = writer.root(params, memory, pending)
     cache, found = memory.cache, [logits]
-    for _ in range(steps - 1):
-        logits, cache = next_logits(writer.lm, params, cache, jnp.argmax(found[-1], -1).astype(jnp.int32))
-        found.append(logits)
+    for step in range(steps - 1):
+        token = jnp.argmax(found[-1], -1)[:, None].astype(jnp.int32)
+        above, depth = np.ones((1, step + 1), bool), np.full((1,), step, np.int32)
+        out, cache = writer.lm.extend(params, token, cache, above, depth, offset=step)
+        found.append(out.logits[:, 0])
     every = jnp.stack(found, 1)
     return jnp.argmax(every, -1).astype(jnp.int32), every

@@ -17,8 +17,9 @@ A P-EAGLE head reads its mask rows in step 1, right after the pairs, and skips s
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.base import LanguageModel
 from specjax.drafters.one_pass import Reader, no_prefill, one_pass
@@ -73,6 +74,14 @@ def widen(logits: Float[Array, "B S N"], places: Int[Array, "V"] | None) -> Floa
     return jnp.where(places >= 0, logits[..., jnp.maximum(places, 0)], -jnp.inf)
 
 
+def parent_slots(mask: Bool[Array, "*B S T"] | np.ndarray, offset: int, rows: int) -> Int[Array, "B S"]:
+    """The last slot that each token of a block sees before itself, from where the block began; -1 for the root."""
+    mask = jnp.broadcast_to(jnp.asarray(mask), (rows, *mask.shape[-2:]))
+    slot = jnp.arange(mask.shape[2], dtype=jnp.int32)[None, None]
+    itself = offset + jnp.arange(mask.shape[1], dtype=jnp.int32)[None, :, None]
+    return jnp.max(jnp.where(mask & (slot < itself), slot, -1), axis=-1)
+
+
 @memoize
 def head_writer(
     model: type[nnx.Module], config: Any, fmt: Format, width: int, target: tuple[Family, Any, Format], restricted: bool
@@ -119,12 +128,8 @@ def head_writer(
 
     def extend(params: HeadParams, tokens, cache: HeadCache, mask, depth, offset=0):
         """Drafted tokens: each is given the output of its parent, the last slot that it sees before itself."""
-        mask = jnp.broadcast_to(jnp.asarray(mask), (tokens.shape[0], *jnp.shape(mask)[-2:]))
-        slot = jnp.arange(mask.shape[2], dtype=jnp.int32)
-        itself = offset + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        parent = jnp.max(jnp.where(mask & (slot[None, None] < itself[None, :, None]), slot[None, None], -1), axis=-1)
         module = nnx.merge(graph, params.head)
-        given = module.next_given(at(cache.out, cache.length[:, None] + parent))
+        given = module.next_given(at(cache.out, cache.length[:, None] + parent_slots(mask, offset, tokens.shape[0])))
         out, cache = read(params, cache, tokens, given, mask, depth, offset)
         return Output(logits(params, out), out), cache
 

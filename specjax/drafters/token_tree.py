@@ -21,8 +21,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import checks
-from specjax.base import Drafter
+from specjax.base import Drafter, Warp
 from specjax.categorical import draw, largest, uniforms
+from specjax.drafters.chain import without_empty
 from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.drafters.writer import Memory, Writer, model_writer
 from specjax.programs import memoize
@@ -150,14 +151,15 @@ def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOU
                 given = tokens[:, level.nodes]
                 out, cache = lm.extend(params, given, cache, level.mask, level.depth, offset=level.offset)
                 logits = out.logits
-            log_q = warp(logits, tokens[:, tree.paths[level.nodes]])
+            log_q, empty = _warped(writer, warp, logits, tokens[:, tree.paths[level.nodes]])
             if all_log_q is None or numbers is None:
-                born = _most_probable(level, ranking(logits, log_q))
+                born = _most_probable(level, jnp.where(empty[..., None], -jnp.inf, ranking(logits, log_q)))
             else:
                 all_log_q = all_log_q.at[:, level.nodes].set(log_q)
                 born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
             for (places, children), (token, proposed) in zip(level.ranks, born, strict=True):
                 tokens = tokens.at[:, children].set(token)
+                proposed = proposed & ~empty[:, places]
                 valid = valid.at[:, children].set(proposed & valid[:, children] & valid[:, level.nodes[places]])
         return Draft(tokens, valid, all_log_q), TreeDraft(memory._replace(cache=cache), tokens)
 
@@ -208,7 +210,8 @@ def grown_tree(writer: Writer, size: int, depth: int, width: int) -> Drafter:
                 read = fed if level == 1 else jnp.concatenate([read, fed], 1)
                 ancestors = jnp.where(growth.sees, read[:, None], pending[:, None, None])
                 logits = out.logits
-            score = ranking(logits, warp(logits, ancestors))
+            log_q, empty = _warped(writer, warp, logits, ancestors)
+            score = jnp.where(empty[..., None], -jnp.inf, ranking(logits, log_q))
             growth = dynamic.expand(growth, score, width=width)
         nodes = dynamic.rerank(growth, size=size)
         whole = writer.proposable(params, memory, np.minimum(np.arange(size), 1) * depth)
@@ -244,6 +247,14 @@ def plan(tree: Tree) -> tuple[tuple[Level, ...], np.ndarray]:
             Level(nodes, tree.depth[nodes] - np.int32(1), tree.mask[np.ix_(nodes, seen)], offset, tuple(ranks))
         )
     return tuple(levels), slots
+
+
+def _warped(
+    writer: Writer, warp: Warp, logits: Float[Array, "B S V"], ancestors: Int[Array, "B S A"]
+) -> tuple[Float[Array, "B S V"], Bool[Array, "B S"]]:
+    """Warped distributions, and the nodes at which nothing can be proposed."""
+    log_q = warp(logits, ancestors)
+    return without_empty(logits, log_q) if writer.restricted else (log_q, jnp.zeros(log_q.shape[:2], bool))
 
 
 def ranking(logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"]) -> Float[Array, "B S V"]:

@@ -76,7 +76,7 @@ def with_class_defaults(layer: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": kind} | CLASS_DEFAULTS.get(kind, {}) | dict(layer)
 
 
-def check_targets(shape: llama.LlamaConfig, stored: Stored, hidden: int) -> None:
+def check_targets(shape: Any, stored: Stored, hidden: int) -> None:
     """Raises ValueError for a head of another target."""
     target = stored.target
     for name, own, wanted in (

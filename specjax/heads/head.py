@@ -23,6 +23,7 @@ from specjax.models.format import Format
 from specjax.types import Params
 
 OFFSETS, MEMBERS = "d2t", "t2d"  # tensors of a draft vocabulary
+TOKEN_MAP = "token_map"  # of Medusa heads: its tokens, in any order
 
 
 class Stored(NamedTuple):
@@ -43,16 +44,29 @@ class Stored(NamedTuple):
     target: Model
 
 
+def vocabulary_tensors(head: "Head") -> dict[str, np.ndarray]:
+    """The draft vocabulary as most formats store it."""
+    if head.draft_tokens is None:
+        return {}
+    members = np.zeros((head.target.vocab_size,), bool)
+    members[head.draft_tokens] = True
+    return {OFFSETS: head.draft_tokens.astype(np.int64) - np.arange(len(head.draft_tokens)), MEMBERS: members}
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadFormat:
     """A file format of a kind of head.
 
     Attributes:
-      name: "original" or "speculators", or another.
+      name: "original" or "speculators", or another. Of two formats with one name, the last one is written.
       recognizes: (contents of config.json, names of its tensors) -> whether the files have this format.
       read: files -> configuration. Raises ValueError.
       publish: head -> contents of config.json.
-      prefixes: (name or beginning of a name in the file, that in the kind's table).
+      prefixes: (name or beginning of a name in the file, that in the table). A beginning that the table lacks is not
+        written.
+      table: configuration -> names of the stored tensors; None: those of the kind.
+      more: head -> tensors to write that are not parameters, by name.
+      cut: pattern of names. Of tensors with these names only the rows of the draft vocabulary are read.
     """
 
     name: str
@@ -60,14 +74,17 @@ class HeadFormat:
     read: Callable[[Stored], Any]
     publish: Callable[["Head"], dict[str, Any]]
     prefixes: tuple[tuple[str, str], ...] = ()
+    table: Callable[[Any], NameTable] | None = None
+    more: Callable[["Head"], dict[str, np.ndarray]] = vocabulary_tensors
+    cut: str | None = None
 
     def to_table(self, name: str) -> str:
-        """The name in the kind's table of a name in the file."""
+        """The name in the table of a name in the file."""
         return _replaced(name, self.prefixes)
 
     def to_file(self, name: str) -> str:
-        """The name in the file of a name in the kind's table."""
-        return _replaced(name, tuple((new, old) for old, new in self.prefixes))
+        """The name in the file of a name in the table."""
+        return _replaced(name, tuple((new, old) for old, new in self.prefixes if new))
 
 
 def _replaced(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
@@ -84,7 +101,7 @@ class Kind:
     Attributes:
       name: of `Head.kind`.
       model: the Flax module, `model(config, fmt, rngs=...)`.
-      names: of its stored tensors.
+      names: of its stored tensors; None: each format has its own table.
       formats: in the order in which they are tried; the first is written by default.
       rules: partition rules.
       encoder_decoder: whether it drafts for encoder-decoders too.
@@ -92,10 +109,16 @@ class Kind:
 
     name: str
     model: Any
-    names: NameTable
+    names: NameTable | None
     formats: tuple[HeadFormat, ...]
     rules: Rules
     encoder_decoder: bool = False
+
+    def table(self, form: HeadFormat, config: Any) -> NameTable:
+        """Names of the tensors that a format stores."""
+        found = self.names if form.table is None else form.table(config)
+        assert found is not None
+        return found
 
     def init(self, key: jax.Array, config: Any, fmt: Format) -> Params:
         """Freshly drawn parameters as a nested dict."""
@@ -112,7 +135,8 @@ class Head:
       config, fmt: shape of the head, layout of its weights.
       params: nested dict of arrays.
       target: the model that it drafts for.
-      draft_tokens: target ids of its draft vocabulary, ascending [N] int32; None: it drafts all tokens.
+      draft_tokens: target ids of its draft vocabulary [N] int32, in the order of its logits; None: it drafts all
+        tokens.
       format: name of the file format that it was read from.
     """
 
@@ -152,25 +176,19 @@ class Head:
 
         Args:
           folder: created if absent.
-          format: a file format of its kind: "original", or "speculators", which vLLM serves. None: the one that it was
-            read from.
+          format: a file format of its kind: "original" (of Medusa, under the names of its first version), or the one
+            that vLLM serves: "speculators", for Medusa "vllm". None: the one that it was read from.
 
         Raises:
-          ValueError: an unknown format.
+          ValueError: an unknown format, or one that cannot express the head.
         """
         formats = {form.name: form for form in self.kind.formats}
         name = format or self.format or next(iter(formats))
         check_name(name, formats, f"format of {self.kind.name} heads")
         form = formats[name]
-        tensors = {}
-        if self.draft_tokens is not None:
-            members = np.zeros((self.target.vocab_size,), bool)
-            members[self.draft_tokens] = True
-            offsets = self.draft_tokens.astype(np.int64) - np.arange(len(self.draft_tokens))
-            tensors = {OFFSETS: offsets, MEMBERS: members}
         convert.save_pretrained(
-            folder, self.params, form.publish(self), fmt=self.fmt, table=self.kind.names, rename=form.to_file,
-            more=tensors,
+            folder, self.params, form.publish(self), fmt=self.fmt, table=self.kind.table(form, self.config),
+            rename=form.to_file, more=form.more(self),
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax import convert, sharding
 from specjax.convert.sources import TensorSource
-from specjax.heads.head import MEMBERS, OFFSETS, Head, HeadFormat, Kind, Stored
+from specjax.heads.head import MEMBERS, OFFSETS, TOKEN_MAP, Head, HeadFormat, Kind, Stored
 from specjax.heads.kinds import KINDS
 from specjax.model import Model
 
@@ -21,7 +21,8 @@ def load_head(name: str | os.PathLike[str], target: Model) -> Head:
     """Reads a trained draft head in any published format, which is recognized from its config.json and tensors.
 
     EAGLE-1, EAGLE-2 and HASS; EAGLE-3; DFlash: as their authors publish them, and as the package `speculators` does.
-    P-EAGLE: as `speculators` does.
+    P-EAGLE: as `speculators` does. Medusa, its second version, and Medusa-2, in a folder with its target: as their
+    authors publish them, and as vLLM reads them. MLP speculators.
 
     Args:
       name: a folder, or a Hugging Face id, which is looked up in the local cache first; only an id uses the network.
@@ -41,9 +42,9 @@ def load_head(name: str | os.PathLike[str], target: Model) -> Head:
         kind, form = recognized(KINDS, config, source, folder)
         if target.encoder_decoder and not kind.encoder_decoder:
             raise ValueError(f"{folder}: a head of kind {kind.name} drafts for decoder-only models, not {target.name}")
-        renamed = {form.to_table(own): own for own in source.names()}
-        tokens = draft_tokens(source, target, folder)
-        stored = Stored(config, renamed.keys(), lambda one: source.shape(renamed[one]), tokens, target)
+        tensors = source.renamed({form.to_table(own): own for own in source.names()})
+        tokens = draft_tokens(tensors, target, folder)
+        stored = Stored(config, tensors.names(), tensors.shape, tokens, target)
         try:
             shape = form.read(stored)
         except ValueError as error:
@@ -55,8 +56,11 @@ def load_head(name: str | os.PathLike[str], target: Model) -> Head:
             rules = sharding.shardings(abstract, target.mesh, kind.rules, fmt, kv_heads=1)
             by_path = {sharding.path_of(keys): one for keys, one in jax.tree_util.tree_leaves_with_path(rules)}
             place = lambda path, shape: by_path[path]
-        weights = source.renamed({new: own for new, own in renamed.items() if own not in (OFFSETS, MEMBERS)})
-        params = convert.load_params(weights, kind.names, abstract, fmt=fmt, place=place)
+        vocabulary = (OFFSETS, MEMBERS, TOKEN_MAP)
+        weights = tensors.renamed({name: name for name in tensors.names() if name not in vocabulary})
+        if form.cut is not None and tokens is not None:
+            weights = weights.cut(form.cut, tokens)
+        params = convert.load_params(weights, kind.table(form, shape), abstract, fmt=fmt, place=place)
     finally:
         source.close()
     return Head(str(name), kind, shape, fmt, params, target, tokens, form.name)
@@ -91,11 +95,16 @@ def recognized(
 
 
 def draft_tokens(source: TensorSource, target: Model, folder: Path) -> np.ndarray | None:
-    """Target ids of the draft vocabulary, from offsets."""
-    if OFFSETS not in source.names():
+    """Target ids of the draft vocabulary, from a list of ids or from offsets."""
+    name = next((name for name in (TOKEN_MAP, OFFSETS) if name in source.names()), None)
+    if name is None:
         return None
-    offsets = np.asarray(source.read(OFFSETS)).astype(np.int64)
-    tokens = np.arange(len(offsets)) + offsets
-    if (np.diff(tokens) <= 0).any() or tokens[0] < 0 or tokens[-1] >= target.vocab_size:
-        raise ValueError(f"{folder}: {OFFSETS} does not name ascending tokens of {target.name}'s {target.vocab_size}")
+    tokens = np.asarray(source.read(name)).astype(np.int64)
+    if name == OFFSETS:
+        tokens = tokens + np.arange(len(tokens))
+    elif len(tokens) == target.vocab_size:
+        return None  # vLLM does not read the map then
+    ascending = tokens if name == OFFSETS else np.sort(tokens)
+    if (np.diff(ascending) <= 0).any() or ascending[0] < 0 or ascending[-1] >= target.vocab_size:
+        raise ValueError(f"{folder}: {name} does not name distinct tokens of {target.name}'s {target.vocab_size}")
     return tokens.astype(np.int32)

@@ -24,6 +24,7 @@ from specjax.types import Params
 # --- Names of stored tensors -----------------------------------------------------------------------------------------
 
 LAYER = "{i}"  # placeholder for the layer index in names and paths
+MEDUSA = "medusa_head."  # begins the names of heads that are stored together with their target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class NameTable:
                 yield rank, path.replace(LAYER, match["i"] if LAYER in path else "")
 
     def is_ignored(self, name: str) -> bool:
-        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+        return name.startswith(MEDUSA) or any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
     def name(self, path: str) -> str:
         """The name under which the parameter at `path` is written.
