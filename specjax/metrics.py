@@ -27,6 +27,7 @@ class Stats:
       tokens_per_call: tokens / rounds, the tokens per target pass (block efficiency), bonus or correction included.
       by_depth: accepted / tested at depths 1, 2, ...; NaN where no token was tested.
       by_row: rounds, drafted, tested, accepted, tokens, and the sum of the overlap, of each row.
+      reached: of each row, rounds that accepted at least 0, 1, ... draft tokens.
       seconds: wall time of prefill, decode and compile; with `profile`, decode is also split into draft and verify.
       compiles: functions compiled by this run; 0 if all were compiled before.
     """
@@ -42,6 +43,7 @@ class Stats:
     tokens_per_call: float
     by_depth: tuple[float, ...]
     by_row: Mapping[str, tuple[int, ...] | tuple[float, ...]]
+    reached: tuple[tuple[int, ...], ...]
     seconds: Mapping[str, float]
     compiles: int
 
@@ -93,9 +95,15 @@ def stats(
         tokens_per_call=ratio(count, rounds),
         by_depth=tuple(ratio(a, t) for a, t in depth),
         by_row=by_row,
+        reached=reached(totals),
         seconds=dict(seconds),
         compiles=compiles,
     )
+
+
+def reached(totals: Any) -> tuple[tuple[int, ...], ...]:
+    """Of each row, rounds that accepted at least 0, 1, ... draft tokens."""
+    return tuple(map(tuple, np.column_stack([totals.rounds, totals.depth_accepted[:, :-1]]).tolist()))
 
 
 def steady(rounds: Sequence[float], *, compiled: bool) -> tuple[float, float]:

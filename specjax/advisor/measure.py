@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import decoding, estimates, measuring
+from specjax import decoding, estimates, measuring, metrics
 from specjax.advisor import rank
 from specjax.advisor.parts import Batch, Part
 from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, MISS, PLAIN, RANKS, SELF, DraftingCost, VerifyCurve
@@ -166,9 +166,8 @@ def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if np.any(stop == int(Stop.NAN)):
         raise RuntimeError(f"the logits of {survey.target.name} contain NaN: check its weights and dtype")
-    reached = np.column_stack([totals.rounds, totals.depth_accepted[:, :-1]])[:real].tolist()
     texts = [written[row, : count[row]].tolist() for row in range(len(batch))]
-    return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), tuple(map(tuple, reached)), texts)
+    return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), metrics.reached(totals)[:real], texts)
 
 
 def joined(runs: Sequence[BatchRun]) -> BatchRun:

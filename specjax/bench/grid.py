@@ -348,6 +348,8 @@ def acceptance(work: Workload, settings: dict[str, Any]) -> Row:
 
     every = list(_batches(work, settings))
     counts = {name: [n for out in every for n in out.stats.by_row[name]] for name in every[0].stats.by_row}
+    for place in range(len(every[0].stats.reached[0])):
+        counts[f"reached {place}"] = [row[place] for out in every for row in out.stats.reached]
     repeated = estimates.repetition([row for out in every for row in out.tokens])
     return rates.rate_columns(counts, work.prompts) | repeated.columns("repetition")
 

@@ -54,6 +54,14 @@ def rate(row: Row | None, name: str) -> Estimate:
     return estimates.ratio(row["counts"][sums], row["counts"][weights], sample=row["sample"])
 
 
+def at_position(row: Row | None, place: int) -> Estimate:
+    """Accepted / tested at a position of a chain, counted from 0, with its error over prompts."""
+    names = [f"reached {place + 1}", f"reached {place}"]
+    if row is None or names[0] not in row["counts"]:
+        return MISSING
+    return estimates.ratio(*(row["counts"][name] for name in names), sample=row["sample"])
+
+
 def alpha(row: Row | None) -> Estimate:
     """Acceptance probability: the mean overlap of p and q if the drafter has a q, else accepted / tested."""
     found = rate(row, "overlap")

@@ -89,11 +89,11 @@ def main(args: Sequence[str]) -> int:
 
 def experiments(*, real: bool = False) -> dict[str, Experiment]:
     """All experiments by name; `real`: those at the size of the published models."""
-    from specjax.reproduce import figures, opt, paper, shapes
+    from specjax.reproduce import figures, heads, opt, paper, shapes
 
     if real:
         return shapes.EXPERIMENTS
-    return opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS
+    return opt.EXPERIMENTS | paper.EXPERIMENTS | figures.EXPERIMENTS | heads.EXPERIMENTS
 
 
 def run(setup: Setup, chosen: Mapping[str, Experiment], output: ReproduceOutput) -> int:

@@ -10,7 +10,7 @@ from specjax import presets
 from specjax.bench import tasks
 from specjax.bench.record import SMALLEST, Case, Row, check_sizes
 from specjax.checks import check_name, integer
-from specjax.defaults import LARGEST_SEED
+from specjax.defaults import LARGEST_SEED, TARGET
 from specjax.reproduce.report import Report
 
 SENTENCE = re.compile(r"(?<=[.?!])\s+")
@@ -32,6 +32,10 @@ class Setup:
     targets: tuple[str, ...] = ()
     """Targets of --shapes real: opt-13b, opt-6.7b, opt-2.7b, opt-1.3b, t5-v1_1-xxl, -xl, -large, -base; by default the
     largest OPT and the largest T5 that fit into memory."""
+    heads: tuple[str, ...] = ()
+    """NAME=FOLDER of trained heads, for the experiment heads; by default those of the package."""
+    head_target: str = TARGET
+    """Their target."""
     prompts: tuple[str, ...] = ()
     """TASK=FILE, or FILE if the experiment has one task; by default the prompts of the package."""
     dtype: str = "float32"

@@ -14,7 +14,7 @@ import numpy as np
 from specjax import theory
 from specjax.bench.record import Case, Missing, Row, Shelf
 from specjax.estimates import MISSING, Estimate
-from specjax.reproduce import figures, opt, paper
+from specjax.reproduce import figures, levels, opt, paper
 from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater, near
 from specjax.reproduce.opt import HIERARCHY, LARGER, PAIRS, SMALLER, THREE, Rate
 from specjax.reproduce.pairs import BASE, CNNDM, ENDE, LARGE, SMALL
@@ -332,7 +332,7 @@ def step_cases(setup: Setup, items: Items) -> list[Case]:
         names = {OPT_SHAPES[0]: target} | {name: name for name in opt.DRAFTS}
         models = loaded(shelf, tuple(names.values()), setup.dtype)
         settings = {"max_new_tokens": setup.max_new_tokens, "temperature": 0.0}
-        prompts = random_prompts(1, models[target].vocab_size, STORY)
+        prompts = random_prompts(setup.timed, models[target].vocab_size, STORY)  # errors are over prompts, too
         programs = {role: (models[name], None) for role, name in names.items()}
         return [rounds.round_runs(programs, prompts, settings, setup.repeats) | {"target": target}]
 
@@ -416,4 +416,5 @@ EXPERIMENTS = {
     ),
     "table-2": real("table-2", paper.EXPERIMENTS, partial(cases, "table-2", table_2_entries), table_2_report),
     "figure-5": real("figure-5", figures.EXPERIMENTS, lane_cases, lane_report),
+    "levels": Experiment("When three levels pay, at real size", opt.REPORT, (), levels.cases, levels.report),
 }

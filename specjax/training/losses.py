@@ -22,26 +22,6 @@ def cross_entropy(
     return masked_mean(jax.nn.logsumexp(logits, axis=-1) - picked, mask)
 
 
-def forward_kl(
-    teacher: Float[Array, "B S V"], student: Float[Array, "B S V"], mask: Bool[Array, "B S"]
-) -> Float[Array, ""]:
-    """Mean of KL(teacher || student) in nats: distillation (Hinton et al. 2015; DistillSpec, arXiv 2310.08461).
-
-    No gradient flows to the teacher.
-    """
-    log_p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher))
-    log_q = jax.nn.log_softmax(student)
-    return masked_mean((jnp.exp(log_p) * (log_p - log_q)).sum(-1), mask)
-
-
-def overlap(
-    teacher: Float[Array, "B S V"], student: Float[Array, "B S V"], mask: Bool[Array, "B S"]
-) -> Float[Array, ""]:
-    """Mean of sum_x min(p, q): the acceptance rate of the student as a draft model (Leviathan et al. 2023)."""
-    p, q = jax.nn.softmax(teacher), jax.nn.softmax(student)
-    return masked_mean(jnp.minimum(p, q).sum(-1), mask)
-
-
 LogProbs = Float[Array, "B S V"]
 
 

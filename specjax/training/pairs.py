@@ -95,7 +95,7 @@ class PairRun(TrainingRun):
             ]
         task = tasks.pair_task(
             config, *arrays, tokens=self.tokens, widths=self.widths, drop=self.drop, unknown=UNKNOWN,
-            seed=self.recipe.seed, teacher=teacher, distill=self.recipe.distill,
+            seed=self.recipe.seed, teacher=teacher, how=self.distillation,
         )  # fmt: skip
         say("compiling")
         return self.finish(task, t5.FAMILY, config, say)

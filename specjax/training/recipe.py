@@ -13,12 +13,33 @@ if TYPE_CHECKING:
     import optax
     from jax.typing import ArrayLike
 
+DIVERGENCES = ("ce", "kl", "reverse-kl", "jsd", "tv", "log-alpha", "lk")  # in losses.py, which imports jax
+TEXTS = ("data", "target", "student", "mixed")
 LARGEST = 2**30  # steps, which are counted in 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
+class Distillation:
+    """How a student learns from its teacher: DistillSpec, Zhou et al. 2023, arXiv 2310.08461, section 3."""
+
+    distill: float = 0.9
+    """Weight of the divergence from the teacher, in [0, 1]; the rest is cross-entropy on the data."""
+    divergence: str = "kl"
+    """From the teacher's distribution: kl, reverse-kl, jsd, tv, or another one of train head."""
+    texts: str = "data"
+    """The texts that are learned from. data: the files. target, student: the teacher or the student itself writes on
+    from the first quarter of a window, or writes the output for a source. mixed: the student writes half of the rows.
+    On written texts the loss is the divergence alone."""
+
+    def __post_init__(self) -> None:
+        checks.number("distill", self.distill, least=0, most=1)
+        checks.check_name(self.divergence, DIVERGENCES, "divergence")
+        checks.check_name(self.texts, TEXTS, "texts")
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Steps, learning rate, optimizer and distillation."""
+    """Steps, learning rate and optimizer."""
 
     steps: int = 10_000
     """Total number of steps; a finished run is extended by a larger number."""
@@ -36,8 +57,6 @@ class Recipe:
     """Use Muon instead of AdamW for the layers' kernels: fewer steps for the same loss."""
     half: bool = False
     """Multiply in bfloat16; master weights stay float32."""
-    distill: float = 0.9
-    """With a teacher: weight of the divergence from it, in [0, 1]; the rest is cross-entropy on the data."""
     every: int = 300
     """Steps between evaluations and checkpoints."""
     seed: int = 0
@@ -50,7 +69,6 @@ class Recipe:
         checks.integer("seed", self.seed, least=0, most=LARGEST_SEED)
         if not 0.0 < self.rate < 1.0:
             raise ValueError(f"rate must be between 0 and 1, got {self.rate}")
-        checks.number("distill", self.distill, least=0, most=1)
 
     def schedule(self, step: "ArrayLike") -> "jax.Array":
         """Warm-up, constant, linear decay to a tenth (WSD). A later run can extend the constant part.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from specjax import checks, files
-from specjax.training.recipe import Recipe
+from specjax.training.recipe import Distillation, Recipe
 
 if TYPE_CHECKING:
     from specjax.model import Model
@@ -27,7 +27,15 @@ BYTES = 256  # each is a token of a byte-level vocabulary
 TRAINED = "of its own"  # in place of the hash of a given tokenizer
 LARGEST_SIDE = 2**16  # of a model's or a batch's shape
 LARGEST_VOCABULARY = 2**16  # text is packed as uint16
-FREE = ("run", "data", "tokenizer", "teacher", "dtype", "recipe")  # fields that may change when a run is resumed
+FREE = (
+    "run",
+    "data",
+    "tokenizer",
+    "teacher",
+    "dtype",
+    "recipe",
+    "distillation",
+)  # fields that may change when a run is resumed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,7 @@ class TrainingRun:
     """A model with the same tokenizer to distill from."""
     dtype: str = "bfloat16"
     """Dtype of the exported weights."""
+    distillation: Distillation = dataclasses.field(default_factory=Distillation)
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
 
     def check(self, sides: Sequence[str], specials: Sequence[str]) -> None:

@@ -1,18 +1,44 @@
-"""Training tasks: OPT on packed text, T5 on pairs, each optionally with a teacher."""
+"""Training tasks: OPT on packed text, T5 on pairs, each optionally distilled from a teacher.
+
+DistillSpec, Zhou et al. 2023, arXiv 2310.08461: the divergence, and who writes the texts (section 3).
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.model import Model
 from specjax.models import opt, t5
 from specjax.models.opt import OPTConfig
 from specjax.models.t5 import T5Config
-from specjax.training import data, losses
-from specjax.training.data import Pairs
+from specjax.training import data, losses, rollout
+from specjax.training.data import PairBatch, Pairs
 from specjax.training.lm import FORMAT, TrainingTask
+from specjax.training.recipe import Distillation
+from specjax.types import Params
+
+DISTILLATION = Distillation()  # the default
+FIRST = 4  # of a window that is written on, one in so many tokens is given
+END = 1  # </s> of T5
+
+
+class Batches(NamedTuple):
+    """How a family reads a batch.
+
+    Attributes:
+      logits: (params, batch, config, fmt) -> [B, S, V] float32.
+      labels: (batch) -> (labels [B, S] int32, which of them count).
+      written: (batch, write) -> (batch with texts of a model, which of its labels count). `write(prompt, length, new)`
+        samples tokens [B, new].
+    """
+
+    logits: Callable[..., Float[Array, "B S V"]]
+    labels: Callable[[Any], tuple[Int[Array, "B S"], Bool[Array, "B S"]]]
+    written: Callable[[Any, Callable[..., Any]], tuple[Any, Bool[Array, "B S"]]]
 
 
 def text_task(
@@ -25,17 +51,23 @@ def text_task(
     seed: int = 0,
     evaluations: int = 16,
     teacher: Model | None = None,
-    distill: float = 0.9,
+    how: Distillation = DISTILLATION,
 ) -> TrainingTask:
     """An OPT model on packed tokens: `rows` windows of `length` tokens per step."""
 
     def labels(batch):
         return batch[:, 1:], jnp.ones(batch[:, 1:].shape, bool)
 
-    def logits(params, batch, config=config, fmt=FORMAT):
+    def written(batch, write):
+        given = max(1, length // FIRST)
+        new = write(batch[:, :given], jnp.full((len(batch),), given, jnp.int32), length + 1 - given)
+        batch = jnp.concatenate([batch[:, :given], new], 1)
+        return batch, jnp.broadcast_to(jnp.arange(length)[None] >= given - 1, (len(batch), length))
+
+    def logits(params, batch, config, fmt):
         return opt.FAMILY.score(params, config, fmt, batch[:, :-1])
 
-    loss, measure = language_losses(logits, labels, teacher, distill)
+    loss, measure = language_losses(opt.FAMILY, config, Batches(logits, labels, written), teacher, how)
     return TrainingTask(
         init=lambda key: opt.FAMILY.init(key, config, FORMAT),
         loss=loss,
@@ -59,7 +91,7 @@ def pair_task(
     unknown: int = 0,
     seed: int = 0,
     teacher: Model | None = None,
-    distill: float = 0.9,
+    how: Distillation = DISTILLATION,
 ) -> TrainingTask:
     """A T5 model on pairs: batches of about `tokens` target tokens, padded to one of `widths`; see `data.dropped`."""
     parts = data.buckets(train, widths or (train.source.shape[1],))
@@ -68,16 +100,24 @@ def pair_task(
     def labels(batch):
         return batch.labels, batch.labels != 0
 
-    def logits(params: Any, batch, config=config, fmt=FORMAT):
+    def written(batch: PairBatch, write):
+        new = write(batch.source, batch.length, batch.labels.shape[1])
+        ended = jnp.cumsum(new == END, 1) - (new == END) > 0  # after the first end token
+        new = jnp.where(ended, 0, new)
+        inputs = jnp.pad(new, ((0, 0), (1, 0)))[:, :-1]
+        return batch._replace(inputs=inputs, labels=new), ~ended
+
+    def logits(params, batch, config, fmt):
         return t5.FAMILY.score(params, config, fmt, batch.source, batch.inputs, encoder_length=batch.length)
 
-    loss, measure = language_losses(logits, labels, teacher, distill)
+    loss, measure = language_losses(t5.FAMILY, config, Batches(logits, labels, written), teacher, how)
     return TrainingTask(
         init=lambda key: t5.FAMILY.init(key, config, FORMAT),
         loss=loss,
         measure=measure,
         batch=lambda step: data.dropped(
-            data.pair_batch(parts, seed=seed, step=step, tokens=tokens), drop, unknown, seed=seed, step=step
+            data.pair_batch(parts, seed=seed, step=step, tokens=tokens), drop, unknown, seed=seed,
+            step=step,
         ),
         held_out=tuple(
             data.shifted(held_out, part) for part in np.array_split(np.arange(len(held_out.source)), pieces)
@@ -87,35 +127,50 @@ def pair_task(
 
 
 def language_losses(
-    logits: Callable[..., Any], labels: Callable[[Any], tuple[Any, Any]], teacher: Model | None, distill: float
+    family: Any, config: Any, batches: Batches, teacher: Model | None, how: Distillation
 ) -> tuple[Callable, Callable]:
-    """`TrainingTask.loss` and `measure` of a model that predicts tokens.
+    """`TrainingTask.loss` and `measure` of a model that predicts tokens."""
+    divergence = losses.DIVERGENCES[how.divergence]
 
-    Args:
-      logits: (params, batch), and (..., config, fmt) of the teacher -> [B, S, V] float32.
-      labels: (batch) -> (labels [B, S] int32, mask [B, S] bool).
-      distill: weight of the divergence from the teacher; the rest is cross-entropy on the data.
-    """
+    def log_probs(params: Params, of: tuple[Any, Any], batch: Any) -> Float[Array, "B S V"]:
+        return jax.nn.log_softmax(batches.logits(params, batch, *of))
 
-    def of_teacher(fixed, batch):
+    def written(params: Params, fixed: Params, batch: Any, key: jax.Array) -> tuple[Any, Bool[Array, "B S"]]:
+        """The batch with the texts of `how.texts`."""
         assert teacher is not None
-        return logits(fixed, batch, teacher.config, teacher.fmt)
+        by_teacher = how.texts == "target"
+        of = (fixed, teacher.config, teacher.fmt) if by_teacher else (params, config, FORMAT)
+        lm = family.language_model(*of[1:])
+        write = lambda prompt, length, new: rollout.sample(lm, of[0], jnp.asarray(prompt), length, new, key)
+        new, mask = batches.written(batch, write)
+        if how.texts != "mixed":
+            return new, mask
+        mine = lambda one: (jnp.arange(len(one)) % 2 == 0).reshape(-1, *[1] * (one.ndim - 1))
+        chosen = jax.tree.map(lambda a, b: jnp.where(mine(a), a, b), new, jax.tree.map(jnp.asarray, batch))
+        return chosen, jnp.where(mine(mask), mask, batches.labels(batch)[1])
 
     def loss(params, fixed, batch, key):
-        del key
-        student, (wanted, mask) = logits(params, batch), labels(batch)
-        nats = losses.cross_entropy(student, wanted, mask)
-        if teacher is None or distill == 0.0:
+        wanted, mask = batches.labels(batch)
+        if teacher is None or how.distill == 0.0:
+            nats = losses.cross_entropy(batches.logits(params, batch, config, FORMAT), wanted, mask)
             return nats, nats
-        return (1 - distill) * nats + distill * losses.forward_kl(of_teacher(fixed, batch), student, mask), nats
+        share = how.distill
+        if how.texts != "data":
+            (batch, mask), share = written(params, fixed, batch, key), 1.0
+            wanted, _ = batches.labels(batch)
+        student = batches.logits(params, batch, config, FORMAT)
+        nats = losses.cross_entropy(student, wanted, mask)
+        log_p = jax.lax.stop_gradient(log_probs(fixed, (teacher.config, teacher.fmt), batch))
+        apart = losses.masked_mean(divergence(log_p, jax.nn.log_softmax(student)), mask)
+        return (1 - share) * nats + share * apart, nats
 
     def measure(params, fixed, batch):
-        student, (wanted, mask) = logits(params, batch), labels(batch)
+        student, (wanted, mask) = batches.logits(params, batch, config, FORMAT), batches.labels(batch)
         found = {"nats": losses.cross_entropy(student, wanted, mask)}
         if teacher is not None:
-            taught = of_teacher(fixed, batch)
-            found["overlap"] = losses.overlap(taught, student, mask)
-            same = (taught.argmax(-1) == student.argmax(-1)).astype(jnp.float32)
+            log_p = log_probs(fixed, (teacher.config, teacher.fmt), batch)
+            found["overlap"] = losses.masked_mean(losses.accepted(log_p, jax.nn.log_softmax(student)), mask)
+            same = (log_p.argmax(-1) == student.argmax(-1)).astype(jnp.float32)
             found["agreement"] = losses.masked_mean(same, mask)
         return found, mask.sum()
 

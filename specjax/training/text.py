@@ -84,7 +84,7 @@ class TextRun(TrainingRun):
         teacher = self.load_teacher(config.vocab_size, encoder_decoder=False, length=self.length)
         task = tasks.text_task(
             config, packed["train"], packed["held_out"], rows=self.rows, length=self.length, seed=self.recipe.seed,
-            teacher=teacher, distill=self.recipe.distill,
+            teacher=teacher, how=self.distillation,
         )  # fmt: skip
         return self.finish(task, opt.FAMILY, config, say)
 

@@ -10,7 +10,7 @@ import specjax as sj
 from specjax.training import data
 from specjax.training.data import Pairs
 from specjax.training.pairs import PairRun
-from specjax.training.recipe import Recipe
+from specjax.training.recipe import Distillation, Recipe
 
 WORDS = ("one", "two", "six", "ten")
 
@@ -73,8 +73,9 @@ def small(corpus, folder, **given):
         "run": folder, "data": (corpus,), "vocab_size": 300, "width": 16, "encoder_layers": 1, "decoder_layers": 1,
         "heads": 1, "head_width": 8, "tokens": 64, "widths": (12, 32), "held_out": 0.2,
     }  # fmt: skip
+    how = Distillation(**{key: given.pop(key) for key in list(given) if hasattr(Distillation, key)})
     recipe = {"steps": 4, "every": 2} | {key: given.pop(key) for key in list(given) if hasattr(Recipe, key)}
-    return PairRun(**(options | given), recipe=Recipe(**recipe))
+    return PairRun(**(options | given), recipe=Recipe(**recipe), distillation=how)
 
 
 @pytest.mark.slow

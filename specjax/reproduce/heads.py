@@ -1,0 +1,369 @@
+"""Trained heads of one target: acceptance by position, tokens per target pass, and speed, beside the published ones."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specjax import defaults, trees
+from specjax.bench import rates, tasks
+from specjax.bench.record import Case, Missing, Row, Shelf
+from specjax.estimates import MISSING, Estimate, combine
+from specjax.plotting import COLORS, finish
+from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater
+from specjax.reproduce.report import Report, busy, shown
+from specjax.reproduce.setup import Experiment, Items, Setup, other_texts
+from specjax.strategy import Strategy
+
+TASKS = ("chat", "maths", "code", "story")
+TEMPERATURES = (0.0, 1.0)
+LONGEST = 7  # of the chains
+NODES = (8, 16, 32)  # of the trees, the root included
+RANKS, LEVELS = 8, 4  # of the tables that the trees of heads without dynamic trees are calibrated by
+COPYING = ("ngram", "suffix")
+DRAFT = "draft model"
+UNTRAINED = (DRAFT, *COPYING)  # drafters that were not trained for the target's hidden states
+EVEN = (2, 2, 2, 2)  # a tree that is not calibrated, of 31 nodes
+SOURCES = (
+    "Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, 2406.16858), Li et al. 2025 (EAGLE-3, 2503.01840), Zhang et al. "
+    "2024 (HASS, 2408.15766), Cai et al. 2024 (Medusa, 2401.10774), P-EAGLE (2602.01469), Gao et al. 2024 (Falcon, "
+    "2412.12639)"
+)
+
+
+class Drafting(NamedTuple):
+    """What is measured: a head, or a drafter that was not trained for the target.
+
+    Attributes:
+      name: in the report; the claims are about the names of `CLAIMS`.
+      folder: of the head; "" for other drafters.
+      strategy: of other drafters.
+      drafts: their draft models.
+    """
+
+    name: str
+    folder: str = ""
+    strategy: Strategy | None = None
+    drafts: tuple[str, ...] = ()
+
+
+def compared(setup: Setup) -> list[Drafting]:
+    """The heads of the setup, by default those of the package, and drafters that need no training.
+
+    Raises:
+      ValueError: a head that is not given as NAME=FOLDER.
+    """
+    heads = [Drafting(name, folder) for name, folder in map(named_folder, setup.heads or bundled(setup.head_target))]
+    names = [one.name for one in heads]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--heads names {name} twice")
+    drafts = defaults.DRAFTS[:1] if setup.head_target == defaults.TARGET else ()
+    own = [Drafting(DRAFT, strategy=Strategy.of("model"), drafts=drafts)] if drafts else []
+    return [*heads, *own, *(Drafting(name, strategy=Strategy.of(name)) for name in COPYING)]
+
+
+def named_folder(text: str) -> tuple[str, str]:
+    name, mark, folder = text.partition("=")
+    if not mark or not name or not folder:
+        raise ValueError(f"--heads {text}: write NAME=FOLDER, such as eagle3=runs/eagle3/head")
+    return name, folder
+
+
+def bundled(target: str) -> list[str]:
+    """NAME=FOLDER of the heads of the package for a bundled target."""
+    from specjax.convert.locate import BUNDLED, BUNDLED_FOLDER
+
+    stem = target.removeprefix(BUNDLED) + "-"
+    found = sorted(folder.name for folder in BUNDLED_FOLDER.glob(f"{stem}*") if (folder / "config.json").is_file())
+    of_heads = [name for name in found if target.startswith(BUNDLED) and f"{BUNDLED}{name}" not in defaults.DRAFTS]
+    return [f"{name.removeprefix(stem)}={BUNDLED}{name}" for name in of_heads]
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def cases(setup: Setup, items: Items) -> list[Case]:
+    """A case for each drafter, task and temperature; tasks of chat are for targets with a chat template."""
+    return [
+        Case(
+            setup.key(
+                "heads", name=one.name, weights=fingerprint(one.folder), task=task, temperature=temperature,
+                digest=tasks.digest(items[task]),
+            ),
+            f"{one.name}, {task}, T={temperature:g}",
+            partial(measure, setup, one, task, items[task], temperature),
+        )
+        for one in compared(setup)
+        for task in TASKS
+        for temperature in TEMPERATURES
+    ]  # fmt: skip
+
+
+def fingerprint(folder: str) -> str:
+    """A short hash of the files of a head."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for file in sorted(Path(folder).glob("*")) if Path(folder).is_dir() else []:
+        hashed.update(file.read_bytes() if file.is_file() else b"")
+    return hashed.hexdigest()
+
+
+def measure(
+    setup: Setup, one: Drafting, task: str, items: Sequence[tasks.Item], temperature: float, shelf: Shelf
+) -> list[Row]:
+    """A row for each chain and tree.
+
+    Raises:
+      Missing: the task is one of chat models, and the target is none.
+    """
+    from specjax.bench import grid
+    from specjax.request import named_verifier
+
+    target = shelf.model(setup.head_target)
+    style = tasks.style_of(target, task)
+    if task != "story" and style != tasks.OWN:
+        raise Missing(f"{target.name} has no chat template: only stories are measured")
+    prompts = tasks.prompts_for(target, task, items)
+    settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": style != tasks.OWN, "seed": setup.seed}
+    work = grid.Workload(target, prompts, settings, setup.batch, setup.timed, setup.repeats)
+    rows = []
+    for shape, drafter in shapes(setup, one, target, shelf):
+        plain = settings | {"temperature": temperature}
+        drafted = plain | {"drafter": drafter, "verifier": named_verifier(drafter, None)}
+        row = {"name": one.name, "task": task, "temperature": temperature, "shape": shape}
+        row |= grid.acceptance(work, drafted)
+        if shape in timed(setup):
+            row |= grid.speed(work, Strategy.of("plain"), drafted, plain)
+        rows.append(row)
+    return rows
+
+
+def chain(gamma: int) -> str:
+    return f"chain of {gamma}"
+
+
+def tree(nodes: int) -> str:
+    return f"tree of {nodes}"
+
+
+def timed(setup: Setup) -> tuple[str, str]:
+    """Shapes whose speed is measured."""
+    return chain(setup.gamma), tree(NODES[1])
+
+
+def shapes(setup: Setup, one: Drafting, target: Any, shelf: Shelf) -> Iterator[tuple[str, Any]]:
+    """Names and drafters of the chains and trees that a drafter can draft, built once."""
+    from specjax import drafters, heads
+    from specjax.drafters.head import ONE_PASS, most_drafted
+
+    if one.strategy is not None:
+        models = [shelf.model(name) for name in one.drafts]
+        for gamma in range(1, LONGEST + 1):
+            strategy = one.strategy.replace_settings(gamma=gamma)
+            yield chain(gamma), shelf.keep(("head", one.name, gamma), partial(strategy.build, target, models))
+        return
+    head = shelf.keep(("head", one.folder), lambda: heads.load_head(one.folder, target))
+    built = lambda **shape: shelf.keep(("head", one.folder, str(shape)), lambda: drafters.head(head, **shape))
+    for gamma in range(1, min(LONGEST, most_drafted(head)) + 1):
+        yield chain(gamma), built(gamma=gamma)
+    if not isinstance(head.config, ONE_PASS):
+        for nodes in NODES:
+            yield tree(nodes), built(dynamic=nodes)
+        return
+    table = shelf.keep(("ranks", one.folder), lambda: rank_acceptance(setup, head))
+    for nodes in NODES:
+        yield tree(nodes), built(tree=trees.best_tree(table, nodes))
+    if len(EVEN) <= len(table):
+        yield "even tree", built(tree=trees.regular(EVEN))
+
+
+def rank_acceptance(setup: Setup, head: Any) -> list[list[float]]:
+    """Share of places where the head's token of some depth and rank is the target's, on prompts of no task.
+
+    The head drafts at every place of greedy texts, none of its tokens is accepted, and its levels do not depend on each
+    other: the table by which Medusa's trees are calibrated (section 2.3.3 of the paper).
+    """
+    from specjax import drafters, verify
+    from specjax.drafters.head import most_drafted
+    from specjax.trace import rounds
+
+    levels = min(LEVELS, most_drafted(head))
+    shape = trees.from_paths([(0,) * level + (rank,) for level in range(levels) for rank in range(RANKS)])
+    prompts = tasks.prompts_for(head.target, "story", [*map(tasks.Item, other_texts("story"))][: setup.batch])
+    trace = rounds.record(
+        head.target, prompts, drafters.head(head, tree=shape), {
+            "temperature": 0.0, "max_new_tokens": setup.max_new_tokens, "ignore_eos": True,
+            "verifier": verify.TABLE["simulated"]._replace(fn=verify.simulated(0.0)),
+        },
+    )  # fmt: skip
+    hits, tried = np.zeros((levels, RANKS)), np.zeros((levels, 1))
+    for number, text in enumerate(trace.out.tokens):
+        at = 0  # of the first drafted token
+        for one in trace.row(number):
+            for level in range(min(levels, len(text) - at)):
+                drafted = [node.token for node in one.nodes if node.depth == level + 1 and node.valid]
+                if drafted:
+                    tried[level] += 1
+                    hits[level, : len(drafted)] += np.equal(drafted, text[at + level])
+            at += len(one.tokens)
+    return (hits / np.maximum(tried, 1)).tolist()
+
+
+# --- pooled over tasks -----------------------------------------------------------------------------------------------
+
+
+def pooled(rows: Sequence[Row], name: str, temperature: float, shape: str) -> Row | None:
+    """The rows of all tasks as one: their prompts together."""
+    wanted = {"name": name, "temperature": temperature, "shape": shape}
+    found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    if not found:
+        return None
+    shared = set.intersection(*(set(row["counts"]) for row in found))
+    counts = {key: [value for row in found for value in row["counts"][key]] for key in shared}
+    whole: Row = {"counts": counts, "sample": " ".join(row["sample"] for row in found)}
+    if all("runs" in row for row in found):
+        joined = lambda program, key: np.concatenate([row["runs"][program][key] for row in found], axis=1).tolist()
+        programs = {
+            program: {key: joined(program, key) for key in ("seconds", "tokens")} for program in rates.PROGRAMS.values()
+        }
+        whole |= {"runs": programs} | {key: " ".join(row[key] for row in found) for key in ("timed_sample", "turns")}
+    return whole
+
+
+Measured = Callable[[str, float, str], Row | None]
+
+
+def tokens_per_pass(row: Row | None) -> Estimate:
+    """Tokens per target pass, τ."""
+    return rates.rate(row, "tokens_per_call")
+
+
+def speed(row: Row | None) -> Estimate:
+    """Times plain decoding."""
+    return rates.speed(row) if row is not None and "runs" in row else MISSING
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+class Claim(NamedTuple):
+    """A published ordering: the first of two heads drafts more tokens per target pass.
+
+    Attributes:
+      text: with the published numbers.
+      greater, less: names of heads.
+      shape, other: of the two.
+    """
+
+    text: str
+    greater: str
+    less: str
+    shape: str = tree(NODES[-1])
+    other: str = tree(NODES[-1])
+
+
+CLAIMS = (
+    Claim("EAGLE drafts more than Medusa (τ 3.94 against 2.52, Vicuna-7B)", "eagle", "medusa"),
+    Claim(
+        "Medusa drafts more than a small draft model (2.52 against 2.36)", "medusa", DRAFT,
+        other=chain(LONGEST - 2),
+    ),
+    Claim("HASS drafts more than EAGLE-2 (5.15 against 4.61, Llama-2-7B)", "hass", "eagle"),
+    Claim("EAGLE-3 drafts more than EAGLE-2 (6.65 against 4.83, Vicuna-13B)", "eagle3", "eagle"),
+    Claim("EAGLE-3 drafts more than HASS", "eagle3", "hass"),
+    Claim(
+        "without a loss of features EAGLE drafts more (5.37 against 4.05, Llama-3.1-8B)", "eagle-no-features", "eagle"
+    ),
+    Claim("three fused streams draft more than the last one (6.13 against 5.37)", "eagle3", "eagle3-last"),
+    Claim("the training-time test makes EAGLE-3 draft more", "eagle3", "eagle3-one-step"),
+    Claim("glancing makes Falcon draft more (3.34 against 2.78, Vicuna-7B)", "falcon", "falcon-no-glancing"),
+    Claim("Medusa's calibrated tree drafts more than an even one", "medusa", "medusa", other="even tree"),
+)  # fmt: skip
+FLAT = 0.1  # largest fall of a flat acceptance over the positions
+POSITIONS = 4
+
+
+def report(setup: Setup, rows: Sequence[Row]) -> Report:
+    at: Measured = partial(pooled, rows)
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    table = [line(setup, at, name, temperature) for temperature in TEMPERATURES for name in names]
+    greedy = lambda name, shape: tokens_per_pass(at(name, 0.0, shape))
+    pair = lambda one: Pair(
+        f"{one.greater} and {one.less}:", greedy(one.greater, one.shape), greedy(one.less, one.other)
+    )
+    checks = [each_greater(one.text, [pair(one)]) for one in CLAIMS]
+    checks += [
+        flat("the acceptance of EAGLE-3 does not fall with the position", at, "eagle3"),
+        flat("nor does that of HASS", at, "hass"),
+        fastest(setup, at, names),
+    ]
+    notes = [
+        f"target {setup.head_target}; τ: tokens per target pass, its own included; prompts of all tasks pooled",
+        f"trees are dynamic where the head reads its own tokens, else calibrated on other texts; even: {EVEN}",
+        f"claims on τ are those of T = 0; published trees have 25 to 64 nodes, ours at most {NODES[-1]}",
+    ]
+    return Report(table, checks, [*notes, *busy(rows)], partial(draw, at=at, names=names))
+
+
+def line(setup: Setup, at: Measured, name: str, temperature: float) -> Row:
+    """One line of the table."""
+    show = "{:.2f}".format
+    longest = at(name, temperature, chain(LONGEST)) or at(name, temperature, chain(POSITIONS - 1))
+    positions = [rates.at_position(longest, place) for place in range(POSITIONS)]
+    taus = lambda shapes: ", ".join(tokens_per_pass(at(name, temperature, one)).shown(show) for one in shapes)
+    drawn, grown = timed(setup)
+    return {
+        "drafter": name, "T": temperature,
+        "accepted at 0, 1, ...": ", ".join(one.shown(show) for one in positions if one.measured) or None,
+        **{f"τ of γ = {gamma}": shown(tokens_per_pass(at(name, temperature, chain(gamma)))) for gamma in (1, 3, 5, 7)},
+        f"τ of trees of {', '.join(map(str, NODES))}": taus(map(tree, NODES)) if at(name, temperature, grown) else None,
+        f"× plain, {drawn}": shown(speed(at(name, temperature, drawn))),
+        f"× plain, {grown}": shown(speed(at(name, temperature, grown))),
+    }  # fmt: skip
+
+
+def flat(claim: str, at: Measured, name: str) -> ClaimCheck:
+    """Whether the acceptance at the later positions is at most FLAT below that at the first one."""
+    row = at(name, 0.0, chain(LONGEST))
+    first = combine(lambda value: value - FLAT, rates.at_position(row, 0))
+    return each_greater(
+        f"{claim} (by at most {FLAT} up to the fourth)",
+        [Pair(f"position {place}:", rates.at_position(row, place), first) for place in range(1, POSITIONS)],
+    )
+
+
+def fastest(setup: Setup, at: Measured, names: Sequence[str]) -> ClaimCheck:
+    """Whether the fastest head is faster than plain decoding and than the fastest of the other drafters."""
+    pairs = []
+    for temperature in TEMPERATURES:
+        every = [(name, shape, speed(at(name, temperature, shape))) for name in names for shape in timed(setup)]
+        ranked = sorted((one for one in every if one[2].measured), key=lambda one: -one[2].value)
+        own = next((one for one in ranked if one[0] not in UNTRAINED), ("no head", "", MISSING))
+        other = next((one for one in ranked if one[0] in UNTRAINED), ("none", "", MISSING))
+        label = f"T = {temperature:g}, {own[0]} {own[1]} and"
+        pairs += [Pair(f"{label} plain decoding:", own[2], ONE), Pair(f"{label} {other[0]}:", own[2], other[2])]
+    return each_greater("the best head is faster than plain decoding and than the best drafter without training", pairs)
+
+
+def draw(new_figure: Any, at: Measured, names: Sequence[str]) -> Any:
+    """Acceptance by position, and tokens per target pass by draft length, greedy."""
+    figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, color in zip(names, COLORS * 3, strict=False):
+        row = at(name, 0.0, chain(LONGEST))
+        places = [(place, rates.at_position(row, place).value) for place in range(LONGEST)]
+        left.plot(*zip(*places, strict=True), "o-", color=color, label=name, markersize=3)
+        taus = [(gamma, tokens_per_pass(at(name, 0.0, chain(gamma))).value) for gamma in range(1, LONGEST + 1)]
+        right.plot(*zip(*taus, strict=True), "o-", color=color, label=name, markersize=3)
+    finish(left, "position", "accepted / tested", "Acceptance by position, T = 0")
+    finish(right, "γ", "tokens per target pass", "Chains, T = 0")
+    right.legend(frameon=False, fontsize=8)
+    return figure
+
+
+EXPERIMENTS = {
+    "heads": Experiment("Trained heads: acceptance, tokens per pass, speed", SOURCES, TASKS, cases, report),
+}

@@ -1,0 +1,129 @@
+"""`specjax reproduce heads`: the table that calibrates trees, verdicts of given rows, a run in its smallest size."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax as sj
+from specjax import cli
+from specjax.bench import rates, tasks
+from specjax.heads.head import Head
+from specjax.heads.kinds import KINDS
+from specjax.heads.medusa import MedusaConfig
+from specjax.reproduce import heads
+from specjax.reproduce.checks import ClaimVerdict
+from specjax.reproduce.setup import Setup, other_texts
+
+SETUP = Setup(batch=2, max_new_tokens=12, head_target="bundled/opt-tiny")
+
+
+@functools.cache
+def medusa() -> Head:
+    """A random head whose ranks differ by depth."""
+    target = sj.load("bundled/opt-tiny")
+    config = MedusaConfig(target.vocab_size, target.config.width, heads=2)
+    fmt = dataclasses.replace(target.fmt, stacked=False)
+    params = KINDS["medusa"].init(jax.random.key(0), config, fmt)
+    drawn = jax.random.normal(jax.random.key(1), (config.width, config.width)) * 0.02
+    params["blocks"]["1"]["0"]["kernel"] = drawn
+    return Head("a head", KINDS["medusa"], config, fmt, params, target)
+
+
+def test_ranks_are_those_of_the_heads_at_every_place_of_the_text():
+    head, target = medusa(), medusa().target
+    found = heads.rank_acceptance(SETUP, head)
+    prompts = tasks.prompts_for(target, "story", [*map(tasks.Item, other_texts("story"))][: SETUP.batch])
+    out = sj.generate(target, prompts, temperature=0.0, max_new_tokens=SETUP.max_new_tokens, ignore_eos=True)
+    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+    hits, tried = np.zeros((2, heads.RANKS)), np.zeros((2, 1))
+    for prompt, text in zip(prompts, out.tokens, strict=True):
+        start = target.text.encode(prompt)
+        tokens = jnp.asarray([[*start, *text]])
+        features = target.family.module(target.params, target.config, target.fmt).read(tokens, ()).features
+        for level in range(2):
+            best = np.argsort(-np.asarray(head.module(head.params).logits(level, ends, features))[0], kind="stable")
+            for place in range(len(text) - level):
+                drafted = best[len(start) - 2 + place, : heads.RANKS]
+                hits[level] += drafted == text[place + level]
+                tried[level] += 1
+    np.testing.assert_allclose(found, hits / tried, atol=1e-6)
+    assert hits.sum() > 0
+
+
+def timed(seconds):
+    """Two turns of two prompts of 10 tokens."""
+    same = lambda value: np.full((2, 2), value).tolist()
+    return {"tokens": same(10.0), "seconds": same(seconds), "decode_seconds": same(seconds)}
+
+
+def rows(tokens, accepted, speed):
+    """Rows of drafters on two prompts that hardly differ.
+
+    Args:
+      tokens: name -> tokens per pass of chains and trees.
+      accepted: name -> acceptance at each position.
+      speed: name -> times plain decoding.
+    """
+    found = []
+    for name, rate in tokens.items():
+        for temperature in heads.TEMPERATURES:
+            shapes = [heads.chain(5), heads.chain(7), heads.tree(16), heads.tree(32)]
+            for shape in shapes if name not in heads.UNTRAINED else shapes[:2]:
+                reached = np.cumprod([1.0, *accepted.get(name, [0.5] * 7)])
+                counts = {"rounds": [1000, 1001], "tokens": [1000 * rate, 1001 * rate]}
+                counts |= {key: [0, 0] for key in ("tested", "accepted", "drafted")}
+                counts |= {f"reached {n}": [1000 * one, 1001 * one] for n, one in enumerate(reached)}
+                row = rates.rate_columns(counts, ["a", "b"])
+                if shape in heads.timed(SETUP):
+                    ours, plain = timed(1 / speed[name]), timed(1.0)
+                    row |= rates.run_columns({"drafted": ours, "plain": plain}, ["a", "b"])
+                found.append(row | {"name": name, "task": "story", "temperature": temperature, "shape": shape})
+    return found
+
+
+TOKENS = {"medusa": 2.5, "eagle": 3.9, "hass": 4.5, "eagle3": 5.0, heads.DRAFT: 2.3}
+SPEED = dict(zip(TOKENS, (1.3, 1.5, 1.6, 1.8, 1.2), strict=True))
+FALLING = [0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1]
+
+
+def verdicts(found):
+    return {check.claim: check.verdict for check in heads.report(SETUP, found).checks}
+
+
+def test_the_published_order_is_reproduced_and_its_mirror_is_not():
+    given = verdicts(rows(TOKENS, {}, SPEED))
+    mirrored = verdicts(rows({name: 8 - one for name, one in TOKENS.items()}, {"eagle3": FALLING}, SPEED))
+    measured = [claim.text for claim in heads.CLAIMS if {claim.greater, claim.less} <= set(TOKENS)]
+    measured.remove(heads.CLAIMS[-1].text)  # no even tree here
+    assert len(measured) == 5
+    for text in measured:
+        assert given[text] is ClaimVerdict.REPRODUCED
+        assert mirrored[text] is ClaimVerdict.NOT
+    flat = next(claim for claim in given if "EAGLE-3 does not fall" in claim)
+    assert given[flat] is ClaimVerdict.REPRODUCED and mirrored[flat] is ClaimVerdict.NOT
+
+
+def test_a_faster_draft_model_is_reported():
+    best = lambda found: next(check for check in heads.report(SETUP, found).checks if "best head" in check.claim)
+    assert best(rows(TOKENS, {}, SPEED)).verdict is ClaimVerdict.REPRODUCED
+    assert best(rows(TOKENS, {}, SPEED | {heads.DRAFT: 2.0})).verdict is ClaimVerdict.PARTLY
+
+
+@pytest.mark.parametrize("given", [("runs/head",), ("eagle=a", "eagle=b")])
+def test_heads_need_distinct_names(given):
+    with pytest.raises(ValueError):
+        heads.compared(dataclasses.replace(SETUP, heads=given))
+
+
+@pytest.mark.slow
+def test_a_head_is_measured_in_its_smallest_size(tmp_path, capsys):
+    medusa().save_pretrained(tmp_path / "head", format="original")
+    args = ["reproduce", "heads", "--heads", f"medusa={tmp_path / 'head'}", "--head-target", "bundled/opt-tiny"]
+    assert cli.main([*args, "--quick", "--json", str(tmp_path / "rows.jsonl"), "--figures", str(tmp_path)]) == 0
+    assert (tmp_path / "heads.png").is_file()
+    printed = capsys.readouterr().out
+    assert "medusa" in printed and "ngram" in printed
