@@ -102,7 +102,8 @@ def pair_task(
 
     def written(batch: PairBatch, write):
         new = write(batch.source, batch.length, batch.labels.shape[1])
-        ended = jnp.cumsum(new == END, 1) - (new == END) > 0  # after the first end token
+        end = (new == END).astype(jnp.int32)
+        ended = jnp.cumsum(end, 1) > end  # after the first end token
         new = jnp.where(ended, 0, new)
         inputs = jnp.pad(new, ((0, 0), (1, 0)))[:, :-1]
         return batch._replace(inputs=inputs, labels=new), ~ended

@@ -42,7 +42,7 @@ def test_killed_runs_end_bit_for_bit(tmp_path, seed):
     ]  # fmt: skip
     head = lambda out: [
         "train", "head", "eagle3", "--target", "bundled/opt-tiny", "--data", str(tmp_path / "one.jsonl"),
-        "--out", str(out), "--mlp-width", "32", "--unroll", "2", "--tokens", "64", "--widths", "32",
+        "--out", str(out), "--taps", "0", "1", "--mlp-width", "32", "--unroll", "2", "--tokens", "64", "--widths", "32",
         "--held-out", "0.2", "--steps", "40", "--every", "5",
     ]  # fmt: skip
     kills = 0

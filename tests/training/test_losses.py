@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.training import losses
+from specjax.training.recipe import DIVERGENCES
 
 RNG = np.random.default_rng(0)
 P, Q = (RNG.normal(size=(2, 3, 7)).astype(np.float32) for _ in range(2))
@@ -33,3 +34,7 @@ def test_divergence_and_acceptance():
 
 def test_an_empty_mask_gives_zero():
     assert float(losses.cross_entropy(A, Y, ~M & M)) == 0.0
+
+
+def test_options_name_the_divergences():
+    assert DIVERGENCES == tuple(losses.DIVERGENCES)
