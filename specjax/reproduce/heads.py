@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import defaults, trees
 from specjax.bench import rates, tasks
-from specjax.bench.record import Case, Missing, Row, Shelf
+from specjax.bench.record import Case, Row, Shelf
 from specjax.estimates import MISSING, Estimate, combine
 from specjax.plotting import COLORS, finish
 from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater
@@ -114,18 +114,14 @@ def fingerprint(folder: str) -> str:
 def measure(
     setup: Setup, one: Drafting, task: str, items: Sequence[tasks.Item], temperature: float, shelf: Shelf
 ) -> list[Row]:
-    """A row for each chain and tree.
-
-    Raises:
-      Missing: the task is one of chat models, and the target is none.
-    """
+    """A row for each chain and tree; none where the task is one of chat models, and the target has no template."""
     from specjax.bench import grid
     from specjax.request import named_verifier
 
     target = shelf.model(setup.head_target)
     style = tasks.style_of(target, task)
     if task != "story" and style != tasks.OWN:
-        raise Missing(f"{target.name} has no chat template: only stories are measured")
+        return []
     prompts = tasks.prompts_for(target, task, items)
     settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": style != tasks.OWN, "seed": setup.seed}
     work = grid.Workload(target, prompts, settings, setup.batch, setup.timed, setup.repeats)
@@ -301,7 +297,8 @@ def report(setup: Setup, rows: Sequence[Row]) -> Report:
         fastest(setup, at, names),
     ]
     notes = [
-        f"target {setup.head_target}; τ: tokens per target pass, its own included; prompts of all tasks pooled",
+        f"target {setup.head_target}; τ: tokens per target pass, its own included; prompts of "
+        f"{', '.join(dict.fromkeys(row['task'] for row in rows))} pooled",
         f"trees are dynamic where the head reads its own tokens, else calibrated on other texts; even: {EVEN}",
         f"claims on τ are those of T = 0; published trees have 25 to 64 nodes, ours at most {NODES[-1]}",
     ]

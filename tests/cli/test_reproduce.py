@@ -10,7 +10,7 @@ from specjax.cli import reproduce
 from specjax.reproduce import pairs
 
 NAMES = (
-    "c-matrix", "pairs", "hierarchy", "table-1", "table-2", "table-3", "figure-3", "figure-4", "figure-5",
+    "c-matrix", "pairs", "hierarchy", "table-1", "table-2", "table-3", "figure-3", "figure-4", "figure-5", "heads",
 )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_all_on_the_bundled_models(specjax_program, tmp_path):
         "reproduce", "all", "--quick", "--markdown", str(tmp_path / "all.md"), "--figures", str(tmp_path / "figures")
     )
     assert ran.code == 0 and len((tmp_path / "all.md").read_text().split("\n## ")) == 1 + len(NAMES)
-    assert len(list((tmp_path / "figures").iterdir())) == 6 and "left out" not in ran.out
+    assert len(list((tmp_path / "figures").iterdir())) == 8 and "left out" not in ran.out
 
 
 BAD = {
