@@ -6,11 +6,11 @@ one round                 draft a tree below t_n, verify it in one target forwar
 
 A loop of your own, of a loaded `target` and a `LoadedDrafter`:
 
-    warp, stages = sampling.sampling_params(batch, target.vocab_size, temperature=0.0)
+    warp = sampling.sampling_params(batch, target.vocab_size, temperature=0.0)
     params = DecodeParams(target.params, drafter.params, warp, stopping.rules(target.vocab_size, eos=target.eos))
     model = target.variant(capture=drafter.drafter.capture)
-    init = jax.jit(make_init(model, drafter.drafter, stages, cache_len=256, max_new=64))
-    step = jax.jit(make_step(model, drafter.drafter, verify.TABLE["token"].fn, stages), donate_argnums=1)
+    init = jax.jit(make_init(model, drafter.drafter, cache_len=256, max_new=64))
+    step = jax.jit(make_step(model, drafter.drafter, verify.TABLE["token"].fn), donate_argnums=1)
     state = init(params, row_keys(0, jnp.arange(batch)), prompts, lengths, budgets)
     while (state.stop == Stop.RUNNING).any():
         state, info = step(params, state)  # info: what was drafted, accepted and committed
@@ -30,7 +30,7 @@ from specjax import programs, sampling, stopping
 from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
 from specjax.categorical import argmax
 from specjax.models.cache import put_rows
-from specjax.sampling import SamplingParams, Stages
+from specjax.sampling import SamplingParams
 from specjax.stopping import Stop, StopRules
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
@@ -71,7 +71,7 @@ class GenerationState(NamedTuple):
     room: Int[Array, "B"]  # tokens the row may still take
     room_code: Int[Array, "B"]  # the code of the row that has taken them all: MAX_TOKENS or CACHE_FULL
     automaton: Int[Array, "B"]  # state of the stop strings
-    seen: Bool[Array, "B V"] | None  # tokens present so far; None without a repetition penalty
+    seen: Bool[Array, "B V"]  # tokens present so far, for the repetition penalty
     cache: Cache
     draft: DraftState
     key: KeyArray
@@ -90,7 +90,7 @@ def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
     return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
-def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_len: int, max_new: int) -> Callable:
+def make_init(model: LanguageModel, drafter: Drafter, *, cache_len: int, max_new: int) -> Callable:
     """`init(params, key [B], prompt [B,P], length [B], budget [B], limit=None) -> GenerationState`: reads the prompt.
 
     `budget` is the largest number of new tokens of each row, 1..max_new. `limit` is the largest number of tokens of a
@@ -117,11 +117,9 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
         used = jnp.ones_like(length) if model.encoder_decoder else length  # the start token, or the prompt
         room = jnp.minimum(budget, (cache_len if limit is None else limit) - used + 1)
         room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL)).astype(jnp.int32)
-        seen = None
-        if stages.repetition_penalty:
-            given = read.pending[:, None] if model.encoder_decoder else prompt
-            known = jnp.ones_like(length) if model.encoder_decoder else length
-            seen = _mark(jnp.zeros((rows, model.vocab_size), bool), given, known)
+        given = read.pending[:, None] if model.encoder_decoder else prompt
+        known = jnp.ones_like(length) if model.encoder_decoder else length
+        seen = _mark(jnp.zeros((rows, model.vocab_size), bool), given, known)
         zero, zeros = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, width), jnp.int32)
         return GenerationState(
             tokens=jnp.zeros((rows, max_new + width), jnp.int32),
@@ -141,12 +139,12 @@ def make_init(model: LanguageModel, drafter: Drafter, stages: Stages, *, cache_l
     return init
 
 
-def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> Callable:
+def make_step(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> Callable:
     """`step(params, state) -> (state, Info)`: one round. Jit it, and donate the state: its caches are written in place.
 
     With a lossless verifier, the emitted tokens follow the target distribution.
     """
-    draft_half, verify_half = make_halves(model, drafter, verify, stages)
+    draft_half, verify_half = make_halves(model, drafter, verify)
 
     def step(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Info]:
         return verify_half(params, *draft_half(params, state))
@@ -161,7 +159,7 @@ class Drafted(NamedTuple):
     key: KeyArray  # of the verifier, [B]
 
 
-def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> tuple[Callable, Callable]:
+def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tuple[Callable, Callable]:
     """The two halves of a round, which `make_step` composes.
 
     Returns:
@@ -172,13 +170,13 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages
 
     def draft_half(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Drafted]:
         next_key, draft_key, verify_key = round_keys(state.key)
-        warp = make_warp(params.sampling, stages, state.seen)
+        warp = make_warp(params.sampling, state.seen)
         draft, draft_state, cache = propose(drafter, params.draft, draft_key, state, warp)
         return state._replace(draft=draft_state, cache=cache, key=next_key), Drafted(draft, verify_key)
 
     def verify_half(params: DecodeParams, state: GenerationState, drafted: Drafted) -> tuple[GenerationState, Info]:
         active = state.stop == int(Stop.RUNNING)
-        warp = make_warp(params.sampling, stages, state.seen)
+        warp = make_warp(params.sampling, state.seen)
         draft = drafted.draft
         out, log_p, cache = judge(model, tree, params.target, draft, state.cache, warp, buckets=drafter.buckets)
         verdict = verify(drafted.key, tree, draft, log_p)
@@ -196,7 +194,7 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages
         committed = commit_of(drafter, out, log_p, verdict, block, n)
         draft_state, cache = commit(model, drafter, params.draft, state.draft, cache, verdict, committed)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
-        shared = overlap(tree, draft, log_p, verdict, one_hot=not stages.sampled)
+        shared = overlap(tree, draft, log_p, verdict, one_hot=params.sampling.temperature is None)
         info = _info(tree, draft, verdict, shared, block, n, active & ~broken)
         state = state._replace(
             tokens=put_rows(state.tokens, block, state.length, n > 0),
@@ -205,7 +203,7 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages
             stop=stop.astype(jnp.int32),
             room=state.room - n,
             automaton=ended.automaton,
-            seen=None if state.seen is None else _mark(state.seen, block, n),
+            seen=_mark(state.seen, block, n),
             cache=cache,
             draft=draft_state,
             totals=_add(state.totals, info),
@@ -349,20 +347,9 @@ def run_if(condition: Bool[Array, ""], run: Callable[[Carry], Carry], carry: Car
     return jax.lax.while_loop(lambda s: s[0], lambda s: (jnp.zeros((), bool), run(s[1])), (condition, carry))[1]
 
 
-def make_warp(params: SamplingParams, stages: Stages, seen: Bool[Array, "B V"] | None) -> Warp:
+def make_warp(params: SamplingParams, seen: Bool[Array, "B V"] | None) -> Warp:
     """The logits processors as one function, for target and draft alike (invariant 4)."""
-
-    def warp(logits, ancestors=None):
-        if seen is None:
-            return sampling.warp(params, stages, logits, None)
-        present = jnp.broadcast_to(seen[:, None], logits.shape)
-        if ancestors is not None:
-            rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None, None]
-            columns = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :, None]
-            present = present.at[rows, columns, ancestors].set(True)
-        return sampling.warp(params, stages, logits, present)
-
-    return warp
+    return lambda logits, ancestors=None: sampling.warp(params, logits, seen, ancestors)
 
 
 def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B W"]:
@@ -374,71 +361,69 @@ def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B
 
 
 of_rounds = functools.partial(  # jits what runs rounds; the caches in the state are written in place
-    programs.jit, static=("model", "drafter", "verify", "stages"), donate=("state",)
+    programs.jit, static=("model", "drafter", "verify"), donate=("state",)
 )
 
 
 @of_rounds
 def generate(
-    params: DecodeParams, state: GenerationState, *, model: LanguageModel, drafter: Drafter, verify: VerifyFn,
-    stages: Stages,
+    params: DecodeParams, state: GenerationState, *, model: LanguageModel, drafter: Drafter, verify: VerifyFn
 ) -> GenerationState:  # fmt: skip
     """Rounds until every row has stopped: one while_loop, one trace, no host synchronization, the caches donated.
 
-    Compiles once for each (model, drafter, verifier, stages) and set of shapes.
+    Compiles once for each (model, drafter, verifier) and set of shapes.
     """
     _count_trace()
-    step = make_step(model, drafter, verify, stages)
+    step = make_step(model, drafter, verify)
     return jax.lax.while_loop(lambda s: jnp.any(s.stop == int(Stop.RUNNING)), lambda s: step(params, s)[0], state)
 
 
 @of_rounds
-def one_round(params, state, *, model, drafter, verify, stages) -> tuple[GenerationState, Info]:
+def one_round(params, state, *, model, drafter, verify) -> tuple[GenerationState, Info]:
     """`make_step(...)` jitted with the state donated: what `stream` calls."""
     _count_trace()
-    return make_step(model, drafter, verify, stages)(params, state)
+    return make_step(model, drafter, verify)(params, state)
 
 
-@functools.partial(programs.jit, static=("model", "drafter", "stages", "cache_len", "max_new"))
+@functools.partial(programs.jit, static=("model", "drafter", "cache_len", "max_new"))
 def prefill(
-    params, key, prompt, length, budget, limit=None, *, model, drafter, stages, cache_len: int, max_new: int
+    params, key, prompt, length, budget, limit=None, *, model, drafter, cache_len: int, max_new: int
 ) -> GenerationState:
     """`make_init(...)` jitted: reads the prompts and returns the state before the first round."""
     _count_trace()
-    init = make_init(model, drafter, stages, cache_len=cache_len, max_new=max_new)
+    init = make_init(model, drafter, cache_len=cache_len, max_new=max_new)
     return init(params, key, prompt, length, budget, limit)
 
 
 def stream(
-    params: DecodeParams, state: GenerationState, *, model: LanguageModel, drafter: Drafter, verify: VerifyFn,
-    stages: Stages,
+    params: DecodeParams, state: GenerationState, *, model: LanguageModel, drafter: Drafter, verify: VerifyFn
 ) -> Iterator[tuple[GenerationState, Info]]:  # fmt: skip
     """Rounds driven from the host: yields (state, Info) after each, until every row has stopped.
 
     The state that was yielded before is donated to the next round: read what you need of it before going on.
     """
     while bool(jnp.any(state.stop == int(Stop.RUNNING))):
-        state, info = one_round(params, state, model=model, drafter=drafter, verify=verify, stages=stages)
+        state, info = one_round(params, state, model=model, drafter=drafter, verify=verify)
         yield state, info
 
 
 @of_rounds
-def _run_draft_half(params, state, *, model, drafter, verify, stages) -> tuple[GenerationState, Drafted]:
-    return make_halves(model, drafter, verify, stages)[0](params, state)
+def _run_draft_half(params, state, *, model, drafter, verify) -> tuple[GenerationState, Drafted]:
+    return make_halves(model, drafter, verify)[0](params, state)
 
 
 @of_rounds
-def _run_verify_half(params, state, drafted, *, model, drafter, verify, stages) -> tuple[GenerationState, Info]:
-    return make_halves(model, drafter, verify, stages)[1](params, state, drafted)
+def _run_verify_half(params, state, drafted, *, model, drafter, verify) -> tuple[GenerationState, Info]:
+    return make_halves(model, drafter, verify)[1](params, state, drafted)
 
 
-def parts(*, model: LanguageModel, drafter: Drafter, verify: VerifyFn, stages: Stages) -> tuple[Callable, Callable]:
+def parts(*, model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tuple[Callable, Callable]:
     """The halves of a round jitted apart, for timing: `make_halves` with the state donated.
 
     Run one after the other they are a round of `one_round`: same values, caches written in place and nothing copied,
     so that their times add up to that of a round.
     """
-    static = {"model": model, "drafter": drafter, "verify": verify, "stages": stages}
+    static = {"model": model, "drafter": drafter, "verify": verify}
     return functools.partial(_run_draft_half, **static), functools.partial(_run_verify_half, **static)
 
 
@@ -459,8 +444,7 @@ def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array
     """Adds the first length[b] tokens to the set of each row; later ones are out of range and are dropped."""
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     index = jnp.where(at < length[:, None], tokens, seen.shape[1])
-    rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
-    return seen.at[rows, index].set(True, mode="drop")
+    return jax.vmap(lambda row, tokens: row.at[tokens].set(True, mode="drop"))(seen, index)
 
 
 def _info(tree: Tree, draft: Draft, verdict: Verdict, shared, block, n, active) -> Info:

@@ -32,8 +32,8 @@ def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, *, draft: 
 
 def place_params(params: DecodeParams, mesh: Mesh) -> DecodeParams:
     """Places what rounds read: sampling parameters by rows, the rest whole on every device unless it is on the mesh."""
-    check_rows(params.sampling.temperature.shape[0], mesh)
-    whole, rows = NamedSharding(mesh, P()), row_sharding(mesh)
+    check_rows(params.sampling.top_k.shape[0], mesh)
+    whole = NamedSharding(mesh, P())
 
     def on_mesh(leaf) -> jax.Array:
         there = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
@@ -42,7 +42,7 @@ def place_params(params: DecodeParams, mesh: Mesh) -> DecodeParams:
     return DecodeParams(
         target=jax.tree.map(on_mesh, params.target),
         draft=jax.tree.map(on_mesh, params.draft),
-        sampling=jax.device_put(params.sampling, rows),
+        sampling=place_rows(params.sampling, mesh),
         stop=jax.tree.map(on_mesh, params.stop),
     )
 

@@ -13,7 +13,7 @@ from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.model import Model
-from specjax.sampling import LogitBias, Stages
+from specjax.sampling import LogitBias
 from specjax.verify import Verifier
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
@@ -48,7 +48,6 @@ class Job(NamedTuple):
     target: Model
     drafter: LoadedDrafter
     verifier: Verifier
-    stages: Stages
     params: loop.DecodeParams
     prompt: Prompt
     cache_len: int
@@ -62,7 +61,7 @@ class Job(NamedTuple):
         """Static arguments of a round."""
         functions = self.drafter.drafter
         model = self.target.variant(capture=functions.capture)
-        return {"model": model, "drafter": functions, "verify": self.verifier.fn, "stages": self.stages}
+        return {"model": model, "drafter": functions, "verify": self.verifier.fn}
 
     def prefill(self) -> loop.GenerationState:
         """Reads the prompts and returns the state before the first round, placed as rounds keep it."""
@@ -122,7 +121,7 @@ def prepare(
     checks.numbers(**settings)
     checks.flag("ignore_eos", ignore_eos)
     checks.biases(logit_bias)
-    params, stages = sampling.sampling_params(batch, target.vocab_size, **settings, logit_bias=logit_bias)
+    params = sampling.sampling_params(batch, target.vocab_size, **settings, logit_bias=logit_bias)
     stops = checks.stop_strings(stop)
     rules = stopping.rules(
         target.vocab_size,
@@ -140,7 +139,7 @@ def prepare(
     decode = loop.DecodeParams(target.params, drafter.params, params, rules)
     if target.mesh is not None:
         decode, prompt = placement.place_params(decode, target.mesh), placement.place_rows(prompt, target.mesh)
-    job = Job(target, drafter, chosen, stages, decode, jax.block_until_ready(prompt), slots, stops, traces)
+    job = Job(target, drafter, chosen, decode, jax.block_until_ready(prompt), slots, stops, traces)
     state, run, compiling = timed(job.prefill)
     return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
 

@@ -4,7 +4,6 @@ The order is that of transformers' `generate`: logit bias, repetition penalty, t
 Temperature 0 is the one-hot distribution at the argmax, so greedy rows need no code of their own.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,33 +24,19 @@ LogitBias = Mapping[int, float] | Sequence[Mapping[int, float] | None] | np.ndar
 
 
 class SamplingParams(NamedTuple):
-    """Sampling parameters per row. They are arrays, so changing a value does not recompile."""
+    """Sampling parameters per row. They are arrays, so changing a value does not recompile.
 
-    temperature: Float[Array, "B"]  # 0: greedy
+    Two choices are part of the structure and compile apart: a batch whose rows are all greedy, for which no softmax is
+    computed, and a logit bias.
+    """
+
+    temperature: Float[Array, "B"] | None  # 0: greedy; None: every row is greedy, without a penalty
     top_k: Int[Array, "B"]  # 0: off
     top_p: Float[Array, "B"]  # 1: off
     min_p: Float[Array, "B"]  # 0: off
     repetition_penalty: Float[Array, "B"]  # 1: off
+    processed: Bool[Array, ""]  # False: every row has a temperature above 0 alone, and all other stages are skipped
     logit_bias: Float[Array, "B V"] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Stages:
-    """Which stages of the stack are traced; the others cost nothing. Static.
-
-    Args:
-      greedy: some row may have temperature 0.
-      sampled: some row may have a temperature above 0. If False, no softmax is computed.
-      logit_bias: some row may use this stage; likewise repetition_penalty, top_k, top_p and min_p.
-    """
-
-    greedy: bool = True
-    sampled: bool = True
-    logit_bias: bool = False
-    repetition_penalty: bool = False
-    top_k: bool = False
-    top_p: bool = False
-    min_p: bool = False
 
 
 def sampling_params(
@@ -64,8 +49,8 @@ def sampling_params(
     min_p: PerRow = 0.0,
     repetition_penalty: PerRow = 1.0,
     logit_bias: LogitBias | None = None,
-) -> tuple[SamplingParams, Stages]:
-    """Validates sampling options on the host and determines the stages that they need.
+) -> SamplingParams:
+    """Validates sampling options on the host and puts them on the device.
 
     Args:
       batch: B.
@@ -83,15 +68,15 @@ def sampling_params(
     Each option but logit_bias is one number for all rows or B numbers.
 
     Returns:
-      The arrays, and the stages that they need. Rows that change later must stay within those stages.
+      The arrays. Rows that are changed later must not need more than `temperature` and `processed` state.
 
     Raises:
       ValueError: a number out of range, NaN, a wrong length, or a token outside the vocabulary.
 
     >>> from specjax.sampling import sampling_params
-    >>> params, stages = sampling_params(2, 100, temperature=[0.0, 0.7], top_k=50)
-    >>> params.top_k.tolist(), stages.greedy, stages.top_p
-    ([50, 50], True, False)
+    >>> params = sampling_params(2, 100, temperature=[0.0, 0.7], top_k=50)
+    >>> params.top_k.tolist()
+    [50, 50]
     """
     warmth = _rows(
         "temperature", temperature, batch, "at least 0 and finite", lambda x: (x >= 0) & (x <= LARGEST_TEMPERATURE)
@@ -105,65 +90,64 @@ def sampling_params(
         lambda x: (x >= 1 / STRONGEST) & (x <= STRONGEST),
     )  # fmt: skip
     bias = None if logit_bias is None else _bias(logit_bias, batch, vocab_size)
-    params = SamplingParams(*jax.device_put((  # numpy converts without compiling a program for each shape
-        np.asarray(warmth, np.float32),
+    warm, plain = warmth > 0, penalty == 1
+    filtered = ((best > 0) & (best < vocab_size)) | (nucleus < 1) | (floor > 0)
+    return SamplingParams(*jax.device_put((  # numpy converts without compiling a program for each shape
+        None if np.all(~warm & plain) else np.asarray(warmth, np.float32),
         np.asarray(np.minimum(best, vocab_size), np.int32),
         np.asarray(nucleus, np.float32),
         np.asarray(floor, np.float32),
         np.asarray(penalty, np.float32),
+        np.bool_(np.any(~(warm & plain) | filtered)),
         None if bias is None else np.asarray(bias, np.float32),
     )))  # fmt: skip
-    warm = warmth > 0
-    stages = Stages(
-        greedy=bool(np.any(~warm)),
-        sampled=bool(np.any(warm)),
-        logit_bias=bias is not None,
-        repetition_penalty=bool(np.any(penalty != 1)),
-        top_k=bool(np.any(warm & (best > 0) & (best < vocab_size))),
-        top_p=bool(np.any(warm & (nucleus < 1))),
-        min_p=bool(np.any(warm & (floor > 0))),
-    )
-    return params, stages
 
 
 def warp(
     params: SamplingParams,
-    stages: Stages,
     logits: Float[Array, "B S V"],
-    seen: Bool[Array, "B S V"] | None = None,
+    seen: Bool[Array, "B V"] | None = None,
+    ancestors: Int[Array, "B S A"] | None = None,
 ) -> Float[Array, "B S V"]:
     """Normalized log-probabilities from which tokens are sampled, float32; -inf for excluded tokens.
 
     Rows with temperature 0 are one-hot at the argmax (the lowest index among ties). Tokens tied at the boundary of a
-    filter are all kept.
+    filter are all kept. Stages that no row uses are skipped at run time.
 
     Args:
       params: sampling parameters per row.
-      stages: the stages to trace, static.
       logits: [B, S, V], unwarped. The result for a row that `has_nan` is unspecified.
-      seen: [B, S, V] bool, tokens that precede each position; required if stages.repetition_penalty.
+      seen: [B, V] bool, tokens of each row so far, for the repetition penalty. None: there is none.
+      ancestors: [B, S, A] int32, tokens that precede each position in addition to `seen`, in any order.
 
     Returns:
       [B, S, V] float32.
 
-    Raises:
-      ValueError: a stage lacks the array that it needs.
-
     >>> import jax.numpy as jnp
     >>> from specjax.sampling import sampling_params, warp
-    >>> params, stages = sampling_params(1, 3, top_k=2)
-    >>> jnp.exp(warp(params, stages, jnp.log(jnp.array([[[0.6, 0.3, 0.1]]])))).round(3).tolist()[0][0][2]
+    >>> params = sampling_params(1, 3, top_k=2)
+    >>> jnp.exp(warp(params, jnp.log(jnp.array([[[0.6, 0.3, 0.1]]])))).round(3).tolist()[0][0][2]
     0.0
     """
-    x = _adjust(params, stages, logits.astype(jnp.float32), seen)
-    if not stages.sampled:
+    x = logits.astype(jnp.float32)
+    if params.logit_bias is not None:
+        x = x + params.logit_bias[:, None, :]
+    if params.temperature is None:
         return _one_hot(x)
     row = lambda p: p[:, None, None]
     cold = row(params.temperature) == 0
-    # Subtract the maximum first: no temperature can overflow, and the largest logit is exactly 0
-    x_warm = (x - maximum(x)[..., None]) / jnp.where(cold, 1.0, row(params.temperature))
-    log_p = _normalize(_filter(params, stages, x_warm))
-    return jnp.where(cold, _one_hot(x), log_p) if stages.greedy else log_p
+
+    def scaled(x, top):
+        # Subtract the maximum first: no temperature can overflow, and the largest logit is exactly 0
+        return (x - top[..., None]) / jnp.where(cold, 1.0, row(params.temperature))
+
+    def all_stages(x, top):
+        if seen is not None:
+            x = _penalize(row(params.repetition_penalty), x, _present(seen, ancestors, x.shape))
+            top = maximum(x)
+        return jnp.where(cold, _one_hot(x), _normalize(_filter(params, scaled(x, top))))
+
+    return lax.cond(params.processed, all_stages, lambda x, top: _normalize(scaled(x, top)), x, maximum(x))
 
 
 def has_nan(logits: Float[Array, "B *rest V"]) -> Bool[Array, "B"]:
@@ -175,39 +159,40 @@ def has_nan(logits: Float[Array, "B *rest V"]) -> Bool[Array, "B"]:
     return jnp.any(bad, axis=tuple(range(1, bad.ndim)))
 
 
-def _adjust(params: SamplingParams, stages: Stages, x, seen):
-    """Logit bias, then repetition penalty: the stages that also apply to greedy rows."""
-    if stages.logit_bias:
-        if params.logit_bias is None:
-            raise ValueError("stages.logit_bias requires params.logit_bias [B, V], got None")
-        x = x + params.logit_bias[:, None, :]
-    if stages.repetition_penalty:
-        if seen is None:
-            raise ValueError("stages.repetition_penalty requires seen, bool [B, S, V], got None")
-        penalty = params.repetition_penalty[:, None, None]
-        x = jnp.where(seen, jnp.where(x < 0, x * penalty, x / penalty), x)
-    return x
+def _present(seen: Bool[Array, "B V"], ancestors: Int[Array, "B S A"] | None, shape) -> Bool[Array, "B S V"]:
+    """The tokens that precede each position."""
+    if ancestors is None:
+        return jnp.broadcast_to(seen[:, None], shape)
+    # On a mesh, a scatter over mapped rows stays on the device of each row.
+    mark = jax.vmap(lambda row, tokens: row.at[tokens].set(True), in_axes=(None, 0))
+    return jax.vmap(mark)(seen, ancestors)
 
 
-def _filter(params: SamplingParams, stages: Stages, x: Float[Array, "B S V"]) -> Float[Array, "B S V"]:
-    """Top-k, top-p and min-p on logits whose maximum is 0; excluded tokens become -inf."""
+def _penalize(penalty: Float[Array, "B 1 1"], x: Float[Array, "B S V"], seen: Bool[Array, "B S V"]):
+    """Repetition penalty, which also applies to greedy rows."""
+    return jnp.where(seen, jnp.where(x < 0, x * penalty, x / penalty), x)
+
+
+def _filter(params: SamplingParams, x: Float[Array, "B S V"]) -> Float[Array, "B S V"]:
+    """Top-k, top-p and min-p on logits whose maximum is 0; excluded tokens become -inf. A filter that no row uses is
+    skipped."""
     shape = x.shape[:-1]
     row = lambda p: jnp.broadcast_to(p[:, None], shape)
-    if stages.top_k:
-        k = row(params.top_k)
-        cut = threshold(x, jnp.ones_like(x), jnp.minimum(k, x.shape[-1]).astype(x.dtype), active=k > 0)
-        x = _keep(x, x >= cut[..., None])
-    if stages.top_p:
-        mass, share = jnp.exp(x), row(params.top_p)
-        cut = threshold(x, mass, share * total(mass), active=share < 1)
-        x = _keep(x, x >= cut[..., None])
-    if stages.min_p:
-        x = _keep(x, jnp.exp(x) >= row(params.min_p)[..., None])
-    return x
 
+    def kept(x, cut, active):
+        cut = lax.cond(jnp.any(active), cut, lambda x: jnp.full(shape, -jnp.inf), x)
+        return jnp.where(x >= cut[..., None], x, -jnp.inf)
 
-def _keep(x, kept):
-    return jnp.where(kept, x, -jnp.inf)
+    def kth(x):
+        return threshold(x, jnp.ones_like(x), jnp.minimum(row(params.top_k), x.shape[-1]).astype(x.dtype), row(ranked))
+
+    def nucleus(x):
+        mass = jnp.exp(x)
+        return threshold(x, mass, row(params.top_p) * total(mass), row(massive))
+
+    ranked, massive = params.top_k > 0, params.top_p < 1
+    x = kept(kept(x, kth, ranked), nucleus, massive)
+    return jnp.where(jnp.exp(x) >= row(params.min_p)[..., None], x, -jnp.inf)
 
 
 def _normalize(x: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:

@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Integer
 
 CHUNK = 2**22  # entries of the transition table that are computed at a time
+STATES, CLASSES = 64, 128  # smallest transition table; larger ones are compiled apart
+UNROLLED = 16  # steps of the automaton without a loop around them
 
 
 class Stop(enum.IntEnum):
@@ -35,8 +37,8 @@ class StopAutomaton(NamedTuple):
     Attributes:
       classes: [V] int32, the class of each token.
       table: [Q, K] int16 (int32 above 32,767 states), the state after a token of each class. State 0 is the start;
-        state Q - 1 means that a stop string was generated, and is never left. Q and K are padded to powers of two, so
-        that few shapes compile.
+        state Q - 1 means that a stop string was generated, and is never left. Q and K are padded to `STATES` and
+        `CLASSES`, and above to powers of two, so that nearly all stop strings, and none, share one compiled program.
     """
 
     classes: Int[Array | np.ndarray, "V"]
@@ -48,11 +50,11 @@ class StopRules(NamedTuple):
 
     Attributes:
       codes: [V] int32, the Stop code of each token, RUNNING for most.
-      automaton: the automaton of the stop strings; None without stop strings.
+      automaton: the automaton of the stop strings; without any, it stays in its start state.
     """
 
     codes: Int[Array, "V"]
-    automaton: StopAutomaton | None
+    automaton: StopAutomaton
 
 
 def rules(
@@ -85,13 +87,11 @@ def rules(
             raise ValueError(f"stop token {token} is outside the vocabulary of {vocab_size} tokens")
     codes[list(stop_tokens)] = Stop.STOP_TOKEN
     codes[list(eos)] = Stop.EOS
-    if not stop_strings:
-        return StopRules(jax.device_put(codes), None)
     if any(not s for s in stop_strings):
         raise ValueError("stop_strings must not contain an empty string, which would end every row at once")
-    if pieces is None:
+    if stop_strings and pieces is None:
         raise ValueError("stop_strings require the bytes of every token, but the model was loaded without a tokenizer")
-    table = automaton([s.encode() for s in stop_strings], pieces, vocab_size)
+    table = automaton([s.encode() for s in stop_strings], pieces or (), vocab_size)
     return StopRules(*jax.device_put((codes, table)))
 
 
@@ -102,16 +102,16 @@ def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: in
     large vocabulary have equal transitions.
 
     Args:
-      patterns: nonempty byte strings.
+      patterns: nonempty byte strings; none gives an automaton that stays in its start state.
       pieces: the bytes of every token; tokens beyond the end of the sequence have none.
       vocab_size: V.
     """
+    if not patterns:
+        return StopAutomaton(np.zeros((vocab_size,), np.int32), np.zeros((STATES, CLASSES), np.int16))
     step = _byte_steps(patterns)
     states = len(step)
-    rows = _bucket(states)
-    step = np.where(step == states - 1, rows - 1, step)  # the matched state is the last one of the padded table
-    step = np.vstack([step, np.full((rows - states, 256), rows - 1)]).astype(np.int16 if rows <= 2**15 else np.int32)
-    step[states - 1] = rows - 1
+    rows = _bucket(states, STATES)
+    step = step.astype(np.int16 if rows <= 2**15 else np.int32)
 
     # Bytes of no pattern are interchangeable, and a run of them leads to state 0 like a single one.
     known = set(b"".join(patterns))
@@ -127,22 +127,24 @@ def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: in
     columns: dict[bytes, int] = {}
     classes = np.zeros((vocab_size,), np.int32)
     ordered = sorted(spellings, key=len)
-    size = max(1, CHUNK // rows)
+    size = max(1, CHUNK // states)
     for start in range(0, len(ordered), size):
         chunk = ordered[start : start + size]
         lengths = np.array([len(piece) for piece in chunk])
         text = np.zeros((len(chunk), lengths[-1]), np.uint8)
         for row, piece in enumerate(chunk):
             text[row, : len(piece)] = np.frombuffer(piece, np.uint8)
-        reached = np.broadcast_to(np.arange(rows, dtype=step.dtype), (len(chunk), rows)).copy()
+        reached = np.broadcast_to(np.arange(states, dtype=step.dtype), (len(chunk), states)).copy()
         for at in range(lengths[-1]):
             longer = slice(int(np.searchsorted(lengths, at, side="right")), None)
             reached[longer] = step[reached[longer], text[longer, at, None]]
         for piece, column in zip(chunk, reached, strict=True):
             classes[spellings[piece]] = columns.setdefault(column.tobytes(), len(columns))
-    table = np.zeros((_bucket(len(columns)), rows), step.dtype)
-    table[: len(columns)] = np.frombuffer(b"".join(columns), step.dtype).reshape(-1, rows)
-    return StopAutomaton(classes, np.ascontiguousarray(table.T))
+    found = np.frombuffer(b"".join(columns), step.dtype).reshape(-1, states)
+    # The matched state is the last one of the padded table.
+    table = np.full((rows, _bucket(len(columns), CLASSES)), rows - 1, step.dtype)
+    table[: states - 1, : len(columns)] = np.where(found == states - 1, rows - 1, found).T[:-1]
+    return StopAutomaton(classes, table)
 
 
 def _byte_steps(patterns: Sequence[bytes]) -> np.ndarray:
@@ -178,9 +180,9 @@ def _byte_steps(patterns: Sequence[bytes]) -> np.ndarray:
     return step
 
 
-def _bucket(size: int) -> int:
-    """The smallest power of two that is at least `size`, and at least 8."""
-    return max(8, 1 << (size - 1).bit_length())
+def _bucket(size: int, least: int) -> int:
+    """The smallest power of two that is at least `size`, and at least `least`."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 class Cut(NamedTuple):
@@ -213,24 +215,21 @@ def cut(
     """
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     codes = rules.codes[tokens]
-    states = None
-    if rules.automaton is not None:
-        classes, table = rules.automaton
+    classes, table = rules.automaton
 
-        def follow(state, token):
-            state = table[state, classes[token]].astype(jnp.int32)
-            return state, state
+    def follow(state, kind):
+        state = table[state, kind].astype(jnp.int32)
+        return state, state
 
-        _, states = jax.lax.scan(follow, automaton, tokens.T)
-        states = states.T
-        codes = jnp.where((codes == 0) & (states == table.shape[0] - 1), int(Stop.STOP_STRING), codes)
+    _, states = jax.lax.scan(follow, automaton, classes[tokens].T, unroll=min(UNROLLED, tokens.shape[1]))
+    states = states.T
+    codes = jnp.where((codes == 0) & (states == table.shape[0] - 1), int(Stop.STOP_STRING), codes)
     codes = jnp.where((codes == 0) & (at + 1 >= room[:, None]), room_code[:, None], codes)
     stops = (codes != 0) & (at < length[:, None]) & active[:, None]
     ended = stops.any(1)
     first = jnp.argmax(stops, axis=1).astype(jnp.int32)
     length = jnp.where(active, jnp.where(ended, first + 1, length), 0)
     stop = jnp.where(ended, jnp.take_along_axis(codes, first[:, None], 1)[:, 0], 0)
-    if states is not None:
-        last = jnp.take_along_axis(states, jnp.maximum(length - 1, 0)[:, None], 1)[:, 0]
-        automaton = jnp.where(active & (length > 0), last, automaton)
+    last = jnp.take_along_axis(states, jnp.maximum(length - 1, 0)[:, None], 1)[:, 0]
+    automaton = jnp.where(active & (length > 0), last, automaton)
     return Cut(length, stop.astype(jnp.int32), automaton)

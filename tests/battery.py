@@ -111,7 +111,7 @@ class Setting:
     seed: int = 0
     eos: tuple[int, ...] = ()
     stop_tokens: tuple[int, ...] = ()
-    automaton: stopping.StopAutomaton | None = None
+    automaton: stopping.StopAutomaton | None = None  # of stop strings
 
 
 def prepare(family, drafter, temperature=0.0, *, tokens=None, lengths=None, rows=None, budget=None, setting=None,
@@ -122,13 +122,14 @@ def prepare(family, drafter, temperature=0.0, *, tokens=None, lengths=None, rows
     tokens = prompts() if tokens is None else tokens
     lengths = LENGTHS if lengths is None else lengths
     batch = len(lengths)
-    warm, stages = sampling.sampling_params(batch, VOCAB, temperature=temperature, **sampled)
-    codes = stopping.rules(VOCAB, eos=setting.eos, stop_tokens=setting.stop_tokens).codes
-    automaton = jax.tree.map(jnp.asarray, setting.automaton)
+    warm = sampling.sampling_params(batch, VOCAB, temperature=temperature, **sampled)
+    rules = stopping.rules(VOCAB, eos=setting.eos, stop_tokens=setting.stop_tokens)
+    if setting.automaton is not None:
+        rules = rules._replace(automaton=jax.tree.map(jnp.asarray, setting.automaton))
     weights = model.params if params is None else params
-    decode = loop.DecodeParams(weights, drafter.params, warm, stopping.StopRules(codes, automaton))
+    decode = loop.DecodeParams(weights, drafter.params, warm, rules)
     lm = model.variant(capture=drafter.drafter.capture)
-    static = {"model": lm, "drafter": drafter.drafter, "stages": stages}
+    static = {"model": lm, "drafter": drafter.drafter}
     numbers = jnp.arange(batch) if rows is None else jnp.asarray(rows)
     limit = np.full((batch,), setting.max_new) if budget is None else np.asarray(budget)
     state = loop.prefill(

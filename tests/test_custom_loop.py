@@ -12,10 +12,10 @@ def test_a_custom_loop_equals_generate():
     target, drafter = battery.target("opt"), drafters.model(battery.draft("opt"), gamma=3)
     tokens, length = jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS)
 
-    warp, stages = sampling.sampling_params(len(length), target.vocab_size, temperature=0.0)
+    warp = sampling.sampling_params(len(length), target.vocab_size, temperature=0.0)
     params = decoding.DecodeParams(target.params, drafter.params, warp, stopping.rules(target.vocab_size))
-    init = decoding.make_init(target.lm, drafter.drafter, stages, cache_len=60, max_new=24)
-    step = decoding.make_step(target.lm, drafter.drafter, verify.TABLE["token"].fn, stages)
+    init = decoding.make_init(target.lm, drafter.drafter, cache_len=60, max_new=24)
+    step = decoding.make_step(target.lm, drafter.drafter, verify.TABLE["token"].fn)
     step = jax.jit(chex.assert_max_traces(step, n=1), donate_argnums=1)
 
     keys = decoding.row_keys(0, jnp.arange(len(length)))

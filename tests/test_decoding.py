@@ -356,9 +356,9 @@ def test_one_trace_and_no_transfer():
 
 def test_generate_does_not_touch_the_host():
     model, drafter = battery.target("opt"), drafter_for("model-8", "opt")
-    warm, stages = loop.sampling.sampling_params(battery.ROWS, battery.VOCAB, temperature=0.0)
+    warm = loop.sampling.sampling_params(battery.ROWS, battery.VOCAB, temperature=0.0)
     decode = loop.DecodeParams(model.params, drafter.params, warm, stopping.rules(battery.VOCAB))
-    static = {"model": model.lm, "drafter": drafter.drafter, "stages": stages}
+    static = {"model": model.lm, "drafter": drafter.drafter}
     state = loop.prefill(
         decode, loop.row_keys(0, jnp.arange(battery.ROWS)), jnp.asarray(battery.prompts()),
         jnp.asarray(battery.LENGTHS), jnp.full((battery.ROWS,), 24, jnp.int32), **static, cache_len=60, max_new=24,

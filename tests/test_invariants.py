@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import config, drafters, sampling, trees, verify
+from specjax import config, drafters, sampling, stopping, trees, verify
 from specjax import decoding as loop
 from specjax.cli import report
 from specjax.models import opt
@@ -63,7 +63,7 @@ class Test1ParamsAreArguments:
     def test_no_weight_is_a_constant_of_the_program(self, family):
         """Every weight has a shape of its own here; no constant of the compiled round has one of them."""
         decode, state, static = prepare(family, drafter_for("model-2", family))
-        step = loop.make_step(static["model"], static["drafter"], token_level, static["stages"])
+        step = loop.make_step(static["model"], static["drafter"], token_level)
         closed = jax.make_jaxpr(step)(decode, state)
         weights = {leaf.shape for leaf in jax.tree.leaves(decode.target) if leaf.ndim == 2}
         shapes = [np.shape(const) for const in constants(closed)]
@@ -77,7 +77,7 @@ class Test1ParamsAreArguments:
 
     def test_static_choices_are_frozen_and_hashable(self):
         choices = [config for _, config in battery.FAMILIES.values()]
-        choices += [battery.FMT, trees.chain(2), sampling.Stages()]
+        choices += [battery.FMT, trees.chain(2)]
         for choice in choices:
             assert hash(choice) == hash(dataclasses.replace(choice))
             with pytest.raises(dataclasses.FrozenInstanceError):
@@ -179,12 +179,11 @@ class Test4OneWarpInFloat32:
     @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
     def test_a_draft_with_the_targets_weights_has_the_targets_distributions(self, family):
         decode, state, static = prepare(family, drafters.model(battery.target(family), gamma=3), **WARP)
-        tree, stages = static["drafter"].tree, static["stages"]
-        assert all(dataclasses.astuple(stages))
+        tree = static["drafter"].tree
 
         @jax.jit
         def distributions_of(decode, state):
-            warp = loop.make_warp(decode.sampling, stages, state.seen)
+            warp = loop.make_warp(decode.sampling, state.seen)
             draft, _ = static["drafter"].propose(decode.draft, state.key, state.draft, state.pending, warp)
             out, _ = static["model"].extend(decode.target, draft.tokens, state.cache, tree.mask, tree.depth)
             return draft.log_q, warp(out.logits, draft.tokens[:, tree.paths])
@@ -204,7 +203,7 @@ class Test4OneWarpInFloat32:
             "opt", drafter_for("model-2", "opt"), **plan, tokens=tokens, lengths=np.full((count,), 9, np.int32)
         )
 
-        draft = first_draft(decode, state, drafter=static["drafter"], stages=static["stages"])
+        draft = first_draft(decode, state, drafter=static["drafter"])
         ranks = self.ranks(draft.tokens, np.exp(np.asarray(draft.log_q, np.float64)))
         even = np.full((8, 8), 1 / 64)
         assert distributions.chi_square(ranks, even) > distributions.ALPHA
@@ -235,7 +234,7 @@ class Test4OneWarpInFloat32:
         one = trees.chain(0)
         out, _ = jax.jit(lm.extend)(params, read.pending[:, None], read.cache, one.mask, one.depth)
         assert out.logits.dtype == jnp.float32
-        assert sampling.warp(*sampling.sampling_params(1, battery.VOCAB), out.logits).dtype == jnp.float32
+        assert sampling.warp(sampling.sampling_params(1, battery.VOCAB), out.logits).dtype == jnp.float32
 
 
 class Test5StrictAcceptance:
@@ -294,16 +293,16 @@ class Test6ChosenNodesArePointMasses:
         assert same == (first.log_q is None)
 
 
-@functools.partial(jax.jit, static_argnames=("drafter", "stages"))
-def first_draft(decode, state, *, drafter, stages):
-    warp = loop.make_warp(decode.sampling, stages, state.seen)
+@functools.partial(jax.jit, static_argnames="drafter")
+def first_draft(decode, state, *, drafter):
+    warp = loop.make_warp(decode.sampling, state.seen)
     return drafter.propose(decode.draft, state.key, state.draft, state.pending, warp)[0]
 
 
 def proposal(kind: str, seed: int) -> Draft:
     """The first draft of the batch, at temperature 1."""
     decode, state, static = prepare("opt", drafter_for(kind, "opt"), 1.0, setting=Setting(seed=seed))
-    return first_draft(decode, state, drafter=static["drafter"], stages=static["stages"])
+    return first_draft(decode, state, drafter=static["drafter"])
 
 
 class Test7DroppingLooksAtNoSampledToken:
@@ -356,7 +355,7 @@ class Test8KeysOfRolesRoundsAndRows:
         spy = drafters.plain()._replace(drafter=plain._replace(propose=propose))
         decode, state, static = prepare("opt", spy, MIXED)
         assert jnp.issubdtype(state.key.dtype, jax.dtypes.prng_key)
-        step = jax.jit(loop.make_step(static["model"], static["drafter"], recording, static["stages"]))
+        step = jax.jit(loop.make_step(static["model"], static["drafter"], recording))
         for _ in range(3):
             state, _ = step(decode, state)
         jax.effects_barrier()
@@ -393,6 +392,9 @@ class Test9GuaranteesAreSaid:
         assert ("NO, verifier of a test" in cells) != lossless
 
 
+AUTOMATON = stopping.automaton([b"ab"], [bytes([97 + i % 5]) for i in range(battery.VOCAB)], battery.VOCAB)
+
+
 class Test10OneCompileAndNoHost:
     """Broken by a Python number in a shape, a seed or a setting as a static argument, and by a callback in the loop."""
 
@@ -408,8 +410,10 @@ class Test10OneCompileAndNoHost:
         counted(temperature=MIXED[::-1], setting=Setting(seed=5, eos=(3,), stop_tokens=(4, 5)), budget=[4] * 8)
         counted(temperature=MIXED, lengths=battery.LENGTHS[::-1].copy(), rows=np.arange(8) + 90)
         assert counts[1:] == [0, 0]
-        counted("plain", temperature=MIXED)
-        assert counts[3] == 2  # another tree: prefill and generate
+        counted(temperature=0.9, top_k=3, repetition_penalty=1.2, setting=Setting(automaton=AUTOMATON))
+        assert counts[3] == 0
+        counted("ngram-7", temperature=MIXED)
+        assert counts[4] == 2  # another tree: prefill and generate
 
     def test_a_callback_would_be_seen_and_there_is_none(self):
         decode, state, static = prepare("opt", drafter_for("model-3", "opt"), MIXED)

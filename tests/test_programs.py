@@ -72,7 +72,7 @@ def test_limits_are_positive(name, limits):
 
 
 def combinations():
-    """Drafters, verifiers and sampling settings of tiny models, each with programs of its own: 432 of them."""
+    """Drafters, verifiers and batch sizes of tiny models, each with programs of its own: 432 of them."""
     target, draft = battery.target("opt"), battery.draft("opt")
     made = [
         *(sj.drafters.model(draft, gamma=gamma) for gamma in range(1, 10)),
@@ -80,25 +80,21 @@ def combinations():
         *(sj.drafters.suffix(gamma=gamma) for gamma in range(1, 10)),
         *(sj.drafters.layer_skip(target, layers=(0,), gamma=gamma) for gamma in range(1, 10)),
     ]
-    settings = [
-        {"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1},
-        {"repetition_penalty": 1.2},
-    ]  # fmt: skip
-    for setting, verifier, drafter in itertools.product(settings, ("token", "block"), made):
-        yield target, {"drafter": drafter, "verifier": verifier, **setting}
+    for rows, verifier, drafter in itertools.product(range(1, 7), ("token", "block"), made):
+        yield target, [[5, 6, 7]] * rows, {"drafter": drafter, "verifier": verifier}
 
 
 def check_combinations(start: int, stop: int, max_maps: int, more: int) -> int:
     """Runs those, with at most that many maps `more` at any time; returns how many programs were evicted."""
     programs.limit_programs(max_maps=max_maps)
     before, first = programs.compiled_programs().evicted, None
-    for target, options in itertools.islice(combinations(), start, stop):
-        out = sj.generate(target, [[5, 6, 7]], max_new_tokens=6, ignore_eos=True, **options)
-        first = first or (target, options, out.tokens)
+    for target, prompts, options in itertools.islice(combinations(), start, stop):
+        out = sj.generate(target, prompts, max_new_tokens=6, ignore_eos=True, **options)
+        first = first or (target, prompts, options, out.tokens)
         now = programs.compiled_programs()
         assert now.maps < max_maps + more and now.count <= now.capacity and len(out.tokens[0]) == 6
-    target, options, tokens = first
-    assert sj.generate(target, [[5, 6, 7]], max_new_tokens=6, ignore_eos=True, **options).tokens == tokens
+    target, prompts, options, tokens = first
+    assert sj.generate(target, prompts, max_new_tokens=6, ignore_eos=True, **options).tokens == tokens
     return programs.compiled_programs().evicted - before
 
 

@@ -57,10 +57,10 @@ def reference(choice: dict, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def ours(choice: dict, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    params, stages = sampling_params(len(logits), logits.shape[1], **choice)
+    params = sampling_params(len(logits), logits.shape[1], **choice)
     seen = np.zeros(logits.shape, bool)
     np.put_along_axis(seen, ids, True, axis=1)
-    warped = jax.jit(warp, static_argnames="stages")(params, stages, jnp.asarray(logits[:, None]), seen[:, None])
+    warped = jax.jit(warp)(params, jnp.asarray(logits[:, None]), seen)
     return np.asarray(warped)[:, 0]
 
 

@@ -300,8 +300,8 @@ def speculate(name: str, mesh, temperature):
             params = sharding.place(params, mesh, rules, fmt, kv_heads=HEADS)
         models.append(model)
         weights.append(params)
-    warps, stages = sampling.sampling_params(ROWS, VOCAB, temperature=temperature)
-    static = {"model": models[0], "drafter": chain.chain(model_writer(models[1]), 3), "stages": stages}
+    warps = sampling.sampling_params(ROWS, VOCAB, temperature=temperature)
+    static = {"model": models[0], "drafter": chain.chain(model_writer(models[1]), 3)}
     given = decoding.DecodeParams(*weights, warps, stopping.rules(VOCAB))
     prompt, length, _ = inputs()
     keys = decoding.row_keys(0, jnp.arange(ROWS, dtype=jnp.int32))
@@ -349,9 +349,12 @@ def test_a_round_keeps_every_sharding_and_moves_no_weight():
     static, given, state = speculate("opt", sharding.make_mesh(2, 4), 0.8)
     before = {path: leaf.sharding for path, leaf in leaves(state).items()}
     compiled = decoding.one_round.lower(given, state, verify=token_level, **static).compile()
-    gathered = [i for i in hlo.program(compiled.as_text()) if i.opcode == "all-gather"]
-    assert [i.elements for i in gathered] == [ROWS // 2 * 4 * VOCAB]
-    assert collectives(compiled) == {"all-reduce": 2 * LAYERS + 1, "all-gather": 1}
+    program = hlo.program(compiled.as_text())
+    assert [i.elements for i in program if i.opcode == "all-gather"] == [ROWS // 2 * 4 * VOCAB]
+    sums = [i for i in program if i.opcode == "all-reduce"]
+    assert len([i for i in sums if i.shape]) == 2 * LAYERS + 1
+    assert all(i.dtype == "pred" and "cond/branch_1" in i.line for i in sums if not i.shape)  # of filters, where used
+    assert collectives(compiled).keys() == {"all-reduce", "all-gather"}
     after, _ = decoding.one_round(given, state, verify=token_level, **static)
     for path, leaf in leaves(after).items():
         assert leaf.sharding.is_equivalent_to(before[path], leaf.ndim), path

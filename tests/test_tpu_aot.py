@@ -77,19 +77,20 @@ else:
     rules = sharding.replicated(opt.FAMILY.rules)
     draft, draft_params, _ = load(case["draft"], rules)
     drafter = chain.chain(model_writer(draft), case["block"] - 1)
-    warps, stages = sampling.sampling_params(rows, config.vocab_size, temperature=0.8, top_p=0.9)
+    warps = sampling.sampling_params(rows, config.vocab_size, temperature=0.8, top_p=0.9)
     given = decoding.DecodeParams(params, draft_params, warps, stopping.rules(config.vocab_size, eos=[2]))
-    init = decoding.make_init(target, drafter, stages, cache_len=slots, max_new=slots // 2)
+    init = decoding.make_init(target, drafter, cache_len=slots, max_new=slots // 2)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     state = jax.eval_shape(init, given, keys, *(
         jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 8), (rows,), (rows,))))
     state = checkpoint.like(state, placement.state_shardings(state, mesh, opt.FAMILY.rules, draft=rules))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     given = given._replace(
-        sampling=checkpoint.like(given.sampling, jax.tree.map(lambda _: sharding.row_sharding(mesh), given.sampling)),
+        sampling=checkpoint.like(given.sampling, jax.tree.map(
+            lambda leaf: sharding.row_sharding(mesh) if leaf.ndim else whole, given.sampling)),
         stop=checkpoint.like(given.stop, jax.tree.map(lambda _: whole, given.stop)))
     lowered = decoding.generate.lower(
-        given, state, model=target, drafter=drafter, verify=token_level, stages=stages)
+        given, state, model=target, drafter=drafter, verify=token_level)
 
 seconds = float("inf")
 for _ in range(3):  # a neighbor on the same core slows the processor's own time too: the least of three

@@ -16,7 +16,6 @@ from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.programs import memoize
 from specjax.request import prepare
-from specjax.sampling import Stages
 from specjax.stopping import Stop
 from specjax.types import Draft
 
@@ -141,7 +140,7 @@ def _judges_key(seed: int, turn: int) -> jax.Array:
 def _judged(job: Any, chosen: Sequence[verify.Verifier], key: jax.Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of each round: the active rows [B], and the mean tokens that each verifier would commit [verifier, B]."""
     static, state = job.static, job.state
-    judge = _judge(static["model"], static["drafter"], static["stages"], tuple(one.fn for one in chosen))
+    judge = _judge(static["model"], static["drafter"], tuple(one.fn for one in chosen))
     number = 0
     while bool(jnp.any(state.stop == int(Stop.RUNNING))):
         same_draft = state._replace(key=jax.random.clone(state.key))  # the round below draws it again
@@ -151,11 +150,11 @@ def _judged(job: Any, chosen: Sequence[verify.Verifier], key: jax.Array) -> Iter
 
 
 @memoize
-def _judge(model: LanguageModel, drafter: Drafter, stages: Stages, fns: tuple[VerifyFn, ...]) -> Callable:
+def _judge(model: LanguageModel, drafter: Drafter, fns: tuple[VerifyFn, ...]) -> Callable:
     """(params, state, key) -> (active rows, mean tokens [verifier, B]) of the state's next round, all on one draft."""
 
     def run(params: loop.DecodeParams, state: loop.GenerationState, key):
-        warp = loop.make_warp(params.sampling, stages, state.seen)
+        warp = loop.make_warp(params.sampling, state.seen)
         draft_key = loop.round_keys(state.key)[1]
         draft, _, cache = loop.propose(drafter, params.draft, draft_key, state, warp)
         _, log_p, _ = loop.judge(model, drafter.tree, params.target, draft, cache, warp, buckets=drafter.buckets)

@@ -18,7 +18,7 @@ def test_every_operation_is_timed_in_both_forms():
 
 
 def test_both_forms_of_deterministic_operations_agree():
-    inputs, forms = vocabulary._inputs(V, 2), vocabulary._forms(V)
+    inputs, forms = vocabulary._inputs(V, 2), vocabulary._forms()
     np.testing.assert_array_equal(forms["argmax", "ours"](inputs), forms["argmax", "usual"](inputs))
     ours, usual = (np.exp(forms["top-p", form](inputs)) for form in ("ours", "usual"))
     np.testing.assert_allclose(ours, usual, rtol=1e-5)
@@ -26,7 +26,7 @@ def test_both_forms_of_deterministic_operations_agree():
 
 
 def test_both_forms_draw_the_only_token_with_mass():
-    inputs, forms = vocabulary._inputs(V, 2), vocabulary._forms(V)
+    inputs, forms = vocabulary._inputs(V, 2), vocabulary._forms()
     token = jnp.array([7, V - 1])
     certain = jax.nn.one_hot(token, V)
     inputs = inputs._replace(logits=jnp.log(certain), p=certain, q=certain / 2)

@@ -175,11 +175,11 @@ def test_control_a_wrong_conversion_is_detected(kind):
 
 
 def first_draft(made: LoadedDrafter, temperature=0.0, **options):
-    decode, state, static = battery.prepare("opt", made, temperature, **options)
+    decode, state, _ = battery.prepare("opt", made, temperature, **options)
 
     @jax.jit
     def propose(decode, state):
-        warp = loop.make_warp(decode.sampling, static["stages"], state.seen)
+        warp = loop.make_warp(decode.sampling, state.seen)
         return made.drafter.propose(decode.draft, state.key, state.draft, state.pending, warp)[0]
 
     return propose(decode, state)

@@ -259,13 +259,13 @@ def test_three_levels_of_published_shapes_are_one_program():
 
     rows, target = 4, shapes_of("13b")
     made = drafters.cascade(shapes_of("1.3b"), drafters.model(shapes_of("125m"), gamma=3), gamma=6)
-    warps, stages = sampling.sampling_params(rows, target.vocab_size, temperature=0.8)
+    warps = sampling.sampling_params(rows, target.vocab_size, temperature=0.8)
     given = loop.DecodeParams(target.params, made.params, warps, stopping.rules(target.vocab_size, eos=[2]))
-    init = loop.make_init(target.lm, made.drafter, stages, cache_len=256, max_new=64)
+    init = loop.make_init(target.lm, made.drafter, cache_len=256, max_new=64)
     whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     state = jax.eval_shape(init, given, keys, whole(rows, 8), whole(rows), whole(rows))
-    static = {"model": target.lm, "drafter": made.drafter, "verify": token_level, "stages": stages}
+    static = {"model": target.lm, "drafter": made.drafter, "verify": token_level}
     program = loop.generate.lower(given, state, **static)
     assert jax.tree.map(lambda leaf: leaf.shape, program.out_info) == jax.tree.map(lambda leaf: leaf.shape, state)
     assert made.drafter.tree.size == 7 and "while" in program.as_text()

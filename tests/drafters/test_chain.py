@@ -18,9 +18,9 @@ ROUNDS = ([GAMMA + 1, 1, 2, 0], [GAMMA + 1, GAMMA + 1, 3, 0], [1, 2, GAMMA + 1, 
 
 
 def greedy(logits, ancestors=None):
-    params, stages = sampling.sampling_params(ROWS, battery.VOCAB, temperature=0.0)
+    params = sampling.sampling_params(ROWS, battery.VOCAB, temperature=0.0)
     del ancestors
-    return sampling.warp(params, stages, logits)
+    return sampling.warp(params, logits)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding as loop
-from specjax import drafters, sampling, trees
+from specjax import drafters, trees
 from specjax.models.format import Format
 from specjax.verify.token import token_level
 from tests import battery, distributions, hlo
@@ -165,11 +165,10 @@ def test_prefill_runs_no_decoder_for_hidden_states_that_nothing_reads(family):
 
     def dots(drafter) -> int:
         model = battery.target(family)
-        stages = sampling.Stages()
         lm = model.variant(capture=drafter.drafter.capture)
         decode, state, _ = battery.prepare(family, drafter)
         arrays = (decode, state.key, jnp.asarray(battery.prompts()), jnp.asarray(battery.LENGTHS), state.room)
-        static = {"model": lm, "drafter": drafter.drafter, "stages": stages, "cache_len": 60, "max_new": 24}
+        static = {"model": lm, "drafter": drafter.drafter, "cache_len": 60, "max_new": 24}
         text = loop.prefill.lower(*arrays, **static).compile().as_text()
         return sum(i.opcode in ("dot", "custom-call") for i in hlo.program(text))
 

@@ -158,7 +158,7 @@ def shapes_in_the_draft_loop(kind: str) -> set[int]:
     """Every extent of an array inside the loop over gamma draft steps."""
     decode, state, static = prepare("opt", made(kind, "opt"))
     drafter = static["drafter"]
-    warp = loop.make_warp(decode.sampling, static["stages"], None)
+    warp = loop.make_warp(decode.sampling, None)
     traced = jax.make_jaxpr(lambda s: loop.propose(drafter, decode.draft, s.key, s, warp)[0])(state)
     (steps,) = [e for e in traced.eqns if e.primitive.name == "scan" and e.params["length"] == 3]
     return {extent for jaxpr in inner(steps) for e in jaxpr.eqns for v in e.invars for extent in v.aval.shape}

@@ -57,7 +57,7 @@ def test_the_draft_is_the_target_under_a_mask(family):
     model = battery.target(family)
     loaded = drafters.small_kv(model, gamma=GAMMA, budget=BUDGET, selection=Sinks(KEPT))
     decode, state, static = prepare(family, loaded, 1.0, setting=Setting(max_new=20))
-    warp = loop.make_warp(decode.sampling, static["stages"], None)
+    warp = loop.make_warp(decode.sampling, None)
 
     @jax.jit
     def both(params, state):
@@ -100,7 +100,7 @@ def test_a_row_that_was_rolled_back_is_read_again():
     later = state
     for _ in range(3):
         later, _ = loop.one_round(decode, jax.tree.map(jnp.copy, later), verify=token_level, **static)
-    warp = loop.make_warp(decode.sampling, static["stages"], None)
+    warp = loop.make_warp(decode.sampling, None)
     propose = jax.jit(lambda s: loop.propose(loaded.drafter, decode.draft, loop.round_keys(s.key)[1], s, warp)[0])
     with jax.debug_key_reuse(False):
         fresh = propose(state)

@@ -15,7 +15,7 @@ from specjax.drafters import Siblings, token_tree
 from specjax.model import Model
 from specjax.models import opt
 from specjax.sampling import sampling_params
-from specjax.stopping import StopRules, rules
+from specjax.stopping import rules
 from specjax.verify import TABLE
 from tests import battery, hlo
 
@@ -45,10 +45,9 @@ def sorts(drafter: str, temperature: float) -> list[hlo.Instruction]:
     """Of long rows, in the loop of a batch of two."""
     make, verifier = MADE[drafter]
     loaded, target, rows = make(), model(0), 2
-    warm, stages = sampling_params(rows, VOCAB, temperature=temperature)
-    codes = rules(VOCAB, eos=(), stop_tokens=()).codes
-    params = loop.DecodeParams(target.params, loaded.params, warm, StopRules(codes, None))
-    static = {"model": target.lm, "drafter": loaded.drafter, "stages": stages}
+    warm = sampling_params(rows, VOCAB, temperature=temperature)
+    params = loop.DecodeParams(target.params, loaded.params, warm, rules(VOCAB))
+    static = {"model": target.lm, "drafter": loaded.drafter}
     tokens, lengths = jnp.ones((rows, 8), jnp.int32), jnp.full((rows,), 8, jnp.int32)
     state = loop.prefill(
         params, loop.row_keys(0, jnp.arange(rows)), tokens, lengths, jnp.full((rows,), 9, jnp.int32), **static,

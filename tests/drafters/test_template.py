@@ -41,11 +41,11 @@ def last_seen() -> drafters.LoadedDrafter:
 def proposals():
     """Draft of a ragged batch, mixed temperatures, and the memory after a commit and a propose."""
     made = last_seen().drafter
-    params, stages = sampling.sampling_params(battery.ROWS, V, temperature=SAMPLED)
+    params = sampling.sampling_params(battery.ROWS, V, temperature=SAMPLED)
 
     @jax.jit
     def rounds(prompts, lengths, key):
-        warp = lambda logits, ancestors=None: sampling.warp(params, stages, logits)
+        warp = lambda logits, ancestors=None: sampling.warp(params, logits)
         state = made.init((), prompts, lengths, 30, None)
         pending = jnp.take_along_axis(prompts, lengths[:, None] - 1, 1)[:, 0]
         draft, state = made.propose((), key, state, pending, warp)

@@ -44,7 +44,7 @@ ROWS, ENDED = 4, 3
 
 def warp(logits, ancestors=None):
     del ancestors
-    return sampling.warp(*sampling.sampling_params(ROWS, battery.VOCAB, temperature=1.0), logits)
+    return sampling.warp(sampling.sampling_params(ROWS, battery.VOCAB, temperature=1.0), logits)
 
 
 def committed(rng, draft: Draft, parents, kind: str) -> list[list[int]]:
@@ -174,13 +174,13 @@ def test_control_a_token_missing_from_the_cache_is_detected(kind):
 def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Draft, np.ndarray]:
     """Drafts of three children after one prompt, and the distribution after the root."""
     loaded = tree_of("opt", kind, trees.regular((3, 1)))
-    params, stages = sampling.sampling_params(count, battery.VOCAB, temperature=temperature, top_k=6)
+    params = sampling.sampling_params(count, battery.VOCAB, temperature=temperature, top_k=6)
     tokens = np.tile(battery.prompts()[4], (count, 1))
     drafter = loaded.drafter
 
     @jax.jit
     def draw(weights, keys):
-        warp = lambda logits, ancestors=None: sampling.warp(params, stages, logits)
+        warp = lambda logits, ancestors=None: sampling.warp(params, logits)
         state = drafter.init(weights, jnp.asarray(tokens), jnp.full((count,), 9, jnp.int32), 24, None)
         return drafter.propose(weights, keys, state, jnp.asarray(tokens[:, 8]), warp)[0]
 

@@ -374,9 +374,9 @@ def test_speculation_with_a_t5_draft_is_greedy_decoding():
     noise = iter(jax.random.split(jax.random.key(9), 200))
     near = lambda leaf: leaf * (1 + 0.2 * jax.random.normal(next(noise), leaf.shape))
     draft = jax.tree.map(near, weights(config))
-    sampled, stages = sampling.sampling_params(3, config.vocab_size, temperature=0.0)
+    sampled = sampling.sampling_params(3, config.vocab_size, temperature=0.0)
     params = decoding.DecodeParams(weights(config), draft, sampled, stopping.rules(config.vocab_size))
-    static = {"model": lm, "drafter": chain(model_writer(lm), gamma), "stages": stages}
+    static = {"model": lm, "drafter": chain(model_writer(lm), gamma)}
     # Nothing is drawn at temperature 0. The reuse checker takes two slices of one array of keys for a reuse.
     with jax.debug_key_reuse(False):
         key = decoding.row_keys(0, jnp.arange(3))

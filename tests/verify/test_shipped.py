@@ -52,10 +52,10 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
       raw: the verifier also receives the unwarped log-probabilities.
     """
     batch = SAMPLES * len(TEMPERATURES)
-    params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * SAMPLES)
+    params = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * SAMPLES)
 
     def run(params, table, root, key):
-        log_probs = lambda model: lambda previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
+        log_probs = lambda model: lambda previous: warp(params, table[model][previous[:, None]])[:, 0]
         unwarped = lambda tokens: jax.nn.log_softmax(table[0][tokens])
         fn = (lambda *args: verifier(*args, unwarped(args[2].tokens))) if raw else verifier
         rounding, continuing = fork(key, 2)

@@ -240,11 +240,11 @@ def fork(key, count: int) -> list:
 def three_tokens(samples: int, *, shift_log_q: float = 0.0, reuse_draft_key: bool = False) -> np.ndarray:
     """The first three tokens, [temperatures, samples, 3]: of one round, then of the target."""
     batch = samples * len(TEMPERATURES)
-    params, stages = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * samples)
+    params = sampling_params(batch, VOCAB, temperature=list(TEMPERATURES) * samples)
 
     def run(params, table, root, key):  # all arrays are arguments: XLA would spend minutes folding constants
         drafting, verifying, continuing = fork(key, 3)
-        log_probs = lambda model, previous: warp(params, stages, table[model][previous[:, None]])[:, 0]
+        log_probs = lambda model, previous: warp(params, table[model][previous[:, None]])[:, 0]
         tokens, log_q = [root], []
         for _ in range(GAMMA):
             drafting, now = fork(drafting, 2)
