@@ -1,13 +1,16 @@
-"""Text files, read by lines: every error names file and line. And files that appear whole or not at all."""
+"""Text files, read by lines: every error names file and line. Files that appear whole or not at all. JSON."""
 
 import contextlib
 import gzip
+import json
 import lzma
+import math
 import os
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 PACKED = {".gz": ("gzip", gzip.open), ".xz": ("xz", lzma.open)}
 DAMAGED = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)  # errors of unpacking bytes that are not an archive
@@ -107,3 +110,19 @@ def write_text(file: Path, text: str) -> None:
     """Writes a text file, which appears whole or not at all."""
     with whole(file) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def finite(value: Any) -> Any:
+    """A copy as plain JSON values: nan and infinities are None, names of mappings and paths are strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Strict JSON, in which nan and infinities are null."""
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, indent=2)

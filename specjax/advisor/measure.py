@@ -1,7 +1,8 @@
 """Measurements for `rank`: every strategy is decoded in the loop of `specjax.generate`, counted and timed.
 
 First all prompts are decoded with each strategy, which counts acceptance; then the first batch is decoded interleaved,
-which times rounds. The draft models score the texts of the target, which gives acceptance by rank. All runs are warm.
+which times rounds. The draft models score the texts of the target, which gives acceptance by token and by rank. All
+runs are warm.
 """
 
 import dataclasses
@@ -16,9 +17,9 @@ import jax
 import numpy as np
 
 from specjax import decoding, estimates, measuring, metrics
-from specjax.advisor import rank
+from specjax.advisor import rank, texts
 from specjax.advisor.parts import Batch, Part
-from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, MISS, PLAIN, RANKS, SELF, DraftingCost, VerifyCurve
+from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, PLAIN, SELF, DraftingCost, VerifyCurve
 from specjax.bench.rounds import load_free
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
@@ -41,7 +42,6 @@ DYNAMIC = ((8, 4, 2), (16, 6, 4))  # size, depth, width
 SUFFIXES = ((8, 6), (16, 8))  # size, depth
 ENOUGH = 2.0  # seconds of plain decoding to be timed if single runs are short
 MORE = 5  # most turns, relative to the number given
-PAD = 32  # scored texts are padded to multiples of this
 
 
 class BatchRun(NamedTuple):
@@ -78,8 +78,9 @@ class BatchRun(NamedTuple):
 
     @property
     def tokens_per_round(self) -> float:
-        """Tokens per round by count: the accepted ones and one of the target."""
-        return rank.counted_tokens(self.reached).value
+        """Tokens of the texts per target pass of a row, as `Stats.tokens_per_call`."""
+        rows = [row for run in self.parts or (self,) for row in run.tokens[: len(run.reached)]]
+        return sum(map(len, rows)) / max(sum(row[0] for row in self.reached), 1)
 
 
 Turns = list[tuple[BatchRun, BatchRun]]  # of each turn: a strategy, and plain decoding in the same turn
@@ -98,6 +99,7 @@ class Survey:
       stop: polled between runs; True ends measuring.
       counted: every batch once. timed: the first batch, once per turn.
       ranks: for each draft, the ranks of the tokens of the target.
+      chances: for each draft, the probability that it would draft each of these tokens and have it accepted.
       load: share of the processors used by other programs during timed runs.
     """
 
@@ -112,6 +114,7 @@ class Survey:
     counted: dict[Strategy, list[BatchRun]] = dataclasses.field(default_factory=dict, init=False)
     timed: dict[Strategy, Turns] = dataclasses.field(default_factory=dict, init=False)
     ranks: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict, init=False)
+    chances: dict[int, tuple[tuple[float, ...], ...]] = dataclasses.field(default_factory=dict, init=False)
     inners: list[rank.InnerAcceptance] = dataclasses.field(default_factory=list, init=False)
     left_out: list[str] = dataclasses.field(default_factory=list, init=False)
     load: list[float] = dataclasses.field(default_factory=list, init=False)
@@ -166,8 +169,8 @@ def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if np.any(stop == int(Stop.NAN)):
         raise RuntimeError(f"the logits of {survey.target.name} contain NaN: check its weights and dtype")
-    texts = [written[row, : count[row]].tolist() for row in range(len(batch))]
-    return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), metrics.reached(totals)[:real], texts)
+    new = [written[row, : count[row]].tolist() for row in range(len(batch))]
+    return BatchRun(job.seconds["prefill"], run, int(np.max(totals.rounds)), metrics.reached(totals)[:real], new)
 
 
 def joined(runs: Sequence[BatchRun]) -> BatchRun:
@@ -263,8 +266,8 @@ def run(survey: Survey) -> None:
         _count(survey, strategy, f"{place} of {len(counted)}: ")
     if PLAIN not in survey.counted:
         return
-    if "tree" in survey.kinds:
-        _rank_texts(survey)
+    if {"model", "tree", "cascade"} & set(survey.kinds):
+        _score_texts(survey)
     if "cascade" in survey.kinds and len(survey.drafts) > 1:
         _count_inner(survey)
     idle = _leave_idle_out(survey)
@@ -333,46 +336,19 @@ def _count_inner(survey: Survey) -> None:
     survey.inners.append(rank.InnerAcceptance(middle, small, float(reached[1:].sum() / tried) if tried else 0.0))
 
 
-def _rank_texts(survey: Survey) -> None:
-    """Ranks the texts of the target by each draft model."""
+def _score_texts(survey: Survey) -> None:
+    """Ranks and acceptance probabilities of the texts of the target, by each draft model."""
     batches = [survey.batches[number] for number in survey.numbers(Part.SURVEY)]
     runs = zip(survey.counted[PLAIN], batches, strict=True)
-    texts = [row for run, batch in runs for row in run.tokens[: batch.real]]
+    written = [row for run, batch in runs for row in run.tokens[: batch.real]]
     prompts = [prompt for batch in batches for prompt in batch.prompts[: batch.real]]
     for number, draft in enumerate(survey.drafts):
         if survey.stop():
             return
         survey.progress(f"scoring the texts of the target with {draft.name}")
-        survey.ranks[number] = ranks_of(draft, prompts, texts)
-
-
-def ranks_of(
-    draft: Model, prompts: Sequence[list[int]], texts: Sequence[list[int]], *, ranks: int = RANKS
-) -> tuple[tuple[int, ...], ...]:
-    """Rank of every token of the texts among the most probable tokens of the draft after the same prefix.
-
-    Ranks from `ranks` on are MISS. Tokens with equal logits are ranked by number, as in a tree of most probable tokens.
-    """
-    limit = draft.positions or 10**9
-    wide = max(len(prompt) for prompt in prompts)
-    long = max(len(text) + (0 if draft.encoder_decoder else wide) for text in texts)
-    long = min(-(-(long + 1) // PAD) * PAD, limit)
-    found = []
-    for prompt, text in zip(prompts, texts, strict=True):
-        before = [draft.config.start_token] if draft.encoder_decoder else list(prompt)
-        whole = [*before, *text][:long]
-        padded = np.zeros((1, long), np.int32)
-        padded[0, : len(whole)] = whole
-        read = np.full((1, wide), draft.config.start_token if draft.encoder_decoder else 0, np.int32)
-        read[0, : len(prompt)] = prompt
-        logits = np.asarray(draft.score(*([read, padded] if draft.encoder_decoder else [padded])))[0]
-        written = np.asarray(whole[len(before) :], np.int64)
-        rows = logits[len(before) - 1 : len(before) - 1 + len(written)]
-        own = rows[np.arange(len(written)), written][:, None]
-        earlier = np.arange(rows.shape[1])[None] < written[:, None]
-        place = ((rows > own) | ((rows == own) & earlier)).sum(1)
-        found.append(tuple(np.where(place < ranks, place, MISS).tolist()))
-    return tuple(found)
+        survey.ranks[number], survey.chances[number] = texts.scored(
+            draft, survey.target, prompts, written, temperature=survey.options["temperature"]
+        )
 
 
 # --- numbers for rank ------------------------------------------------------------------------------------------------
@@ -443,7 +419,9 @@ def _chain(survey: Survey, curve: VerifyCurve, family: tuple[str, tuple[int, ...
     gammas = [one["gamma"] for one in own]
     seconds = [round_seconds(survey.timed, one)[0] for one in own]
     step, overhead = rank.drafting_cost(gammas, [gamma + 1 for gamma in gammas], seconds, curve)
-    return rank.ChainCounts(longest, joined(survey.counted[longest]).reached, _cost(survey, longest, step, overhead))
+    chances = survey.chances.get(longest.drafts[0], ()) if longest.name == "model" else ()
+    reached, cost = joined(survey.counted[longest]).reached, _cost(survey, longest, step, overhead)
+    return rank.ChainCounts(longest, reached, cost, chances)
 
 
 def _tree_cost(survey: Survey, curve: VerifyCurve, draft: int) -> DraftingCost:
@@ -466,4 +444,5 @@ def _cost(survey: Survey, strategy: Strategy, step: float, overhead: float) -> D
     usual = plain.committed / max(plain.passes, 1)
     seconds, spread = round_seconds(survey.timed, strategy)
     prefill = statistics.median(own.prefill for own, _ in survey.timed[strategy])
-    return DraftingCost(step, overhead, prefill, kept / usual, spread / seconds)
+    cut = run.tokens_per_round / rank.counted_tokens(run.reached).value
+    return DraftingCost(step, overhead, prefill, kept / usual, spread / seconds, cut)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax import theory, trees
-from specjax.estimates import Counts, Estimate, of_totals, ratio
+from specjax.advisor.texts import rank_table, replay, replay_chain
+from specjax.estimates import Counts, Estimate, combine, of_totals, ratio
 from specjax.strategy import Strategy
 from specjax.trees import Tree
 from specjax.types import Siblings
@@ -27,8 +28,6 @@ FIXED = ("lookahead", "dynamic-tree", "suffix-tree")  # predicted only with the 
 KINDS = ("model", "tree", "dynamic-tree", *COPIED, "suffix-tree", "lookahead", "cascade", *SELF)
 
 GAMMA_MAX = 15  # longest chain considered; with its root as wide as the curve
-RANKS, DEPTH = 4, 8  # of the trees considered: children of a node, levels
-MISS = -1  # in `RankCounts.rows`: the target's token is not among the draft's most probable ones
 
 
 def chain(name: str, gamma: int, *drafts: int, verifier: str | None = None) -> Strategy:
@@ -97,9 +96,10 @@ class DraftingCost(NamedTuple):
       step: seconds per drafted token, or per level of a tree.
       overhead: seconds of a round beyond the target forward pass and the draft steps.
       prefill: prefill seconds, the target included.
-      balance: committed tokens per target pass over the tokens per round by count. Below 1 if rows of a batch wait for
-        others, and because the last round of a text is cut.
+      balance: committed tokens per target pass over those of each row alone: below 1 if rows of a batch wait for
+        others.
       spread: half of the 95 % interval of the seconds per round, relative to them.
+      cut: tokens per round of the texts over the accepted ones and one: below 1 because the last round is cut.
     """
 
     step: float
@@ -107,6 +107,7 @@ class DraftingCost(NamedTuple):
     prefill: float
     balance: float = 1.0
     spread: float = 0.0
+    cut: float = 1.0
 
 
 class ChainCounts(NamedTuple):
@@ -115,11 +116,14 @@ class ChainCounts(NamedTuple):
     Attributes:
       strategy: as measured.
       reached: for each prompt, rounds that accepted at least 0, 1, ... draft tokens.
+      chances: for each text of the target, the probability that each token is accepted where the draft reaches it; ()
+        if not known.
     """
 
     strategy: Strategy
     reached: tuple[tuple[int, ...], ...]
     cost: DraftingCost
+    chances: tuple[tuple[float, ...], ...] = ()
 
     @property
     def total(self) -> tuple[int, ...]:
@@ -192,7 +196,7 @@ def rank(measured: Measurements, *, gamma_max: int = GAMMA_MAX) -> list[Candidat
     found = [
         *(one for counts in measured.chains for one in chains(measured, counts, gamma_max=gamma_max)),
         *(one for counts in measured.ranks for one in best_trees(measured, counts)),
-        *(weigh(measured, one.strategy, counted_tokens(one.reached), one.seconds, one.cost) for one in measured.fixed),
+        *(weigh(measured, one.strategy, fixed_tokens(one), one.seconds, one.cost) for one in measured.fixed),
         *(one for inner in measured.inners for one in cascades(measured, inner)),
     ]
     return sorted(found, key=lambda one: (-round(one.speedup, 9), one.seconds))
@@ -205,10 +209,32 @@ def chains(measured: Measurements, counts: ChainCounts, *, gamma_max: int = GAMM
     """Every draft length from 1 on."""
     run, cost = counts.strategy, counts.cost
     for gamma in range(1, gamma_max + 1):
-        tokens = expected(counts.reached, gamma)
+        tokens = chain_tokens(counts, gamma)
         seconds = measured.curve.at(gamma + 1) + cost.overhead + gamma * cost.step
         strategy = chain(run.name, gamma, *run.drafts, verifier=run.verifier)
         yield weigh(measured, strategy, tokens, seconds, cost)
+
+
+def chain_tokens(counts: ChainCounts, gamma: int) -> Estimate:
+    """Expected tokens per round of a draft length, with their error over prompts.
+
+    Acceptance by position depends on the draft length, since rounds of other lengths begin at other tokens. It carries
+    over by token of the text: the rounds of a draft length are replayed on the texts of the target. What the measured
+    draft length gained in addition, such as by block verification, which equals token-level verification for one draft
+    token, is assumed to grow linearly with the draft length.
+    """
+    scaled = lambda found, by: combine(lambda tokens: tokens * by, found)
+    if not counts.chances:
+        return scaled(expected(counts.reached, gamma), counts.cost.cut)
+    longest = counts.strategy["gamma"]
+    gain = counted_tokens(counts.reached).value * counts.cost.cut / replay_chain(counts.chances, longest).value
+    share = (min(gamma, longest) - 1) / max(longest - 1, 1)
+    return scaled(replay_chain(counts.chances, gamma), 1 + (gain - 1) * share)
+
+
+def fixed_tokens(one: FixedCounts) -> Estimate:
+    """Tokens per round as measured."""
+    return combine(lambda tokens: tokens * one.cost.cut, counted_tokens(one.reached))
 
 
 def counted_tokens(reached: Sequence[Sequence[int]]) -> Estimate:
@@ -293,45 +319,6 @@ def best_trees(measured: Measurements, counts: RankCounts) -> Iterator[Candidate
             yield weigh(measured, tree(shape, counts.draft), tokens, seconds, cost)
 
 
-def rank_table(rows: Sequence[Sequence[int]], *, depth: int = DEPTH, width: int = RANKS) -> np.ndarray:
-    """[depth, width]: probability that the token of this rank is correct, given that all previous levels were.
-
-    Only as deep as the texts reach.
-    """
-    right, tried = np.zeros((depth, width)), np.zeros(depth)
-    for row in rows:
-        for start in range(len(row)):
-            for deep, found in enumerate(row[start : start + depth]):
-                tried[deep] += 1
-                if not 0 <= found < width:
-                    break
-                right[deep, found] += 1
-    known = int((tried > 0).sum())
-    return right[:known] / tried[:known, None]
-
-
-def replay(shape: Tree, rows: Sequence[Sequence[int]]) -> Estimate:
-    """Tokens per round with a tree of the most probable tokens on these texts, with their error over texts.
-
-    Replays the rounds on the texts of the target instead of modeling them. The last token of a round comes from the
-    target, whatever its rank.
-    """
-    below: list[dict[int, int]] = [{} for _ in shape.parents]  # per node: rank -> child
-    for node, parent in enumerate(shape.parents[1:], start=1):
-        below[parent][len(below[parent])] = node
-    rounds = []
-    for row in rows:
-        at, count = 0, 0
-        while at < len(row):
-            node, count = 0, count + 1
-            while at < len(row) and row[at] in below[node]:
-                node, at = below[node][row[at]], at + 1
-            at += 1
-        rounds.append((at, count))
-    tokens, counts = zip(*rounds, strict=True)
-    return ratio(tokens, counts) if sum(counts) else Estimate(1.0)
-
-
 def _full(depth: int, ranks: int) -> int:
     return sum(ranks**level for level in range(depth + 1))
 
@@ -350,7 +337,7 @@ def cascades(measured: Measurements, inner: InnerAcceptance) -> Iterator[Candida
         return
     prefill = middle.cost.prefill + small.cost.prefill - measured.plain.prefill
     for gamma in range(4, 11, 2):
-        tokens = expected(middle.reached, gamma)
+        tokens = chain_tokens(middle, gamma)
         for short in range(1, 5):
             fill = float(theory.rounds_to_fill(inner.alpha, short, gamma))
             one = short * small.cost.step + middle.cost.step * measured.curve.relative(short + 1)

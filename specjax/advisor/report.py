@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specjax import plotting
-from specjax.advisor import rank
+from specjax.advisor import rank, texts
 from specjax.advisor.measure import BatchRun
 from specjax.advisor.rank import DRAWN, PLAIN, SELF, Candidate, ChainCounts, Measurements
 from specjax.advisor.trials import Trial
@@ -140,7 +140,7 @@ class Advice(NamedTuple):
         """A strategy with its models."""
         return strategy.label(self.drafts)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything measured, predicted, tried and concluded, for JSON."""
         from specjax.bench import record
 
@@ -173,7 +173,7 @@ def reasons(advice: Advice) -> list[str]:
             best = advice.candidates[0]
             lines.append(
                 f"The best prediction is {advice.label(best.strategy)} at {best.speedup:.2f} \u00b1 {best.error:.2f} "
-                f"times plain decoding: {_round(best, measured)}."
+                f"times plain decoding; tokens per round {_round(best, measured)}."
             )
         else:
             lines.append("There are no candidates: pass a draft model, or other kinds of drafters.")
@@ -197,12 +197,13 @@ def _tried(advice: Advice, measured: Measurements) -> list[str]:
     if advice.helps:
         on = _on(advice, "trials")
         return [
-            f"Measured {best.speedup:.2f} \u00b1 {best.error:.2f} {on} ({turns}), {predicted}: "
-            f"{_round(best.candidate, measured)}."
+            f"Measured {best.speedup:.2f} \u00b1 {best.error:.2f} {on} ({turns}), {predicted}; tokens per round "
+            f"measured {best.tokens:.2f}, {_round(best.candidate, measured)}."
         ]
     lines = [
         f"The fastest of {len(advice.trials)} candidates tried, {advice.label(best.strategy)}, ran at "
-        f"{best.speedup:.2f} times plain decoding ({turns}; {predicted}): {_round(best.candidate, measured)}."
+        f"{best.speedup:.2f} times plain decoding ({turns}; {predicted}); tokens per round measured {best.tokens:.2f}, "
+        f"{_round(best.candidate, measured)}."
     ]
     if best.speedup > 1:
         lines.append("The gain is within the error.")
@@ -241,7 +242,8 @@ def _on(advice: Advice, part: str) -> str:
 
 
 def _round(one: Candidate, measured: Measurements) -> str:
-    return f"{one.tokens:.2f} tokens per round, {one.seconds / measured.curve.step:.2f} steps per round"
+    """The predicted round of a candidate."""
+    return f"predicted {one.tokens:.2f}, in {one.seconds / measured.curve.step:.2f} steps per round"
 
 
 def _machine(advice: Advice, measured: Measurements) -> str:
@@ -299,7 +301,7 @@ def _measured(advice: Advice, measured: Measurements) -> dict[str, Any]:
         "ranks": [
             {
                 "draft": advice.drafts[one.draft], **cost(one),
-                "accepted_by_depth_and_rank": rank.rank_table(one.rows).tolist(),
+                "accepted_by_depth_and_rank": texts.rank_table(one.rows).tolist(),
             }
             for one in measured.ranks
         ],

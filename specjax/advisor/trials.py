@@ -75,7 +75,7 @@ class Trial(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """Committed tokens per round by count."""
+        """Tokens per target pass, as `Stats.tokens_per_call`."""
         return self.turns[0][0].tokens_per_round
 
     def joined(self, more: "Trial") -> "Trial":

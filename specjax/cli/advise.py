@@ -9,6 +9,7 @@ from specjax import checks, files
 from specjax.checks import check_name
 from specjax.cli import INTERRUPTED, outputs, process
 from specjax.cli.arguments import parse
+from specjax.cli.prompts import Prompt, read_file
 from specjax.config import Flag, Several, arg
 from specjax.defaults import DRAFTS, TARGET
 
@@ -117,7 +118,7 @@ def main(args: Sequence[str]) -> int:
     process.import_library()
     from specjax.advisor import advise, report
     from specjax.cli.progress import Progress, tables_and_errors
-    from specjax.cli.report import finite, print_json, to_json
+    from specjax.cli.report import print_json
 
     use, measuring, showing = options.use, options.measuring, options.showing
     console, errors = tables_and_errors()
@@ -138,7 +139,7 @@ def main(args: Sequence[str]) -> int:
     file = options.text.prompts
     command = advice.command(dtype=options.models.dtype, prompts=file, chat=style == "own")
     given_options = {"style": style, "dtype": options.models.dtype, "prompts_file": file, "texts": list(prompts)}
-    content = to_json(finite(advice.as_dict() | {"command": command} | given_options))
+    content = files.to_json(advice.to_dict() | {"command": command} | given_options)
     if showing.output is not None:
         files.write_text(showing.output, content + "\n")
     if showing.picture is not None and advice.measured is not None:
@@ -189,20 +190,21 @@ def draft_names(models: AdviceModels) -> tuple[str, ...]:
     return models.draft or (DRAFTS[:1] if models.target == TARGET else ())
 
 
-def given_prompts(text: AdvicePrompts) -> list[str] | None:
+def given_prompts(text: AdvicePrompts) -> list[Prompt] | None:
     """`count` prompts of the file; None without a file."""
     if text.prompts is None:
         return None
     from specjax.bench import tasks
-    from specjax.cli.prompts import read_file
 
     return tasks.spread(read_file(text.prompts), text.count)
 
 
-def addressed(text: AdvicePrompts, target: Any, given: list[str] | None) -> tuple[str, list[str]]:
+def addressed(text: AdvicePrompts, target: Any, given: list[Prompt] | None) -> tuple[str, list[Prompt]]:
     """The style and the prompts in it: given ones, or those of a task from the package."""
     from specjax.bench import tasks
 
+    if given is not None and not all(isinstance(prompt, str) for prompt in given):
+        return tasks.AS_IS, given
     if given is not None:
         name, items = tasks.AS_IS, [*map(tasks.Item, given)]
     else:
@@ -243,7 +245,7 @@ def show(console: Any, advice: Any, command: str) -> None:
         table("verification of several tokens, in steps of plain decoding", [steps])
         rows = [strategy_row(advice, one.candidate, one) for one in advice.trials]
         rows += [strategy_row(advice, one) for one in untried(advice)]
-        plain = ("plain", 1.0, 1.0, "1.00", "1.00" if advice.trials else None, "")
+        plain = ("plain", 1.0, 1.0 if advice.trials else None, 1.0, "1.00", "1.00" if advice.trials else None, "")
         table(f"candidates: {whole}", [*rows, dict(zip(COLUMNS, plain, strict=True))], used(advice.trials))
     if advice.swept:
         table(f"sweep: {whole}", [strategy_row(advice, one.candidate, one) for one in advice.swept], used(advice.swept))
@@ -254,7 +256,10 @@ def show(console: Any, advice: Any, command: str) -> None:
         console.print(f"\n    {command}\n    {advice.python}", soft_wrap=True, markup=False)
 
 
-COLUMNS = ("strategy", "tokens/\nround", "steps/\nround", "predicted", "measured", "turns")
+COLUMNS = (
+    "strategy", "tokens\npredicted", "tokens\nmeasured", "steps\npredicted", "speed-up\npredicted",
+    "speed-up\nmeasured", "turns",
+)  # fmt: skip
 
 
 def strategy_row(advice: Any, one: Any, trial: Any = None) -> dict[str, Any]:
@@ -262,7 +267,8 @@ def strategy_row(advice: Any, one: Any, trial: Any = None) -> dict[str, Any]:
     both = lambda found: f"{found.speedup:.2f} \u00b1 {found.error:.2f}"
     measured = (None, "") if trial is None else (both(trial), f"{trial.least:.2f}-{trial.most:.2f}")
     values = (
-        advice.label(one.strategy), one.tokens, one.seconds / advice.measured.curve.step, both(one), *measured,
+        advice.label(one.strategy), one.tokens, None if trial is None else trial.tokens,
+        one.seconds / advice.measured.curve.step, both(one), *measured,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import theory
-from specjax.advisor import measure, rank, report
+from specjax import files, theory
+from specjax.advisor import measure, rank, report, texts
 from specjax.advisor.measure import BatchRun
-from specjax.advisor.rank import MISS, PLAIN
-from specjax.cli import report as cli_report
+from specjax.advisor.rank import PLAIN
+from specjax.advisor.texts import MISS
 from specjax.cli.arguments import parse
 from specjax.cli.options import Options, merged
 from specjax.strategy import Strategy
@@ -47,10 +47,10 @@ class Machine:
         self.ran.append(strategy)
         tokens, seconds = self.round(strategy)
         passes = max(round(NEW / tokens), 1)
-        reached: tuple[int, ...] = (10**6, round(10**6 * (tokens - 1)))
+        reached: tuple[int, ...] = (passes, round(passes * (tokens - 1)))
         if strategy.name in (*rank.DRAWN, *rank.COPIED):
             alpha = self.accepted(strategy.name)
-            reached = tuple(round(10**6 * alpha**d) for d in range(strategy["gamma"] + 1))
+            reached = tuple(round(passes * alpha**d) for d in range(strategy["gamma"] + 1))
         return BatchRun(
             1.0, passes * seconds, passes, (reached,), [list(range(NEW))] * len(work.batches[number].prompts)
         )
@@ -60,7 +60,7 @@ class Machine:
         if strategy.name in ("plain", "free"):
             return 1.0, self.curve[strategy.get("gamma", 0)]
         if strategy.name == "tree":
-            return rank.replay(strategy.tree, self.rows).value, self.curve[
+            return texts.replay(strategy.tree, self.rows).value, self.curve[
                 strategy.nodes - 1
             ] + strategy.levels * self.c
         if strategy.name in rank.FIXED:
@@ -78,7 +78,7 @@ class Machine:
 def ask(models, monkeypatch):
     def run(machine, draft=True, **options):
         monkeypatch.setattr(measure, "decode", machine.decode)
-        monkeypatch.setattr(measure, "ranks_of", lambda draft, prompts, texts: machine.rows)
+        monkeypatch.setattr(texts, "scored", lambda *_, **__: (machine.rows, ()))
         return sj.advise(models[0], models[1:] if draft else [], PROMPTS, max_new_tokens=NEW, **options)
 
     return run
@@ -193,7 +193,7 @@ def test_sweep_measures_the_gap_to_the_fastest(ask):
     )
     assert f"{100 * advice.behind:.1f} % behind" in advice.reason
     tried = ask(machine, kinds=("model",), sweep=True)
-    assert tried.behind == pytest.approx(0.0, abs=0.02) and advice.as_dict()["behind"] == advice.behind
+    assert tried.behind == pytest.approx(0.0, abs=0.02) and advice.to_dict()["behind"] == advice.behind
 
 
 def test_sweep_where_nothing_helps(ask):
@@ -243,7 +243,7 @@ def test_interrupt_keeps_measurements(ask):
     early = Machine()
     advice = ask(early, stop=lambda: len(early.ran) >= 6)
     assert advice.interrupted and advice.measured is None and not advice.helps and len(early.ran) == 6
-    assert advice.as_dict()["counted"][0]["strategy"] == "plain" and "No advice" in advice.reason
+    assert advice.to_dict()["counted"][0]["strategy"] == "plain" and "No advice" in advice.reason
     tried_from = next(i for i, one in enumerate(whole.ran) if one.name == "model" and one["gamma"] not in (2, 8))
     late = Machine()
     advice = ask(late, stop=lambda: len(late.ran) >= tried_from)
@@ -253,7 +253,7 @@ def test_interrupt_keeps_measurements(ask):
 
 def test_json_record(ask):
     advice = ask(Machine())
-    text = cli_report.to_json(cli_report.finite(advice.as_dict()))
+    text = files.to_json(advice.to_dict())
     found = json.loads(text)
     assert found["use"] == advice.drafter and found["helps"] is True and found["use_drafts"] == ["hub/small"]
     assert [row["tokens"] for row in found["measured"]["verify"]] == list(measure.WIDTHS)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from specjax import api, drafters, estimates
-from specjax.advisor import measure, rank
+from specjax.advisor import measure, rank, texts
 from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.parts import Part, deal, make_batches
-from specjax.advisor.rank import MISS, PLAIN
+from specjax.advisor.rank import PLAIN
+from specjax.advisor.texts import MISS
 from specjax.model import Model
 from specjax.models import opt
 from specjax.strategy import Strategy
@@ -72,16 +73,17 @@ def test_lengths_of_a_drafter_share_weights(work):
 
 def test_ranks_follow_the_logits_of_the_draft(work, pair):
     target, draft = pair
-    texts = [row for number in range(2) for row in measure.decode(work, PLAIN, number).tokens]
+    written = [row for number in range(2) for row in measure.decode(work, PLAIN, number).tokens]
     prompts = [prompt for batch in work.batches for prompt in batch.prompts]
-    found = measure.ranks_of(draft, prompts, texts, ranks=3)
-    for prompt, text, ranks in zip(prompts, texts, found, strict=True):
+    found, chances = texts.scored(draft, target, prompts, written)
+    assert [[float(place == 0) for place in row] for row in found] == [list(row) for row in chances]
+    for prompt, text, ranks in zip(prompts, written, found, strict=True):
         logits = np.asarray(draft.score([*prompt, *text]))[0]
         for place, token in enumerate(text):
             order = np.argsort(-logits[len(prompt) - 1 + place], kind="stable").tolist()
             wanted = order.index(token)
-            assert ranks[place] == (wanted if wanted < 3 else MISS)
-    own = measure.ranks_of(target, prompts, texts)
+            assert ranks[place] == (wanted if wanted < texts.RANKS else MISS)
+    own, _ = texts.scored(target, target, prompts, written)
     assert {place for row in own for place in row} == {0}  # greedy text is the target's most probable
     assert any(place for row in found for place in row)
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from specjax import theory, trees
-from specjax.advisor import rank
+from specjax.advisor import rank, texts
 from specjax.advisor.rank import (
-    MISS,
     ChainCounts,
     DraftingCost,
     InnerAcceptance,
@@ -15,6 +14,7 @@ from specjax.advisor.rank import (
     RankCounts,
     VerifyCurve,
 )
+from specjax.advisor.texts import MISS
 from specjax.estimates import Estimate
 
 FREE = DraftingCost(step=0.0, overhead=0.0, prefill=0.0)
@@ -146,26 +146,55 @@ def texts_of_ranks(first: float, second: float, *, seed: int, tokens: int = 4000
 
 
 def test_a_table_of_ranks_by_hand():
-    table = rank.rank_table([(0, 1, MISS, 0)], depth=2, width=2)
+    table = texts.rank_table([(0, 1, MISS, 0)], depth=2, width=2)
     # First of a round: 0, 1, miss, 0. Second, where the first token had a rank: 1 after 0, miss after 1; no last one.
     assert table.tolist() == [[0.5, 0.25], [0.0, 0.5]]
-    assert rank.rank_table([(MISS, MISS)], depth=3, width=2).tolist() == [[0, 0]]
-    assert rank.rank_table([()]).size == 0
+    assert texts.rank_table([(MISS, MISS)], depth=3, width=2).tolist() == [[0, 0]]
+    assert texts.rank_table([()]).size == 0
 
 
 def test_replay_by_hand():
     two = trees.regular((2, 1))  # two draft tokens, and the best one after each
-    assert rank.replay(trees.chain(2), [(0, 0, MISS, 0, MISS)]).value == 2.5  # 3 and 2 tokens
-    assert rank.replay(two, [(1, 0, MISS, MISS, 1, 1)]).value == 2.0  # 3, 1 and 2
-    assert rank.replay(two, [()]) == Estimate(1.0)
+    assert texts.replay(trees.chain(2), [(0, 0, MISS, 0, MISS)]).value == 2.5  # 3 and 2 tokens
+    assert texts.replay(two, [(1, 0, MISS, MISS, 1, 1)]).value == 2.0  # 3, 1 and 2
+    assert texts.replay(two, [()]) == Estimate(1.0)
+
+
+def test_chains_are_replayed_by_token():
+    """Rounds as they are decoded: certain tokens by hand, uncertain ones against rounds drawn at random."""
+    certain = [1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+    assert texts.replay_chain([certain], 2).value == 7 / 3  # 3 tokens, whose last is the target's own, 3 and 1
+    assert texts.replay_chain([certain], 3).value == 7 / 2  # 3 and 4
+    assert texts.replay_chain([[0.0, 0.0], [0.0]], 4).value == 1.0
+    rng = np.random.default_rng(0)
+    chances, gamma, rounds = rng.random(40), 3, 0
+    for _ in range(4000):
+        at = 0
+        while at < len(chances):
+            passed = rng.random(gamma) < np.append(chances[at : at + gamma], np.ones(gamma))[:gamma]
+            at, rounds = at + int(np.cumprod(passed).sum()) + 1, rounds + 1
+    assert texts.replay_chain([chances.tolist()], gamma).value == pytest.approx(4000 * 40 / rounds, rel=0.01)
+
+
+def test_short_chains_follow_the_texts_and_long_ones_the_measured_length():
+    """Half of the tokens are easy, in runs, and what the measured rounds of 8 gained is gained in proportion."""
+    rows = [[1.0] * 12 + [0.0] * 12] * 4
+    longest = texts.replay_chain(rows, 8).value
+    counts = ChainCounts(
+        rank.chain("model", 8, 0), ((10, *[0] * 8),), FREE._replace(cut=2 * longest), tuple(map(tuple, rows))
+    )
+    tokens = lambda gamma: rank.chain_tokens(counts, gamma).value
+    assert tokens(1) == pytest.approx(texts.replay_chain(rows, 1).value)
+    assert tokens(8) == pytest.approx(2 * longest)  # as measured
+    assert tokens(12) == pytest.approx(2 * texts.replay_chain(rows, 12).value)
 
 
 def test_replay_equals_the_formula_for_independent_ranks():
     rows = texts_of_ranks(0.6, 0.2, seed=0, tokens=16000)
     shape = trees.sequoia([0.6, 0.2], 10)
-    tokens, error = rank.replay(shape, rows).value, rank.replay(shape, rows).error
+    tokens, error = texts.replay(shape, rows).value, texts.replay(shape, rows).error
     assert abs(tokens - trees.expected_length(shape, [0.6, 0.2])) < 4 * error < 0.2
-    assert rank.rank_table(rows)[:3, :2] == pytest.approx(np.tile([0.6, 0.2], (3, 1)), abs=0.02)
+    assert texts.rank_table(rows)[:3, :2] == pytest.approx(np.tile([0.6, 0.2], (3, 1)), abs=0.02)
     assert abs(tokens - trees.expected_length(shape, [0.5, 0.3])) > 4 * error  # it can tell
 
 

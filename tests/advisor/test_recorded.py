@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax.advisor import measure, rank
+from specjax.advisor import measure, rank, texts
 from specjax.advisor.measure import BatchRun
 from tests import battery
 from tests.advisor.test_advice import FLAT, Machine
@@ -68,6 +68,7 @@ def test_predictions_hold_on_prompts_that_were_not_surveyed(temperature, models,
     prompts, rng, inside, gaps = len(RECORD[temperature]["8"]), np.random.default_rng(1), 0, []
     machine = Recorded(temperature)
     monkeypatch.setattr(measure, "decode", machine.decode)
+    monkeypatch.setattr(texts, "scored", lambda *_, **__: (machine.rows, ()))
     for _ in range(40):
         chosen = rng.choice(prompts, 16, replace=False)
         advice = sj.advise(
