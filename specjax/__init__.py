@@ -1,4 +1,4 @@
-"""Speculative decoding in JAX: several times faster, with exactly the distribution of the target model.
+"""Speculative decoding in JAX: fewer target forward passes, and exactly the distribution of the target model.
 
 Names are imported when they are first used, so that `import specjax` and `specjax --help` do not import JAX.
 """

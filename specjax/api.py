@@ -1,15 +1,16 @@
 """Decoding of requests: `generate` and `stream` take prompts as text or tokens and return a `Generation`."""
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoding as loop
-from specjax import defaults
+from specjax import defaults, files
 from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.metrics import Stats, split_seconds, stats, steady
@@ -40,6 +41,24 @@ class Generation:
     stop_reasons: list[str]
     stats: Stats
     lossless: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain JSON values, statistics included, with NaN as None."""
+        return {
+            "texts": self.texts, "tokens": self.tokens, "stop_reasons": self.stop_reasons, "lossless": self.lossless,
+            "stats": self.stats.to_dict(),
+        }  # fmt: skip
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text.
+
+        >>> import json
+        >>> import specjax as sj
+        >>> out = sj.generate(sj.load("bundled/opt-tiny"), [[5, 6, 7]], max_new_tokens=4, temperature=0)
+        >>> json.loads(out.to_json())["stop_reasons"]
+        ['max_tokens']
+        """
+        return files.to_json(self.to_dict())
 
 
 class Event(NamedTuple):
@@ -119,6 +138,9 @@ def generate(
 
     Raises:
       ValueError: an invalid argument, before the target runs.
+
+    Warns:
+      UserWarning: a row stopped with `cache_full`, or with its first token.
 
     >>> import specjax as sj
     >>> target, draft = sj.load("bundled/opt-target"), sj.load("bundled/opt-draft")
@@ -269,6 +291,7 @@ class Stream:
 
 def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:
     """The `Generation` of a run. Rows that are still running are interrupted."""
+    _warn(job, done)
     codes = [Stop.INTERRUPTED if code == Stop.RUNNING else Stop(code) for code in done.stop]
     text = job.target.text
     texts = None if text is None else [spelled(text, row, job.stops) for row in done.tokens]
@@ -277,3 +300,24 @@ def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:
     compiles = loop.trace_count() - job.traces
     measured = stats(done.totals, length, seconds, compiles=compiles, point_mass=point_mass)
     return Generation(texts, done.tokens, [code.name.lower() for code in codes], measured, job.verifier.lossless)
+
+
+def _warn(job: Job, done: Progress) -> None:
+    """Warns of rows that are shorter than requested for a reason that the text does not show."""
+    target, rows = job.target, lambda chosen: ", ".join(str(row) for row, one in enumerate(chosen) if one)
+    if full := rows(done.stop == Stop.CACHE_FULL):
+        length, budget, limit = jax.device_get((job.prompt.length, job.prompt.budget, job.prompt.limit))
+        room = f"the {limit} positions of {target.name}" if limit == target.positions else f"cache_len={limit}"
+        row = int(np.argmax(done.stop == Stop.CACHE_FULL))
+        warnings.warn(
+            f"row {full} stopped with cache_full: {room} hold a prompt of {length[row]} tokens and "
+            f"{len(done.tokens[row])} of the {budget[row]} new ones",
+            stacklevel=4,
+        )
+    if empty := rows(len(tokens) == 1 and tokens[0] in target.eos for tokens in done.tokens):
+        chat = target.text is not None and target.text.chat is not None
+        reason = (
+            "a chat model expects its template: prompts from Model.chat, or --chat" if chat else
+            "to this model, the prompt is a whole text"
+        )  # fmt: skip
+        warnings.warn(f"row {empty} ended with its first token: {reason}", stacklevel=4)

@@ -153,7 +153,14 @@ def within(name: str, value: Any, least: float | int, most: float | int = math.i
 
 
 def probability(name: str, value: Any) -> Any:
-    """Probabilities as an array in float64. Raises ValueError as `within`."""
+    """Probabilities as an array in float64. Raises ValueError as `within`, and names the likely origin of a NaN."""
+    import numpy as np
+
+    if is_number(value) and np.isnan(value):
+        raise ValueError(
+            f"{name} must be a probability, got nan: `Stats.overlap` is undefined for drafters without probabilities, "
+            "and every rate is if nothing was drafted; use `Stats.accepted_per_tested` of a run with a drafter"
+        )
     return within(name, value, 0, 1)
 
 

@@ -31,6 +31,16 @@ arg = tyro.conf.arg
 Flag = Annotated[bool, arg(help_behavior_hint="")]
 Several = tyro.conf.UseAppendAction[tuple[str, ...]]
 DTYPES = ("float32", "bfloat16", "float16")
+PerPrompt = Annotated[  # one number, or one for each prompt, which `options.joined` separates by commas
+    float | tuple[float, ...],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="T ...",
+        instance_from_str=lambda words: _numbers(words[0]),
+        is_instance=lambda value: isinstance(value, float | int | tuple),
+        str_from_instance=lambda value: [",".join(map(str, value)) if isinstance(value, tuple) else str(value)],
+    ),
+]
 BY_DRAFTS = {1: "model", 2: "cascade"}  # the default drafter by the number of draft models
 
 DRAFTER_HELP = (
@@ -100,8 +110,8 @@ class Drafting:
 class Sampling:
     """How tokens are sampled."""
 
-    temperature: Annotated[float, arg(metavar="T")] = defaults.TEMPERATURE
-    """0: always the most probable token (greedy). 1: the model's own distribution."""
+    temperature: PerPrompt = defaults.TEMPERATURE
+    """0: always the most probable token (greedy). 1: the model's own distribution. Several: one for each prompt."""
     top_k: Annotated[int, arg(metavar="K", help_behavior_hint="(default: off)")] = 0
     """Sample from the K most probable tokens."""
     top_p: Annotated[float, arg(metavar="P", help_behavior_hint="(default: off)")] = 1.0
@@ -141,7 +151,8 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
       target, draft, dtype, mesh: names of models for `specjax.load`; `draft` is one name, or several for a cascade.
       head: folder or id of a trained head; the same as the setting folder=NAME of the drafter "head".
       drafter, gamma, policy, verifier, lossless: as for `specjax generate`: `drafter="tree:shape=3x2"`.
-      temperature, top_k, top_p, min_p, repetition_penalty, seed: as for `specjax.generate`.
+      temperature, top_k, top_p, min_p, repetition_penalty, seed: as for `specjax.generate`, with one
+        temperature for all prompts or one for each.
       logit_bias: biases as "TOKEN=VALUE".
       max_new_tokens, stop, stop_token, ignore_eos: as for `specjax generate`.
 
@@ -157,13 +168,16 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
         given = () if self.draft is None else (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
         object.__setattr__(self, "draft", given)
         object.__setattr__(self, "stop", checks.stop_strings(self.stop))
+        warmth = checks.items(self.temperature)
+        object.__setattr__(self, "temperature", self.temperature if warmth is None else tuple(warmth))
         checks.check_name(self.dtype, DTYPES, "dtype")
         _ = self.drafts, self.biases, self.mesh_shape  # checked where they are computed
         self.strategy.check_files()
         gamma = () if self.gamma is None else self.gamma
         checks.decoding(temperature=self.temperature, max_new_tokens=self.max_new_tokens, seed=self.seed, gamma=gamma)
         checks.at_least(0, stop_token=self.stop_token)
-        sampling.sampling_params(1, 1, **{name: getattr(self, name) for name in RANGED})
+        ranged = {name: getattr(self, name) for name in RANGED}
+        sampling.sampling_params(len(checks.items(self.temperature) or [0]), 1, **ranged)
         if self.named_verifier is not None and self.lossless:
             self.named_verifier.require_lossless()
 
@@ -240,6 +254,12 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
         return {name: getattr(self, name) for name in same} | {
             "verifier": self.named_verifier, "logit_bias": self.biases, "stop_tokens": self.stop_token,
         }  # fmt: skip
+
+
+def _numbers(words: str) -> float | tuple[float, ...]:
+    """Numbers separated by commas; a single one as itself."""
+    first, *more = map(float, words.split(","))
+    return (first, *more) if more else first
 
 
 def with_folder(drafter: str, head: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax import decoding, measuring
+from specjax import decoding, files, measuring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,25 @@ class Stats:
         """Tokens of all rows per second of decoding, without prefill and compiling."""
         return self.tokens / self.seconds["decode"] if self.seconds.get("decode") else float("nan")
 
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers for JSON, with NaN as None."""
-        clean = lambda x: None if isinstance(x, float) and not np.isfinite(x) else x
-        record = dataclasses.asdict(self) | {"tokens_per_second": self.tokens_per_second}
-        record["by_depth"] = [clean(x) for x in self.by_depth]
-        return {name: clean(value) for name, value in record.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain JSON values, with NaN as None.
+
+        >>> import json
+        >>> import specjax as sj
+        >>> out = sj.generate(sj.load("bundled/opt-tiny"), [[5, 6, 7]], max_new_tokens=4, temperature=0)
+        >>> json.loads(json.dumps(out.stats.to_dict()))["tokens"]
+        4
+        """
+        return files.finite(dataclasses.asdict(self) | {"tokens_per_second": self.tokens_per_second})
+
+    def to_row(self) -> dict[str, float | int | None]:
+        """The numbers of the whole run by name, without those of single rows and depths: a row of a table.
+
+        Seconds are named `prefill_seconds`, `decode_seconds`, and so on: `pandas.DataFrame([out.stats.to_row(), ...])`.
+        """
+        found = self.to_dict()
+        seconds = {f"{name}_seconds": value for name, value in found.pop("seconds").items()}
+        return {name: value for name, value in found.items() if not isinstance(value, list | dict)} | seconds
 
 
 def stats(

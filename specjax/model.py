@@ -47,6 +47,9 @@ class Model:
     rules: sharding.Rules | None = None
     published: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.family.name}, {self.size:,} parameters, {self.fmt.dtype})"
+
     @functools.cached_property
     def lm(self) -> LanguageModel:
         """Pure functions for the decoding loop; one object a (config, fmt), so equal models share compiled code."""

@@ -16,7 +16,7 @@ from specjax.model import Model
 from specjax.sampling import LogitBias
 from specjax.verify import Verifier
 
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
+Prompts = str | Sequence[str | Sequence[int]]
 PerRow = float | int | Sequence[float] | Sequence[int]
 
 

@@ -417,7 +417,9 @@ def test_a_cache_may_be_narrower_than_the_padded_prompt(prompt, room, gamma):
     drafter = sj.drafters.ngram(gamma=gamma) if gamma else None
     prompts = [[1 + i % 7 for i in range(prompt)], [3, 1]]
     options = {"max_new_tokens": 12, "temperature": 0, "drafter": drafter, "ignore_eos": True}
-    short, long = (sj.generate(model, prompts, **options, **more) for more in ({"cache_len": room}, {}))
+    with pytest.warns(UserWarning, match=f"row 0.*cache_len={room} .* of the 12"):
+        short = sj.generate(model, prompts, **options, cache_len=room)
+    long = sj.generate(model, prompts, **options)
     assert short.stop_reasons[0] == "cache_full" and len(short.tokens[0]) == min(12, room - prompt + 1)
     assert all(a == b[: len(a)] for a, b in zip(short.tokens, long.tokens, strict=True))
 
@@ -466,3 +468,34 @@ def test_bytes_of_vocabulary_entries():
     assert text.spell(["Ġthe", "Ã¼", "für", None, "</s>"], {4}) == [b" the", "ü".encode(), b"f\xfcr", b"", b""]
     names = ["▁the", "für", "ü", "<0x0A>", "</s>"]
     assert text.spell(names, {4}) == [b" the", "für".encode(), "ü".encode(), b"\n", b""]
+
+
+def test_sampling_parameters_and_stop_strings_share_one_program():
+    """Greedy batches, a logit bias and long stop strings compile apart, each once."""
+    model = sj.load("bundled/opt-tiny")
+    compiles = lambda **options: sj.generate(model, ["a", "b", "c", "d"], max_new_tokens=4, **options).stats.compiles
+    assert compiles(temperature=0.8) > 0
+    sampled = [
+        {"temperature": 0.3}, {"temperature": [0.0, 1.0, 0.5, 0.0]}, {"top_k": 5}, {"top_p": 0.9, "top_k": 9},
+        {"min_p": 0.1}, {"repetition_penalty": 1.3}, {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"stop": ["once upon a time", "\n\n"]}, {"stop_tokens": [7], "ignore_eos": True, "seed": 5},
+    ]  # fmt: skip
+    assert [compiles(**options) for options in sampled] == [0] * len(sampled)
+    apart = [{"temperature": 0.0}, {"logit_bias": {5: 1.0}}, {"stop": ["ab" * 40]}]
+    assert all(compiles(**options) and not compiles(**options) for options in apart)
+
+
+def test_results_are_json_and_rows_of_a_table():
+    out = sj.generate(battery.target("opt"), [[1, 2], [3]], drafter=sj.drafters.ngram(gamma=2), max_new_tokens=4)
+    kept = json.loads(out.to_json())
+    assert kept == out.to_dict() and kept["tokens"] == out.tokens and kept["stats"]["overlap"] is None
+    row = out.stats.to_row()
+    assert all(value is None or isinstance(value, int | float) for value in row.values())
+    assert row["tokens"] == out.stats.tokens and row["decode_seconds"] == out.stats.seconds["decode"]
+
+
+def test_models_and_drafters_are_one_line():
+    model = battery.target("opt")
+    for drafter in (sj.drafters.model(model), sj.drafters.small_kv(model, budget=16), sj.drafters.plain()):
+        assert len(repr(drafter)) < 100 and drafter.name in repr(drafter)
+    assert len(repr(model)) < 100 and model.name in repr(model)

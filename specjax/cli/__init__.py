@@ -164,6 +164,8 @@ def quiet_about_interrupts(unraisable: Any) -> None:
 def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
     """The name of the command, one word or two ("train lm"), and its arguments.
 
+    The first word of a single command, such as "tree", shows the help of that command.
+
     Raises:
       ValueError: an unknown command; suggests the closest name.
     """
@@ -173,6 +175,8 @@ def split_command(args: Sequence[str]) -> tuple[str, list[str]]:
     first = args[0]
     longer = [name for name in COMMANDS if name.startswith(first + " ")]
     if longer and first not in COMMANDS:
+        if len(longer) == 1 and args[1:] in ([], ["-h"], ["--help"]):
+            return longer[0], ["--help"]
         if len(args) > 1 and not args[1].startswith("-"):
             check_name(two, longer, "command")
         raise ValueError(f"{first!r} requires a second word: {', '.join(longer)}")

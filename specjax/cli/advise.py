@@ -203,15 +203,15 @@ def addressed(text: AdvicePrompts, target: Any, given: list[Prompt] | None) -> t
     """The style and the prompts in it: given ones, or those of a task from the package."""
     from specjax.bench import tasks
 
-    if given is not None and not all(isinstance(prompt, str) for prompt in given):
-        return tasks.AS_IS, given
     if given is not None:
-        name, items = tasks.AS_IS, [*map(tasks.Item, given)]
+        name, items = tasks.AS_IS, [tasks.Item(prompt) for prompt in given if isinstance(prompt, str)]
+        if len(items) < len(given):  # token ids have no style
+            return name, given
     else:
         name = text.task or ("translation" if target.encoder_decoder else "story")
         items = tasks.spread(tasks.TASKS[name].samples, text.count)
     style = tasks.style_of(target, name, text.style)
-    return style, tasks.prompts_for(target, name, items, style)
+    return style, [*tasks.prompts_for(target, name, items, style)]
 
 
 def load(models: AdviceModels, notify: Any) -> tuple[Any, list[Any]]:

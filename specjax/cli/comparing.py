@@ -10,6 +10,7 @@ import numpy as np
 
 from specjax import drafters, measuring
 from specjax.api import Generation
+from specjax.cli.prompts import Prompt
 from specjax.config import Run
 from specjax.model import Model
 from specjax.request import tokenize
@@ -67,7 +68,7 @@ class Comparison(NamedTuple):
         speed = lambda run: run.tokens / (run.prefill + run.decode)
         return speed(self.fast) / speed(self.plain)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `equal` is None for sampled rows."""
         return {
             "speedup": self.speedup, "speedup_with_prefill": self.speedup_whole, "repeats": self.repeats,
@@ -78,7 +79,11 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    run: Run, prompts: Sequence[str], *, repeats: int, progress: Callable[[int, int], None] = lambda done, total: None
+    run: Run,
+    prompts: Sequence[Prompt],
+    *,
+    repeats: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Comparison:
     """Decodes the prompts with and without the drafter: once to compile, then `repeats` times interleaved.
 
@@ -94,7 +99,7 @@ def compare(
         seconds = {part: statistics.median(measured.each(lambda out, p=part: out.stats.seconds[p])) for part in PARTS}
         stats = measured.warm_up.stats
         runs[name] = RunMedian(**seconds, tokens=stats.tokens, compile=stats.seconds["compile"])
-    greedy = run.config.temperature == 0
+    greedy = not np.any(run.config.temperature)
     first = [found[name].warm_up for name in ("plain", "fast")]
     apart = differences(run.target, *tokenize(run.target, prompts), *first) if greedy else ()
     return Comparison(runs["plain"], runs["fast"], repeats, greedy, apart)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specjax.cli.comparing import Comparison
     from specjax.cli.live import Sink
     from specjax.cli.progress import Progress
+    from specjax.cli.prompts import Prompt
     from specjax.config import Run
 
 PROG = "specjax generate"
@@ -39,7 +40,7 @@ def main(args: Sequence[str]) -> int:
     with Progress(errors, show=not options.printing.quiet) as progress:
         with process.interrupts_wait(lambda: False):
             run = build(config, progress.update)
-        prompts = [*map(run.target.chat, prompts)] if options.chat else prompts
+        prompts = [run.target.chat(one) for one in prompts if isinstance(one, str)] if options.chat else prompts
         return decode_and_report(options, Work(run, prompts, progress), console, errors)
 
 
@@ -47,7 +48,7 @@ class Work(NamedTuple):
     """What is decoded."""
 
     run: "Run"
-    prompts: Sequence[str]
+    prompts: "Sequence[Prompt]"
     progress: "Progress"
 
 
@@ -61,7 +62,9 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
     printing, run = options.printing, work.run
     quiet = printing.json or printing.quiet
     answers = quiet or options.chat or run.target.encoder_decoder  # shown without their prompts
-    heads = [""] * len(work.prompts) if answers else work.prompts
+    text = run.target.text
+    spelled = lambda ids: " ".join(map(str, ids)) + " " if text is None else text.decode(ids)
+    heads = ["" if answers else one if isinstance(one, str) else spelled(one) for one in work.prompts]
     reporting = False
 
     def open_sink() -> "Sink":
@@ -71,7 +74,7 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
         return (live.Panels if in_panels else live.InOrder)(console, heads, marks=printing.show_draft)
 
     def write(out: "Generation", compared: "Comparison | None" = None) -> str:
-        content = report.to_json(report.record(run, out, work.prompts, printing, compared))
+        content = files.to_json(report.record(run, out, work.prompts, printing, compared))
         if printing.output is not None:
             files.write_text(printing.output, content + "\n")
         return content
@@ -86,7 +89,7 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
         content = write(out)  # before printing, which may fail
         if not quiet:
             report.show(console, report.closing_table(run, out))
-        report.warn(errors, PROG, run.target, out)
+        report.warn(errors, PROG, out)
         if printing.compare and not interrupted:
             reporting = False
             compared = measure(work, repeats=printing.repeats)

@@ -11,7 +11,7 @@ from specjax import config as presets
 from specjax import registry
 from specjax.cli import process
 from specjax.cli.arguments import parse
-from specjax.cli.prompts import read_prompts
+from specjax.cli.prompts import Prompt, read_prompts
 from specjax.config import Drafting, Flag, Models, RunConfig, Sampling, Stopping, arg
 from specjax.strategy import Strategy
 
@@ -27,7 +27,8 @@ class Request:
     prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
     """Text to continue; several prompts form a batch."""
     prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line; - reads stdin."""
+    """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line, text or a list of
+    token ids; - reads stdin."""
     chat: Flag = False
     """The prompts are messages to a chat model, by its own template."""
     config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
@@ -75,12 +76,13 @@ class Options(Request):
     printing: Printing = Printing()
 
 
-def read_request(kind: type[R], args: Sequence[str], prog: str) -> tuple[R, RunConfig, list[str]] | None:
+def read_request(kind: type[R], args: Sequence[str], prog: str) -> tuple[R, RunConfig, list[Prompt]] | None:
     """Options, configuration and prompts of a command line; None after printing what `help` names.
 
     Raises:
       ValueError, OSError: bad input.
     """
+    args = joined(args, "--temperature")
     options = parse(kind, args, prog=prog)
     if HELP in (options.drafting.drafter, options.drafting.policy):
         process.import_library()
@@ -92,8 +94,39 @@ def read_request(kind: type[R], args: Sequence[str], prog: str) -> tuple[R, RunC
         preset = presets.read(options.config)
         options = parse(kind, args, prog=prog, default=with_defaults(kind(), preset))
     prompts = read_prompts(options.prompt, options.prompts)
+    if options.chat and not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("--chat takes messages as text, and --prompts has token ids: leave one of them out")
     process.import_library()
     return options, merged(options, preset), prompts
+
+
+def joined(args: Sequence[str], option: str) -> list[str]:
+    """`option 0 0.8` as `option 0,0.8`, so that the words after the numbers are not read as numbers.
+
+    >>> joined(["--temperature", "0", "0.8", "Once"], "--temperature")
+    ['--temperature', '0,0.8', 'Once']
+    """
+    found: list[str] = []
+    more = False  # numbers of the option may follow
+    for place, word in enumerate(args):
+        if word == "--":
+            return found + list(args[place:])
+        number = is_number(word)
+        if more and number and found[-1] != option:
+            found[-1] += "," + word
+        else:
+            found.append(word)
+        more = word.partition("=")[0] == option or (more and number)
+    return found
+
+
+def is_number(word: str) -> bool:
+    """Whether the word can be read as a number."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def with_defaults(options: R, preset: RunConfig) -> R:

@@ -5,17 +5,21 @@ import sys
 from collections.abc import Sequence
 
 from specjax import files
+from specjax.checks import is_integer
 
 STDIN = "-"
 
 
-def read_prompts(given: Sequence[str], file: str | None) -> list[str]:
+Prompt = str | list[int]  # text, or token ids
+
+
+def read_prompts(given: Sequence[str], file: str | None) -> list[Prompt]:
     """The prompts of the command line, followed by those of `file`.
 
     Raises:
       ValueError: no prompt, an empty prompt, text that is not UTF-8, a file that cannot be read, or an invalid line.
     """
-    prompts = [_checked(prompt, f"prompt {number}") for number, prompt in enumerate(given, start=1)]
+    prompts: list[Prompt] = [_checked(prompt, f"prompt {number}") for number, prompt in enumerate(given, start=1)]
     if file is not None:
         prompts += read_file(file)
     if not prompts:
@@ -23,8 +27,11 @@ def read_prompts(given: Sequence[str], file: str | None) -> list[str]:
     return prompts
 
 
-def read_file(file: str) -> list[str]:
-    """One prompt per line; JSONL if the name ends in .jsonl, or if the first line of stdin starts with a brace."""
+def read_file(file: str) -> list[Prompt]:
+    """One prompt per line: text, or in JSONL also token ids.
+
+    A file is JSONL if its name ends in .jsonl; stdin, if its first line starts with a brace.
+    """
     name = "stdin" if file == STDIN else file
     if file == STDIN and sys.stdin is None:
         raise ValueError("--prompts -: stdin is closed: pass a file")
@@ -37,14 +44,19 @@ def read_file(file: str) -> list[str]:
     return [_from_json(line, f"{name} line {number}") for number, line in lines]
 
 
-def _from_json(line: str, where: str) -> str:
+def _from_json(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where} is not valid JSON: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-        raise ValueError(f'{where} requires a text "prompt", such as {{"prompt": "..."}}')
-    return _checked(record["prompt"], where)
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    if isinstance(prompt, list) and prompt and all(map(is_integer, prompt)):
+        return prompt
+    if not isinstance(prompt, str):
+        raise ValueError(
+            f'{where} requires a "prompt", text or token ids, such as {{"prompt": "..."}} or {{"prompt": [2, 50, 60]}}'
+        )
+    return _checked(prompt, where)
 
 
 def _checked(prompt: str, where: str) -> str:

@@ -5,8 +5,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from specjax import __version__
 from specjax.api import Generation
 from specjax.cli.comparing import Comparison
 from specjax.cli.options import Printing
+from specjax.cli.prompts import Prompt
 from specjax.config import Run
 from specjax.drafters.bounded import BoundedDraft
 from specjax.model import Model
@@ -50,7 +50,7 @@ def closing_table(run: Run, out: Generation) -> Table:
     table.add_row("lossless", f"{'yes' if out.lossless else 'NO'}, verifier {run.verifier.name}")
     table.add_row("target", described(run.target))
     source = run.drafter.source
-    table.add_row("drafter", run.drafter.name + (f", {described(source)}" if source is not None else ""))
+    table.add_row("drafter", run.drafter.name + (f", {_size(source)}" if source is not None else ""))
     return table
 
 
@@ -86,7 +86,7 @@ def comparison_lines(compared: Comparison) -> list[str]:
     return lines
 
 
-def warn(errors: Console, prog: str, target: Model, out: Generation) -> None:
+def warn(errors: Console, prog: str, out: Generation) -> None:
     """Prints one line for each problem of the run."""
     broken = [str(row + 1) for row, reason in enumerate(out.stop_reasons) if reason == "nan"]
     found = []
@@ -100,11 +100,6 @@ def warn(errors: Console, prog: str, target: Model, out: Generation) -> None:
             f"none of {out.stats.tested} draft tokens was accepted: the text is valid, but the drafter does not fit "
             "this target, or its weights are broken"
         )
-    empty = [str(row + 1) for row, tokens in enumerate(out.tokens) if len(tokens) == 1 and tokens[0] in target.eos]
-    if empty:
-        chat = target.text is not None and target.text.chat is not None
-        reason = "a chat model expects its template: --chat" if chat else "to this model, the prompt is a whole text"
-        found.append(f"text {', '.join(empty)} ended with its first token: {reason}")
     for line in found:
         errors.print(f"{prog}: warning: {line}", style="yellow", soft_wrap=True, markup=False)
 
@@ -119,7 +114,11 @@ def show(console: Console, table: Table, lines: Sequence[str] = ()) -> None:
 
 def described(model: Model | BoundedDraft) -> str:
     """Name, size and dtype."""
-    return f"{model.name}, {_count(model.size)} parameters, {model.fmt.dtype}"
+    return f"{model.name}, {_size(model)}"
+
+
+def _size(model: Model | BoundedDraft) -> str:
+    return f"{_count(model.size)} parameters, {model.fmt.dtype}"
 
 
 def _grid(title: str) -> Table:
@@ -154,24 +153,18 @@ def _seconds(value: float) -> str:
 
 
 def record(
-    run: Run, out: Generation, prompts: Sequence[str], printing: Printing, compared: Comparison | None = None
+    run: Run, out: Generation, prompts: Sequence[Prompt], printing: Printing, compared: Comparison | None = None
 ) -> dict[str, Any]:
     """Everything about a run as plain values for JSON."""
     models, drafter = {"target": _model_record(run.target)}, run.drafter
     if drafter.source is not None:
         models["draft"] = _model_record(drafter.source)
-    return finite({
-        "texts": out.texts, "tokens": out.tokens, "stop_reasons": out.stop_reasons, "prompts": list(prompts),
-        "lossless": out.lossless, "verifier": run.verifier.name, "drafter": drafter.name,
-        "stats": out.stats.as_dict(), "compare": None if compared is None else compared.as_dict(),
+    return {
+        **out.to_dict(), "prompts": list(prompts), "verifier": run.verifier.name, "drafter": drafter.name,
+        "compare": None if compared is None else compared.to_dict(),
         "settings": dataclasses.asdict(run.config) | dataclasses.asdict(printing), "models": models,
         "versions": {"specjax": __version__, "jax": jax.__version__},
-    })  # fmt: skip
-
-
-def to_json(value: Mapping[str, Any]) -> str:
-    """Strict JSON: every number is finite."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+    }  # fmt: skip
 
 
 def print_json(content: str) -> None:
@@ -188,14 +181,3 @@ def _model_record(model: Model | BoundedDraft) -> dict[str, Any]:
         "name": model.name, "family": model.family.name, "parameters": model.size,
         "dtype": model.fmt.dtype, "vocab_size": model.vocab_size,
     }  # fmt: skip
-
-
-def finite(value: Any) -> Any:
-    """A copy with nan and infinities replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return str(value) if isinstance(value, Path) else value

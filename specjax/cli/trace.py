@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from specjax import checks, files, plotting
 from specjax.cli import INTERRUPTED, outputs, process
 from specjax.cli.options import Request, read_request
+from specjax.cli.prompts import Prompt
 from specjax.config import Flag, Run, RunConfig, arg, build
 from specjax.strategy import Strategy
 
@@ -69,7 +70,7 @@ def main(args: Sequence[str]) -> int:
     return run(config, options.tracing, prompts, chat=options.chat)
 
 
-def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str], *, chat: bool) -> int:
+def run(config: RunConfig, tracing: Tracing, prompts: Sequence[Prompt], *, chat: bool) -> int:
     """Loads, traces and prints."""
     from specjax.cli import report
     from specjax.cli.progress import Progress, open_console
@@ -80,7 +81,7 @@ def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str], *, chat: bo
         with process.interrupts_wait(lambda: False):
             built = build(config, progress.update)
         strategy, target = config.strategy, built.target
-        prompts = [*map(target.chat, prompts)] if chat else prompts
+        prompts = [target.chat(one) for one in prompts if isinstance(one, str)] if chat else prompts
         trace_with = partial(rounds.record, target, prompts, repeats=tracing.repeats)
         progress.update("compiling, and decoding round by round")
         begun: list[bool] = []  # from the first round on there is something to keep
@@ -101,7 +102,7 @@ def run(config: RunConfig, tracing: Tracing, prompts: Sequence[str], *, chat: bo
         for figure in drawn:
             figure.in_terminal(console)
         report.show(console, report.closing_table(built, trace.out))
-    report.warn(errors, PROG, target, trace.out)
+    report.warn(errors, PROG, trace.out)
     if tracing.output is not None:
         tracing.output.mkdir(exist_ok=True)
         files.write_text(tracing.output / FILE, written + "\n")
@@ -173,7 +174,7 @@ def measure_lanes(
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def header(run: Run, trace: Any, prompts: Sequence[str]) -> dict[str, Any]:
+def header(run: Run, trace: Any, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """The first record: models, settings, prompts and their prefill time."""
     from specjax.bench.record import versions
 
@@ -192,8 +193,7 @@ def closing(trace: Any) -> dict[str, Any]:
     from specjax.trace import rounds
 
     return {
-        "kind": "end", "texts": trace.out.texts, "tokens": trace.out.tokens, "stop_reasons": trace.out.stop_reasons,
-        "stats": trace.out.stats.as_dict(),
+        "kind": "end", **trace.out.to_dict(),
         "by_depth": [{"depth": d.depth, "tested": d.tested, "accepted": d.accepted} for d in rounds.by_depth(trace)],
     }  # fmt: skip
 

@@ -31,6 +31,9 @@ class LoadedDrafter(NamedTuple):
     target: Any = None
     head: Any = None
 
+    def __repr__(self) -> str:
+        return f"LoadedDrafter({self.name!r})"
+
     def check(self, target: Any) -> None:
         """Raises ValueError if this drafter cannot draft for the target."""
         if self.largest is not None and self.largest >= target.vocab_size:

@@ -86,9 +86,11 @@ def test_chat_messages_are_put_into_the_template(specjax_program, base, chat_mod
 
 def test_a_text_that_ends_at_once_is_reported(specjax_program, base, chat_model):
     ends = ["Once", "--logit-bias", "0=1e9"]
-    assert "--chat" in specjax_program("generate", "--target", str(chat_model), *base[3:], *ends).err
-    err = specjax_program(*base, *ends).err
-    assert "first token" in err and "--chat" not in err
+    with pytest.warns(UserWarning, match="first token.*--chat"):
+        specjax_program("generate", "--target", str(chat_model), *base[3:], *ends)
+    with pytest.warns(UserWarning, match="first token") as found:
+        specjax_program(*base, *ends)
+    assert "--chat" not in str(found[0].message)
 
 
 def test_json_is_all_of_stdout_and_of_the_file(specjax_program, base, target, tmp_path):
@@ -244,3 +246,26 @@ def test_bad_input_is_one_line_and_nothing_is_computed(case, refused, models, tm
 def test_main_raises_errors_of_bad_input(models, monkeypatch):
     with pytest.raises(ValueError, match="prompt 1"):
         generate_main(["--target", models["target"], ""])
+
+
+def test_temperatures_are_one_for_each_prompt(specjax_program, base):
+    args = [*base, "Once", "upon", "--json"]
+    mixed = json.loads(specjax_program(*args, "--temperature", "0", "0.7").out)
+    cold = json.loads(specjax_program(*args, "--temperature", "0").out)
+    assert mixed["settings"]["temperature"] == [0, 0.7]
+    assert mixed["tokens"][0] == cold["tokens"][0] and mixed["tokens"][1] != cold["tokens"][1]
+    assert "temperature" in specjax_program(*args, "--temperature", "0", "1", "2").err
+
+
+def test_token_ids_are_prompts_of_a_model_without_a_tokenizer(specjax_program, models, tmp_path):
+    folder, file = tmp_path / "model", tmp_path / "p.jsonl"
+    shutil.copytree(models["target"], folder)
+    for tokenizer in folder.glob("*token*"):
+        tokenizer.unlink()
+    file.write_text('{"prompt": [5, 6, 7]}\n')
+    args = ["generate", "--target", str(folder), "--drafter", "plain", *NEW, "--temperature", "0"]
+    args += ["--prompts", str(file)]
+    ran = specjax_program(*args)
+    tokens = sj.generate(sj.load(folder), [[5, 6, 7]], max_new_tokens=12, temperature=0).tokens[0]
+    assert ran.out.startswith(" ".join(map(str, [5, 6, 7, *tokens])))
+    assert "--chat" in specjax_program(*args, "--chat").err

@@ -27,8 +27,7 @@ def test_unknown_command_suggests(specjax_program):
 @pytest.mark.parametrize(
     ("args", "name"),
     [
-        (["tree"], "tree show"),
-        (["tree", "--help"], "tree show"),
+        (["train"], "train lm"),
         (["tree", "shwo", "chain", "3"], "'tree show'"),
         (["train", "ml"], "'train lm'"),
     ],
@@ -36,6 +35,13 @@ def test_unknown_command_suggests(specjax_program):
 def test_missing_or_unknown_second_word(args, name, specjax_program):
     ran = specjax_program(*args)
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1) and name in ran.err
+
+
+@pytest.mark.parametrize("args", [["tree"], ["tree", "--help"]])
+def test_the_only_command_of_a_group_shows_its_help(args, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(args)
+    assert "specjax tree show chain 5" in capsys.readouterr().out
 
 
 def test_keyboard_interrupt_outside_decoding(monkeypatch, capsys):

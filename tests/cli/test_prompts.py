@@ -59,3 +59,11 @@ def test_unreadable_file_and_no_prompt(tmp_path):
         read_prompts([], str(tmp_path))
     with pytest.raises(ValueError, match="--prompts"):
         read_prompts([], None)
+
+
+def test_prompts_may_be_token_ids(tmp_path):
+    file = write(tmp_path / "p.jsonl", b'{"prompt": [2, 50]}\n{"prompt": "a"}\n')
+    assert read_prompts([], file) == [[2, 50], "a"]
+    for bad in (b'{"prompt": []}', b'{"prompt": [1.5]}', b'{"prompt": [true]}'):
+        with pytest.raises(ValueError, match="line 1"):
+            read_prompts([], write(tmp_path / "q.jsonl", bad))
