@@ -1,7 +1,8 @@
 """Checkpoints of parameters and training states by orbax, restored directly into the requested shardings.
 
-    FOLDER/tree     the arrays, each device writing and reading its own shards
-    FOLDER/about    JSON: the model's family, configuration and weight format
+    FOLDER/tree         the arrays, each device writing and reading its own shards
+    FOLDER/about        JSON: the model's family, configuration and weight format
+    FOLDER/tokenizer    of `save_model`: the tokenizer, if the model has one
 
 A checkpoint is written under a temporary name and renamed when complete, so a folder of the given name is either
 complete or absent. It can be restored onto another mesh than the one it was saved from.
@@ -16,15 +17,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 
+from specjax import sharding, text
+from specjax.checks import lookup
+from specjax.model import Model
 from specjax.models.cpu import CPUProducts
+from specjax.models.families import FAMILIES
 from specjax.models.format import Format
 from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
 
 VERSION = 1
-_TREE, _ABOUT = "tree", "about"
+_TREE, _ABOUT, _TOKENIZER = "tree", "about", "tokenizer"
 
 
 class About(NamedTuple):
@@ -160,6 +166,61 @@ def restore(folder: str | Path, wanted: PyTree, *, fmt: Format | None = None) ->
             raise
         except Exception as error:  # TensorStore raises bare Exceptions for truncated files
             raise _damaged(folder, error) from error
+
+
+def save_model(folder: str | Path, model: Model) -> None:
+    """Writes a model: parameters, configuration, end tokens and tokenizer. `load_model` is the inverse.
+
+    Args:
+      folder: must not exist.
+      model: from `specjax.load`, or with trained parameters (`Model.with_module`).
+
+    Raises:
+      ValueError: the folder exists.
+    """
+    notes = {"published": model.described(), "eos": list(model.eos)}
+    save(folder, model.params, family=model.family.name, config=model.config, fmt=model.fmt, notes=notes)
+    if model.text is not None and model.text.save_pretrained is not None:
+        tokenizer = Path(folder) / _TOKENIZER
+        tokenizer.mkdir()
+        model.text.save_pretrained(tokenizer)
+
+
+def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool = False) -> Model:
+    """Restores a model that `save_model` wrote, in the weight format that it had.
+
+    Args:
+      mesh: from `sharding.make_mesh`, of any shape; each device reads its own shards. None: one device.
+      replicate: under a mesh, the whole model on every device.
+
+    Raises:
+      ValueError: the folder is not a checkpoint, is damaged, or holds no model.
+
+    >>> import tempfile
+    >>> import specjax as sj
+    >>> from specjax import checkpoint
+    >>> folder = tempfile.mkdtemp() + "/tiny"
+    >>> checkpoint.save_model(folder, sj.load("bundled/opt-tiny"))
+    >>> checkpoint.load_model(folder).vocab_size
+    8192
+    """
+    family, _, fmt, notes = about(folder)
+    if "published" not in notes:
+        raise ValueError(f"{folder} holds no model of save_model: restore its arrays with `checkpoint.restore`")
+    family = lookup(family, FAMILIES, "family")
+    config = family.from_published(notes["published"])
+    abstract = family.abstract(config, fmt)
+    rules = sharding.replicated(family.rules) if replicate else family.rules
+    if mesh is None:
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        where = jax.tree.map(lambda _: device, abstract)
+    else:
+        where = sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads)
+    params = restore(folder, like(abstract, where), fmt=fmt)
+    tokenizer = text.from_folder(Path(folder) / _TOKENIZER)
+    return Model(
+        str(folder), family, config, fmt, params, tokenizer, tuple(notes["eos"]), mesh, rules, notes["published"]
+    )
 
 
 def _checkpointer() -> ocp.Checkpointer:

@@ -178,16 +178,24 @@ class Model:
         Raises:
           ValueError: parameters that lie on other hosts, or that have no name in that layout.
         """
-        known = self.published
-        if known is None:
-            if self.family.to_published is None:
-                raise ValueError(f"{self.name} has no config.json to save: give the model `published`, its contents")
-            known = self.family.to_published(self.config)
+        known = self.described()
         ends = {"eos_token_id": self.eos[0] if len(self.eos) == 1 else list(self.eos)} if self.eos else {}
         tokenizer = self.text if self.text is not None and self.text.save_pretrained is not None else None
         convert.save_pretrained(
             folder, self.params, {**known, **ends}, fmt=self.fmt, tokenizer=tokenizer, shard_bytes=shard_bytes
         )
+
+    def described(self) -> Mapping[str, Any]:
+        """Contents of a config.json: as loaded, else from the configuration.
+
+        Raises:
+          ValueError: a model made by hand, of a family whose configuration does not determine its config.json.
+        """
+        if self.published is not None:
+            return self.published
+        if self.family.to_published is None:
+            raise ValueError(f"{self.name} has no config.json to save: give the model `published`, its contents")
+        return self.family.to_published(self.config)
 
     def _to_score(self, tokens: ArrayLike) -> np.ndarray:
         """[B,S] integers."""

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import specjax as sj
 from specjax import checkpoint, sharding
 from specjax.models import opt
 from specjax.models.cpu import CPUProducts
@@ -192,3 +193,20 @@ def test_a_failed_save_leaves_no_folder(tmp_path):
     with pytest.raises(Exception):  # noqa: B017 - orbax's own, of any kind
         checkpoint.save(tmp_path / "a", {"x": jnp.zeros(3), "y": object()}, family="opt", config=CONFIG, fmt=FMT)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 4)], ids=str)
+def test_a_model_is_restored_with_its_tokenizer(mesh, tmp_path):
+    """From one device; onto a mesh, the whole model on every device or with its rows split."""
+    model = sj.load("bundled/opt-tiny")
+    checkpoint.save_model(tmp_path / "tiny", model)
+    place = {} if mesh is None else {"mesh": sharding.make_mesh(*mesh), "replicate": True}
+    back = checkpoint.load_model(tmp_path / "tiny", **place)
+    assert same(back.params, model.params) and (back.config, back.eos) == (model.config, model.eos)
+    prompts, options = ["Once upon a time", "The old man"], {"max_new_tokens": 6, "temperature": 0.0}
+    assert sj.generate(back, prompts, **options).texts == sj.generate(model, prompts, **options).texts
+
+
+def test_a_checkpoint_of_arrays_is_no_model(saved):
+    with pytest.raises(ValueError, match="restore its arrays"):
+        checkpoint.load_model(saved)

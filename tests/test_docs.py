@@ -6,6 +6,7 @@ import doctest
 import functools
 import importlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -81,6 +82,7 @@ def pages_with(wanted) -> list:
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """The marked blocks of a page run in order, in one namespace; dtypes promote as users' do, for optax."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # what a block sets does not outlive it
     namespace: dict = {"__name__": "docs"}
     for block in blocks(page):
         if block.marked:
