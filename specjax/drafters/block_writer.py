@@ -58,7 +58,7 @@ def block_writer(
 
     def draft(params: HeadParams, memory: Context, pending):
         module, ends = nnx.merge(graph, params.head), ends_of(params.ends)
-        out, layers = module(ends, pending, memory.layers, memory.length)
+        out, layers = module.draft(ends, pending, memory.layers, memory.length)
         logits = widen(module.logits(ends, out[:, drafting]), params.places)
         return logits, memory._replace(layers=layers)
 

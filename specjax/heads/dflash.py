@@ -15,10 +15,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from specjax.heads.eagle import Attend, Layer
 from specjax.models import cache as caches
 from specjax.models.format import Format
 from specjax.models.layers import Linear, RMSNorm
-from specjax.models.llama import Block, LlamaConfig
+from specjax.models.llama import LlamaConfig
 from specjax.models.rope import Rotation, rotation
 
 
@@ -69,7 +70,7 @@ class DFlash(nnx.Module):
         layer, width = config.layer, config.width
         self.fc = Linear(len(config.taps) * width, width, fmt, bias=False, std=0.02, rngs=rngs)
         self.hidden_norm = RMSNorm(width, layer.eps)
-        self.layers = nnx.Dict({str(index): Block(layer, fmt, rngs=rngs) for index in range(layer.layers)})
+        self.layers = nnx.Dict({str(index): Layer(layer, fmt, rngs=rngs) for index in range(layer.layers)})
         self.final_norm = RMSNorm(width, layer.eps)
         make = lambda rows: Linear(width, rows, fmt, bias=False, std=0.02, rngs=rngs)
         self.head = make(config.draft_vocab) if config.draft_vocab else None
@@ -78,32 +79,48 @@ class DFlash(nnx.Module):
         layer = self.config.layer
         return rotation(positions, theta=layer.rope_theta, width=layer.head_width, scaling=layer.rope_scaling)
 
+    def fuse(self, hiddens: tuple[Float[Array, "B S D"], ...]) -> Float[Array, "B S D"]:
+        """The context: what keys and values are computed of, at each position that the target has read."""
+        return self.hidden_norm(self.fc(jnp.concatenate(hiddens, -1)))
+
     def read_context(self, hiddens: tuple[Float[Array, "B S D"], ...], layers: Any, start: Int[Array, "B"]) -> Any:
         """The caches with keys and values of the target's hidden states at positions `start`, `start` + 1, ..."""
-        fused = self.hidden_norm(self.fc(jnp.concatenate(hiddens, -1)))
+        fused = self.fuse(hiddens)
         turn = self.turn(start[:, None] + jnp.arange(fused.shape[1], dtype=jnp.int32)[None])
         for index in range(self.config.layer.layers):
             attn = self.layers[str(index)].attn
             layers, _ = caches.write(layers, index, attn.keys(fused, turn), attn.values(fused), start)
         return layers
 
-    def __call__(
+    def draft(
         self, ends: Any, pending: Int[Array, "B"], layers: Any, length: Int[Array, "B"]
     ) -> tuple[Float[Array, "B S D"], Any]:
-        """Outputs of the slots of a block behind `length` positions of context, and the caches with the block.
+        """Outputs of the slots of a block behind `length` positions of context, and the caches with the block."""
+        config = self.config
+        visible = {window: self.visible(window, layers, length) for window in set(config.windows)}
+
+        def attend(attn, x, turn, index, layers):
+            return attn(x, turn, visible[config.windows[index]], layers, index, length)
+
+        return self(ends, pending[:, None], length[:, None], attend, layers)
+
+    def __call__(
+        self, ends: Any, pending: Int[Array, "B N"], positions: Int[Array, "B N"], attend: Attend, state: Any
+    ) -> tuple[Float[Array, "B S D"], Any]:
+        """Outputs of the slots of blocks, one behind the other, and the state of `attend`.
 
         Args:
           ends: the target without its layers (`Family.ends`).
+          pending, positions: the first token of each block, and its position.
         """
-        config, rows = self.config, pending.shape[0]
-        masks = jnp.full((rows, config.block - 1), config.mask_token, pending.dtype)
-        slot = jnp.arange(config.block, dtype=jnp.int32)
-        turn = self.turn(length[:, None] + slot[None])
-        visible = {window: self.visible(window, layers, length) for window in set(config.windows)}
-        x = ends.embed.tokens(jnp.concatenate([pending[:, None], masks], 1))
-        for index, window in enumerate(config.windows):
-            x, layers = self.layers[str(index)](x, turn, visible[window], layers, index, length)
-        return x, layers
+        config = self.config
+        slot = jnp.arange(config.block, dtype=jnp.int32)[None, None]
+        turn = self.turn((positions[..., None] + slot).reshape(len(pending), -1))
+        tokens = jnp.where(slot == 0, pending[..., None], config.mask_token).reshape(len(pending), -1)
+        x = ends.embed.tokens(tokens)
+        for index in range(config.layer.layers):
+            x, state = self.layers[str(index)](x, turn, attend, index, state)
+        return x, state
 
     def visible(self, window: int | None, layers: Any, length: Int[Array, "B"]):
         """What the slots of a block see: the window of the context, and the block, or the slots before them."""

@@ -1,7 +1,7 @@
 """Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from specjax.model import Model
 from specjax.models.llama import LlamaConfig
 from specjax.training import losses
 from specjax.training.unrolled import acceptance, shifted, unrolled
-from specjax.types import Params
+from specjax.types import Output, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +78,8 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
       fixed: the target's parameters.
       key: of the noise; None: no noise.
     """
-    target, module = head.target, head.module(params)
-    tokens, answer = jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
-    seen = jax.lax.stop_gradient(target.family.module(fixed, target.config, target.fmt).read(tokens, head.config.taps))
-    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(fixed))
+    module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
+    seen, ends = read_target(head, fixed, tokens)
     anchors = tokens.shape[1] - 1
     features = seen.features[:, :anchors]
     if key is not None and how.noise:
@@ -99,6 +97,15 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
         for step, out in enumerate(outs)
     ]  # fmt: skip
     return steps, outs, seen.features
+
+
+def read_target(head: Head, fixed: Params, tokens: Int[Array, "B S"]) -> tuple[Output, Any]:
+    """What the target computes on the texts, and the target without its layers."""
+    target = head.target
+    seen = target.family.module(fixed, target.config, target.fmt).read(tokens, head.config.taps)
+    return jax.lax.stop_gradient(seen), target.family.ends(target.config, target.fmt)(
+        target.family.without_layers(fixed)
+    )
 
 
 def compare(

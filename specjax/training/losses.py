@@ -66,7 +66,7 @@ def smooth_l1(found: Float[Array, "B S D"], goal: Float[Array, "B S D"]) -> Floa
     return jnp.where(apart < 1.0, 0.5 * apart**2, apart - 0.5).mean(-1)
 
 
-def masked_mean(values: Float[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, ""]:
+def masked_mean(values: Float[Array, "*B"], mask: Bool[Array, "*B"]) -> Float[Array, ""]:
     """Mean over the positions where mask is True; 0 if there are none."""
     count = jnp.maximum(mask.sum(), 1).astype(values.dtype)
     return jnp.where(mask, values, 0).sum() / count

@@ -10,6 +10,7 @@ At anchor a, step s attends to what it would see while drafting: the pairs of st
 and its own chain, the pairs of the steps 1 .. s at the same anchor. The scores are [A, A + s]; no sequence is repeated.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,10 +26,14 @@ MASKED = -1e30
 
 
 class Keys(NamedTuple):
-    """Keys and values of a layer: of step 0 at all anchors, and of the later steps."""
+    """Keys and values of a layer: of step 0 at all anchors, and of the later steps at the anchors that go on."""
 
-    k: list[Float[Array, "B A K W"]]
-    v: list[Float[Array, "B A K W"]]
+    k: list[Float[Array, "B _ K W"]]
+    v: list[Float[Array, "B _ K W"]]
+
+    def at(self, places: Int[Array, "B N"]) -> "Keys":
+        """With the chains of some of the anchors."""
+        return Keys(*([first, *(rows_at(one, places) for one in later)] for first, *later in self))
 
 
 def unrolled(
@@ -47,16 +52,26 @@ def unrolled(
       given: what step 0 is given: `module.fuse` of the target's hidden states at the anchors.
       following: output of a step -> what the next step is given.
     """
-    anchors = given.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(anchors, dtype=jnp.int32)[None], tokens[:, 1:].shape)
+    positions = every_anchor(tokens)
+    attend = functools.partial(attend_anchored, positions)
     keys = {index: Keys([], []) for index in range(module.config.layers)}
     outs = []
     for step in range(steps):
         fed = shifted(tokens[:, 1:], step)
-        out, keys = module(ends, fed, given, positions + step, attend_anchored, keys)
+        out, keys = module(ends, fed, given, positions + step, attend, keys)
         outs.append(out)
         given = following(out)
     return outs
+
+
+def every_anchor(tokens: Int[Array, "B S"]) -> Int[Array, "B A"]:
+    """The anchors of texts: all positions but the last."""
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1] - 1, dtype=jnp.int32)[None], tokens[:, 1:].shape)
+
+
+def rows_at(rows: Array, at: Int[Array, "B N"]) -> Array:
+    """rows[b, at[b, n]]; the last row where `at` is past the end."""
+    return jnp.take_along_axis(rows, at.reshape(*at.shape, *[1] * (rows.ndim - 2)), axis=1, mode="clip")
 
 
 def shifted(rows: Array, by: int) -> Array:
@@ -67,22 +82,23 @@ def shifted(rows: Array, by: int) -> Array:
 
 
 def attend_anchored(
-    attn: Attention, x: Float[Array, "B A F"], turn: Rotation, index: int, keys: dict[int, Keys]
-) -> tuple[Float[Array, "B A D"], dict[int, Keys]]:
-    """`heads.eagle.Attend` over the true pairs up to the anchor and over the anchor's own chain."""
+    at: Int[Array, "B N"], attn: Attention, x: Float[Array, "B N F"], turn: Rotation, index: int, keys: dict[int, Keys]
+) -> tuple[Float[Array, "B N D"], dict[int, Keys]]:
+    """`heads.eagle.Attend` over the true pairs up to the anchors `at`, and over each anchor's own chain."""
     own = Keys([*keys[index].k, attn.keys(x, turn)], [*keys[index].v, attn.values(x)])
     q = attn.queries(x, turn) * attn.head_width**-0.5
-    rows, anchors, heads, width = q.shape
-    q = q.reshape(rows, anchors, own.k[0].shape[2], -1, width)
+    rows, count, heads, width = q.shape
+    anchors = own.k[0].shape[1]
+    q = q.reshape(rows, count, own.k[0].shape[2], -1, width)
     scores = jnp.einsum("bakgw,bckw->bkgac", q, own.k[0])
-    seen = jnp.tril(jnp.ones((anchors, anchors), bool))
-    scores = [jnp.where(seen[None, None, None], scores, MASKED)]
+    seen = jnp.arange(anchors, dtype=jnp.int32)[None, None] <= at[..., None]
+    scores = [jnp.where(seen[:, None, None], scores, MASKED)]
     scores += [jnp.einsum("bakgw,bakw->bkga", q, k)[..., None] for k in own.k[1:]]
     weights = jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1)
     mixed = jnp.einsum("bkgac,bckw->bakgw", weights[..., :anchors], own.v[0])
     for step, v in enumerate(own.v[1:]):
         mixed = mixed + jnp.moveaxis(weights[..., anchors + step], 3, 1)[..., None] * v[:, :, :, None]
-    return attn.o(mixed.reshape(rows, anchors, heads * width)), keys | {index: own}
+    return attn.o(mixed.reshape(rows, count, heads * width)), keys | {index: own}
 
 
 def acceptance(

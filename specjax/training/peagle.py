@@ -1,0 +1,109 @@
+"""Loss of P-EAGLE heads: all drafted positions of an anchor in one pass, fewer anchors the deeper (arXiv 2602.01469).
+
+    anchor a    0     1     2    ...      depth 0: the pair (f_a, t_a+1), which drafts t_a+2
+    depth d     -     1     -    ...      a mask row at position a + d, which drafts t_a+2+d
+
+A mask row sees the pairs up to its anchor and the mask rows before it at the same anchor, as in drafting, so that the
+attention is that of training-time test (`training.unrolled`).
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.heads.head import Head
+from specjax.training import losses
+from specjax.training.eagle import Batch, Step, compare, first_nats, read_target
+from specjax.training.unrolled import Keys, acceptance, attend_anchored, every_anchor, rows_at, shifted
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """How a P-EAGLE head is trained; the defaults are those of the package `speculators`.
+
+    Attributes:
+      steps: drafted tokens that are trained, K.
+      divergence: from the target's distribution, a name of `losses.DIVERGENCES`.
+      kept, least: depth d trains max(kept**d, least) of the anchors.
+    """
+
+    steps: int = 8
+    divergence: str = "kl"
+    kept: float = 0.7
+    least: float = 0.2
+
+    def share(self, depth: int) -> float:
+        """Of the anchors that depth d >= 1 trains."""
+        return max(self.kept**depth, self.least)
+
+
+def sampled(
+    how: Parallel, depth: int, order: Float[Array, "B N"], going: Bool[Array, "B N"], total: Int[Array, "B"], size: int
+) -> tuple[Int[Array, "B M"], Bool[Array, "B M"]]:
+    """Conditional drop-token sampling: anchors of one depth, among those of the depth before it.
+
+    Args:
+      order: random numbers of the anchors, the same at all depths.
+      going: anchors that were sampled so far, and whose token at this depth is part of the answer.
+      total: tokens of the answer.
+      size: M, the most that are sampled.
+
+    Returns:
+      Places in `order`, and which of them are anchors.
+    """
+    places = jnp.argsort(jnp.where(going, order, 2.0), axis=1)[:, :size].astype(jnp.int32)
+    count = ((total - depth).astype(jnp.float32) * how.share(depth)).astype(jnp.int32)
+    rank = jnp.arange(places.shape[1], dtype=jnp.int32)[None]
+    return places, rows_at(going, places) & (rank < count[:, None])
+
+
+def run(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, key: jax.Array | None) -> list[Step]:
+    """The head and its target at every depth.
+
+    Args:
+      head: its kind, shape and target; its own parameters are not used.
+      fixed: the target's parameters.
+      key: of the anchors; None: all of them at every depth.
+    """
+    module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
+    seen, ends = read_target(head, fixed, tokens)
+    at = every_anchor(tokens)
+    anchors = at.shape[1]
+    keys = {index: Keys([], []) for index in range(module.config.layers)}
+    given = module.fuse(seen.features[:, :anchors], tuple(hidden[:, :anchors] for hidden in seen.hiddens))
+    fed, kept, found = tokens[:, 1:], jnp.ones(at.shape, bool), []
+    order = None if key is None else jax.random.uniform(key, at.shape)
+    total = shifted(answer, 2)[:, :anchors].sum(1, dtype=jnp.int32)
+    for depth in range(how.steps):
+        drafted = shifted(answer, 2 + depth)[:, :anchors]
+        if depth and order is not None:
+            size = max(1, int((anchors - depth) * how.share(depth)))
+            places, kept = sampled(how, depth, order, kept & rows_at(drafted, at), total, size)
+            at, order = rows_at(at, places), rows_at(order, places)
+            keys = {index: own.at(places) for index, own in keys.items()}
+        if depth:
+            fed = jnp.full(at.shape, module.config.mask_token, tokens.dtype)
+            given = jnp.broadcast_to(module.mask_given(), (*at.shape, module.config.width))
+        out, keys = module(ends, fed, given, at + depth, functools.partial(attend_anchored, at), keys)
+        mask = kept & rows_at(drafted, at)
+        found.append(compare(head, rows_at(seen.logits, at + 1 + depth), module.logits(ends, out), mask))
+    return found
+
+
+def loss(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:
+    """`TrainingTask.loss`: the mean over the rows of all depths, and the cross-entropy with the target at depth 0."""
+    steps = run(head, how, params, fixed, batch, key)
+    divergence = losses.DIVERGENCES[how.divergence]
+    values = jnp.concatenate([divergence(step.log_p, step.log_q) for step in steps], 1)
+    return losses.masked_mean(values, jnp.concatenate([step.mask for step in steps], 1)), first_nats(steps)
+
+
+def measure(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
+    """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass."""
+    steps = run(head, how, params, fixed, batch, None)
+    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
+    return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
