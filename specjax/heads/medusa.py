@@ -77,7 +77,7 @@ class Medusa(nnx.Module):
             return ends.unembed(x)
         return self.heads[str(min(index, self.config.matrices - 1))](x)
 
-    def start(self, features: Float[Array, "B 1 D"]) -> Float[Array, "B 1 D"]:
+    def start(self, features: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """The state before the first stage, from the target's last feature."""
         return features
 

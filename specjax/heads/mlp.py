@@ -77,7 +77,7 @@ class MLPSpeculator(nnx.Module):
         self.ln = every(lambda _: ShiftedNorm(inner, EPS), own)
         self.head = every(lambda _: Linear(inner, vocab, fmt, bias=False, std=std, rngs=rngs), own)
 
-    def start(self, features: Float[Array, "B 1 D"]) -> Float[Array, "B 1 D"]:
+    def start(self, features: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """The state before the first stage, from the target's last feature."""
         if not self.config.scale_input:
             return features

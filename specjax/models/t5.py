@@ -268,16 +268,25 @@ class T5(nnx.Module):
         if encoder_tokens is not None:
             if encoder_length is None:
                 encoder_length = jnp.full((rows,), encoder_tokens.shape[1], jnp.int32)
+            if cache is None:
+                return self.read(encoder_tokens, encoder_length, decoder_tokens).logits
             memory = self.remember(self.encode(encoder_tokens, encoder_length), encoder_length)
-        if memory is None:
+        if memory is None or cache is None:
             raise ValueError("encoder_tokens is None, and the cache holds no encoder output: pass the encoder's tokens")
-        distance = plain_distance(width, width)
-        visible = jnp.broadcast_to(distance <= 0, (rows, width, width))
-        if cache is None:
-            return self.decode(decoder_tokens, visible, distance, memory, None, None)[0].logits
+        visible = jnp.broadcast_to(plain_distance(width, width) <= 0, (rows, width, width))
         depth = jnp.arange(width, dtype=jnp.int32)
         out, cache = self.extend(decoder_tokens, cache._replace(cross=self.stored(memory)), visible, depth)
         return out.logits, cache._replace(length=cache.length + width)
+
+    def read(
+        self, encoder_tokens: Int[Array, "B P"], encoder_length: Int[Array, "B"], decoder_tokens: Int[Array, "B S"]
+    ) -> Output:
+        """Logits and features at every position of left-aligned decoder tokens, without a cache."""
+        rows, width = decoder_tokens.shape
+        distance = plain_distance(width, width)
+        visible = jnp.broadcast_to(distance <= 0, (rows, width, width))
+        memory = self.remember(self.encode(encoder_tokens, encoder_length), encoder_length)
+        return self.decode(decoder_tokens, visible, distance, memory, None, None)[0]
 
     def encode(self, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
         """The encoder's output; tokens at `length` and after change nothing before it."""

@@ -19,11 +19,11 @@ from specjax.heads.head import Head
 from specjax.models.llama import Attention
 from specjax.models.rope import Rotation
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, read_target
+from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, read_target
+from specjax.training.losses import TEXT
 from specjax.training.unrolled import MASKED, acceptance, every_anchor, rows_at
 from specjax.types import Params
 
-TEXT = "text"  # cross-entropy of the tokens of the answers
 D_PACE = "d-pace"  # the same, weighted by how far a block is likely to be accepted
 
 
@@ -91,7 +91,7 @@ def run(
       at, valid: from `anchors`.
     """
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
-    seen, ends = read_target(head, fixed, tokens)
+    seen, ends = read_target(head, fixed, batch)
     attend = functools.partial(attend_blocks, module, module.fuse(seen.hiddens), at)
     out, _ = module(ends, rows_at(tokens, at), at, attend, None)
     drafting = module.config.drafting
@@ -103,18 +103,6 @@ def run(
         steps.append(compare(head, rows_at(seen.logits, place - 1), logits[:, :, number], mask))
         labels.append(rows_at(tokens, place))
     return steps, jnp.stack(labels, -1)
-
-
-def of_text(head: Head, step: Step, token: Int[Array, "B N"]) -> tuple[Float[Array, "B N"], Bool[Array, "B N"]]:
-    """-log q of the tokens of the text, and where they are among those that the head drafts."""
-    if head.draft_tokens is None:
-        place, known = token, jnp.ones(token.shape, bool)
-    else:
-        places = np.full((head.target.vocab_size,), -1, np.int32)
-        places[head.draft_tokens] = np.arange(len(head.draft_tokens))
-        place = jnp.asarray(places)[token]
-        place, known = jnp.maximum(place, 0), place >= 0
-    return -jnp.take_along_axis(step.log_q, place[..., None], axis=-1)[..., 0], known
 
 
 def d_pace(values: Float[Array, "B N K"], mask: Bool[Array, "B N K"]) -> Float[Array, "B N K"]:

@@ -53,10 +53,15 @@ HEAD_WIDTH = 64  # of the attention heads of a head for an OPT target
 
 
 class Batch(NamedTuple):
-    """Texts, padded at the end, and which tokens are the target's answer."""
+    """Texts, padded at the end, and which tokens are the target's answer.
+
+    The texts of an encoder-decoder begin with its start token; `source` and `length` are what its encoder reads.
+    """
 
     tokens: Int[Array | np.ndarray, "B S"]
     answer: Bool[Array | np.ndarray, "B S"]
+    source: Int[Array | np.ndarray, "B P"] | tuple[()] = ()
+    length: Int[Array | np.ndarray, "B"] | tuple[()] = ()
 
 
 class Step(NamedTuple):
@@ -79,7 +84,7 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
       key: of the noise; None: no noise.
     """
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
-    seen, ends = read_target(head, fixed, tokens)
+    seen, ends = read_target(head, fixed, batch)
     anchors = tokens.shape[1] - 1
     features = seen.features[:, :anchors]
     if key is not None and how.noise:
@@ -99,13 +104,16 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
     return steps, outs, seen.features
 
 
-def read_target(head: Head, fixed: Params, tokens: Int[Array, "B S"]) -> tuple[Output, Any]:
+def read_target(head: Head, fixed: Params, batch: Batch) -> tuple[Output, Any]:
     """What the target computes on the texts, and the target without its layers."""
     target = head.target
-    seen = target.family.module(fixed, target.config, target.fmt).read(tokens, head.config.taps)
-    return jax.lax.stop_gradient(seen), target.family.ends(target.config, target.fmt)(
-        target.family.without_layers(fixed)
-    )
+    module = target.family.module(fixed, target.config, target.fmt)
+    if target.encoder_decoder:
+        seen = module.read(*map(jnp.asarray, (batch.source, batch.length, batch.tokens)))
+    else:
+        seen = module.read(jnp.asarray(batch.tokens), head.config.taps)
+    ends = target.family.ends(target.config, target.fmt)
+    return jax.lax.stop_gradient(seen), ends(target.family.without_layers(fixed))
 
 
 def compare(
@@ -123,6 +131,18 @@ def compare(
         log_p = log_p[..., tokens]
     overlap = losses.accepted(log_p, log_q)
     return Step(jax.nn.log_softmax(log_p), log_q, overlap, first == best, known, mask)
+
+
+def of_text(head: Head, step: Step, token: Int[Array, "B N"]) -> tuple[Float[Array, "B N"], Bool[Array, "B N"]]:
+    """-log q of the tokens of the text, and where they are among those that the head drafts."""
+    if head.draft_tokens is None:
+        place, known = token, jnp.ones(token.shape, bool)
+    else:
+        places = np.full((head.target.vocab_size,), -1, np.int32)
+        places[head.draft_tokens] = np.arange(len(head.draft_tokens))
+        place = jnp.asarray(places)[token]
+        place, known = jnp.maximum(place, 0), place >= 0
+    return -jnp.take_along_axis(step.log_q, place[..., None], axis=-1)[..., 0], known
 
 
 def loss(head: Head, how: Unrolling, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:

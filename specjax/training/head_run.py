@@ -16,12 +16,13 @@ from specjax.training.run import Say, progress_line
 
 if TYPE_CHECKING:
     from specjax.heads import Head
-    from specjax.training.eagle import Batch, Unrolling
+    from specjax.training.eagle import Batch
     from specjax.training.lm import TrainingTask
 
 arg = tyro.conf.arg
 BY_KIND = "(default: that of the kind)"
 EVALUATIONS = 64  # held-out batches
+OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps")  # which not all kinds have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +36,10 @@ class HeadRun:
     specjax generate --target MODEL --head runs/head/head "Once upon a time"
 
     Stop it at any time with Ctrl-C or SIGTERM; the same command resumes it. When it ends, OUT/head is the head in the
-    format of the package speculators, which vLLM serves, OUT/metrics.jsonl the metrics and OUT/curve.png the loss.
+    format that vLLM serves, OUT/metrics.jsonl the metrics and OUT/curve.png the loss.
     """
 
-    kind: Annotated[Literal["eagle", "hass", "eagle3"], tyro.conf.Positional]
+    kind: Annotated[Literal["eagle", "hass", "eagle3", "medusa", "mlp"], tyro.conf.Positional]
     """Kind of head."""
     target: Annotated[str, arg(metavar="MODEL")]
     """The model that it drafts for."""
@@ -47,17 +48,21 @@ class HeadRun:
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder of the run."""
     layers: int = 1
-    """Decoder layers of the head."""
-    mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width)")] = 0
-    """Width of their MLP."""
+    """Decoder layers of EAGLE heads, residual blocks of each Medusa head."""
+    mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width, of mlp once)")] = 0
+    """Width of the MLP of the layers; of an MLP speculator, of its state."""
     draft_vocab: Annotated[int, arg(help_behavior_hint="(default: all tokens)")] = 0
-    """Tokens that EAGLE-3 drafts: the most frequent ones of the answers."""
+    """Tokens that EAGLE-3 and Medusa draft: the most frequent ones of the answers."""
+    own_matrices: bool = False
+    """Medusa: every head has its own output matrix, as in the paper. By default they use the target's, or share one
+    over a draft vocabulary."""
     taps: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: three)")] = ()
     """Streams of the target that EAGLE-3 reads: number k enters layer k."""
     unroll: Annotated[int, arg(help_behavior_hint=BY_KIND)] = 0
-    """Drafted tokens that are trained at each position."""
+    """Drafted tokens that are trained at each position; the number of heads of Medusa, of stages of mlp."""
     divergence: Annotated[str, arg(help_behavior_hint=BY_KIND)] = ""
-    """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, or lk, a hybrid of kl and tv."""
+    """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, or lk, a hybrid of kl and tv; text: the
+    cross-entropy with the tokens of the answers, for medusa and mlp."""
     tokens: int = 1024
     """Tokens per step, including padding."""
     widths: tuple[int, ...] = (64, 128, 256)
@@ -79,18 +84,25 @@ class HeadRun:
         """
         self._check()
         import specjax
+        from specjax.heads.kinds import KINDS
         from specjax.training import answers, lm
+        from specjax.training.head_kinds import TRAINED
 
         say(f"loading {self.target}")
         target = specjax.load(self.target, dtype=self.dtype)
         say("reading the answers")
         every = answers.read(self.data, target)
+        if target.encoder_decoder and not KINDS[TRAINED[self.kind].kind].encoder_decoder:
+            raise ValueError(
+                f"{self.kind} heads draft for decoder-only models, and {target.name} is an encoder-decoder"
+            )
         parts = split(every, self.held_out)
         if not all(parts):
             raise ValueError(f"{len(every)} answers are too few for held_out {self.held_out}")
         head = self._new(target, parts[0])
         self._record({"answers": len(every), "tokens": sum(len(one.answer) for one in every)})
-        task = self._task(head, *(bucketed(part, self.widths) for part in parts))
+        start = target.config.start_token if target.encoder_decoder else None
+        task = self._task(head, *(bucketed(part, self.widths, start) for part in parts))
         say("compiling")
         report = lambda record: say(progress_line(record, self.recipe.steps))
         state = lm.train(task, self.recipe, self.out, family=self.kind, config=head.config, report=report)
@@ -98,7 +110,7 @@ class HeadRun:
         if int(state.step) < self.recipe.steps:
             return None
         folder = self.out / "head"
-        dataclasses.replace(head, params=state.params).save_pretrained(folder, format="speculators")
+        dataclasses.replace(head, params=state.params).save_pretrained(folder)
         return folder
 
     def _check(self) -> None:
@@ -109,12 +121,14 @@ class HeadRun:
             raise ValueError(f"widths must increase from 4 or more, got {' '.join(map(str, self.widths))}")
         checks.at_least(1, layers=self.layers, tokens=self.tokens)
         checks.at_least(0, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll)
-        if self.divergence:
-            from specjax.training.losses import DIVERGENCES
+        from specjax.training.head_kinds import TRAINED
 
-            checks.check_name(self.divergence, DIVERGENCES, "divergence")
-        if (self.draft_vocab or self.taps) and self.kind != "eagle3":
-            raise ValueError("draft_vocab and taps are options of eagle3: other kinds read the last feature")
+        kind = TRAINED[self.kind]
+        if self.divergence:
+            checks.check_name(self.divergence, kind.divergences, f"divergence of {self.kind}")
+        for name in OPTIONS:
+            if name not in kind.options and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} is not an option of {self.kind}: it has {', '.join(kind.options) or 'none'}")
 
     def _record(self, data: dict[str, int]) -> None:
         """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
@@ -132,39 +146,26 @@ class HeadRun:
 
     def _new(self, target: Any, train: Sequence[Any]) -> "Head":
         """A head without parameters."""
-        from specjax.heads import Head
-        from specjax.heads.kinds import KINDS
         from specjax.training import eagle
-        from specjax.training.lm import FORMAT
+        from specjax.training.head_kinds import TRAINED
 
         chosen = None
         if self.draft_vocab:
             counts = np.bincount(np.concatenate([one.answer for one in train]), minlength=target.vocab_size)
             chosen = eagle.with_draft_tokens(counts, self.draft_vocab, target.vocab_size)
-        config = eagle.new_config(
-            self.kind, target, layers=self.layers, mlp_width=self.mlp_width or 3 * target.config.width,
-            draft_vocab=target.vocab_size if chosen is None else len(chosen), taps=self.taps,
-        )  # fmt: skip
-        kind = KINDS["eagle3" if self.kind == "eagle3" else "eagle"]
-        return Head(str(self.out / "head"), kind, config, FORMAT, {}, target, chosen, "speculators")
-
-    @property
-    def unrolling(self) -> "Unrolling":
-        """The recipe of the kind, with the options that were given."""
-        from specjax.training.eagle import RECIPES
-
-        changes = {"steps": self.unroll, "divergence": self.divergence}
-        return dataclasses.replace(RECIPES[self.kind], **{name: value for name, value in changes.items() if value})
+        return TRAINED[self.kind].new(self, target, chosen)
 
     def _task(self, head: "Head", train: "Sequence[Batch]", held_out: "Sequence[Batch]") -> "TrainingTask":
-        from specjax.training import eagle
-        from specjax.training.lm import FORMAT, TrainingTask
+        from specjax.training.head_kinds import TRAINED
+        from specjax.training.lm import TrainingTask
 
-        how = self.unrolling
+        kind = TRAINED[self.kind]
+        given = {"steps": self.unroll, "divergence": self.divergence}
+        how = dataclasses.replace(kind.recipe, **{name: value for name, value in given.items() if value})
         return TrainingTask(
-            init=lambda key: head.kind.init(key, head.config, FORMAT),
-            loss=functools.partial(eagle.loss, head, how),
-            measure=functools.partial(eagle.measure, head, how),
+            init=functools.partial(kind.init, head),
+            loss=functools.partial(kind.loss, head, how),
+            measure=functools.partial(kind.measure, head, how),
             batch=lambda step: draw(train, seed=self.recipe.seed, step=step, tokens=self.tokens),
             held_out=tuple(draw(held_out, seed=1, step=step, tokens=self.tokens) for step in range(EVALUATIONS)),
             fixed=head.target.params,
@@ -181,32 +182,53 @@ def split(every: Sequence[Any], held_out: float) -> tuple[list[Any], list[Any]]:
     return parts
 
 
-def bucketed(every: Sequence[Any], widths: Sequence[int]) -> "tuple[Batch, ...]":
-    """All texts, by the narrowest width that fits them; longer ones are cut at the last width."""
+def bucketed(every: Sequence[Any], widths: Sequence[int], start: int | None = None) -> "tuple[Batch, ...]":
+    """All texts, by the narrowest width that fits them; longer ones are cut at the last width.
+
+    Args:
+      start: start token of an encoder-decoder, which reads the prompt in its encoder.
+    """
     from specjax.training.eagle import Batch
+
+    def size(one: Any) -> int:
+        return len(one.prompt) + len(one.answer) if start is None else max(len(one.prompt), 1 + len(one.answer))
 
     found: list[Batch] = []
     least = 0
     for width in widths:
         last = width == widths[-1]
-        size = lambda one: len(one.prompt) + len(one.answer)
         inside = [one for one in every if size(one) > least and (last or size(one) <= width)]
         least = width
-        if inside:
-            tokens, answer = np.zeros((len(inside), width), np.int32), np.zeros((len(inside), width), bool)
-            for row, one in enumerate(inside):
-                text = [*one.prompt, *one.answer][:width]
-                tokens[row, : len(text)] = text
-                answer[row, len(one.prompt) : len(text)] = True
-            found.append(Batch(tokens, answer))
+        if not inside:
+            continue
+        before = [one.prompt[:width] if start is None else [start] for one in inside]
+        texts = [(given + one.answer)[:width] for given, one in zip(before, inside, strict=True)]
+        answer = np.zeros((len(inside), width), bool)
+        for row, (given, text) in enumerate(zip(before, texts, strict=True)):
+            answer[row, len(given) : len(text)] = True
+        batch = Batch(padded(texts, width), answer)
+        if start is not None:
+            prompts = [one.prompt[:width] for one in inside]
+            batch = batch._replace(source=padded(prompts, width), length=np.array([*map(len, prompts)], np.int32))
+        found.append(batch)
     return tuple(found)
+
+
+def padded(texts: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """[rows, width] int32, with zeros behind the texts."""
+    rows = np.zeros((len(texts), width), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = text
+    return rows
 
 
 def draw(parts: "Sequence[Batch]", *, seed: int, step: int, tokens: int) -> "Batch":
     """Random texts of one width, about `tokens` with their padding: a function of (seed, step)."""
+    import jax
+
     rng = np.random.Generator(np.random.Philox(key=[seed, step]))
     rows = [max(1, tokens // part.tokens.shape[1]) for part in parts]
     batches = np.array([len(part.tokens) / count for part, count in zip(parts, rows, strict=True)])
     chosen = int(rng.choice(len(parts), p=batches / batches.sum()))
     at = rng.integers(0, len(parts[chosen].tokens), size=rows[chosen])
-    return type(parts[chosen])(*(array[at] for array in parts[chosen]))
+    return jax.tree.map(lambda array: array[at], parts[chosen])

@@ -48,6 +48,7 @@ def hybrid(log_p: LogProbs, log_q: LogProbs) -> Float[Array, "B S"]:
     return weight * (jnp.exp(log_p) * (log_p - log_q)).sum(-1) + (1 - weight) * (1 - alpha)
 
 
+TEXT = "text"  # cross-entropy with the tokens of the answers, instead of a divergence from a distribution
 # name -> (log p of the target, log q of the head or draft) -> a loss at each position
 DIVERGENCES: dict[str, Callable[[LogProbs, LogProbs], Float[Array, "B S"]]] = {
     "ce": lambda log_p, log_q: -(jnp.exp(log_p) * log_q).sum(-1),

@@ -70,7 +70,7 @@ def run(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, 
       key: of the anchors; None: all of them at every depth.
     """
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
-    seen, ends = read_target(head, fixed, tokens)
+    seen, ends = read_target(head, fixed, batch)
     at = every_anchor(tokens)
     anchors = at.shape[1]
     keys = {index: Keys([], []) for index in range(module.config.layers)}

@@ -1,0 +1,94 @@
+"""Losses of heads with one stage per drafted token: Medusa-1 and MLP speculators.
+
+position i    the target's feature f_i, after which t_i+1 is pending; stage k drafts t_i+2+k
+Medusa        stage k reads f_i alone                   Cai et al. 2024, arXiv 2401.10774, section 2.2.1
+MLP           and the true tokens t_i+1 .. t_i+1+k      Wertheimer et al. 2024, arXiv 2404.19124, section 2
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from specjax.heads.head import Head
+from specjax.heads.medusa import Medusa
+from specjax.training import losses
+from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, read_target
+from specjax.training.lm import FORMAT
+from specjax.training.losses import TEXT
+from specjax.training.unrolled import acceptance, shifted
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """How the stages are trained.
+
+    Attributes:
+      steps: number of stages.
+      divergence: TEXT, as published, or from the target's distribution, a name of `losses.DIVERGENCES`.
+      decay: weight of each stage relative to the one before it.
+    """
+
+    steps: int
+    divergence: str = TEXT
+    decay: float = 1.0
+
+
+def run(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch) -> list[Step]:
+    """The head and its target at every stage.
+
+    Args:
+      head: its kind, shape and target; its own parameters are not used.
+      fixed: the target's parameters.
+    """
+    module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
+    seen, ends = read_target(head, fixed, batch)
+    anchors = tokens.shape[1] - 1
+    features = seen.features[:, :anchors].astype(jnp.float32)
+    found, state = [], module.start(features)
+    for step in range(how.steps):
+        if isinstance(module, Medusa):  # whose stages draft for the nodes of one root
+            logits = module.logits(step, ends, features)
+        else:
+            state, logits = module.stage(step, ends, state, shifted(tokens, 1 + step)[:, :anchors])
+        wanted = shifted(seen.logits, 1 + step)[:, :anchors]
+        found.append(compare(head, wanted, logits, shifted(answer, 2 + step)[:, :anchors]))
+    return found
+
+
+def loss(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:
+    """`TrainingTask.loss`: the sum over the stages, and the cross-entropy with the target at the first one."""
+    del key
+    steps = run(head, how, params, fixed, batch)
+    total = jnp.zeros((), jnp.float32)
+    for number, step in enumerate(steps):
+        if how.divergence == TEXT:
+            values, known = of_text(head, step, shifted(jnp.asarray(batch.tokens), 2 + number)[:, : step.mask.shape[1]])
+        else:
+            values, known = losses.DIVERGENCES[how.divergence](step.log_p, step.log_q), step.drafted
+        value = losses.masked_mean(values, step.mask & known)
+        total = total + how.decay**number * value
+    return total, first_nats(steps)
+
+
+def measure(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
+    """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass."""
+    steps = run(head, how, params, fixed, batch)
+    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
+    return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
+
+
+def init_medusa(head: Head, key: jax.Array) -> Params:
+    """Blocks of zeros, and output matrices that are the target's: at first every head drafts as the target would."""
+    params = head.kind.init(key, head.config, FORMAT)
+    if not head.config.matrices:
+        return params
+    target = head.target
+    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+    kernel = ends.unembed(jnp.eye(head.config.width, dtype=jnp.float32)[None])[0].astype(jnp.float32)
+    if head.draft_tokens is not None:
+        kernel = kernel[:, head.draft_tokens]
+    kernel = kernel.T if FORMAT.products.out_in else kernel
+    return params | {"heads": {name: {"kernel": kernel} for name in params["heads"]}}
