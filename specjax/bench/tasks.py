@@ -5,6 +5,7 @@ Items of other people's files are read in their own formats: MT-bench, Spec-Benc
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ from specjax import files
 from specjax.checks import check_name
 
 T = TypeVar("T")
+BUNDLED = "bundled/"  # in the names of the models of the package
 AUTO = "auto"  # format or style chosen by the file or the model
 AS_IS, PLAIN, PREFIX, OWN = "as-is", "plain", "prefix", "own"  # styles; as-is is also the task of prompts of a file
 
@@ -114,11 +116,26 @@ def style_of(model: Any, task: str, style: str = AUTO) -> str:
     """
     if style != AUTO:
         return style
-    if task == AS_IS or "bundled/t5-" in model.name:
+    if task == AS_IS or f"{BUNDLED}t5-" in model.name:
         return AS_IS
     if model.text is not None and model.text.chat is not None:
         return OWN
     return PREFIX if model.encoder_decoder else PLAIN
+
+
+def unfamiliar(model: Any, task: str, style: str) -> str:
+    """Why the model may not have been trained for prompts of this form; empty if it was, or if that is not known."""
+    if style in CHATS or style == OWN or task == AS_IS:
+        return ""
+    if BUNDLED in model.name:
+        trained = "translation" if model.encoder_decoder else "story"
+        return f"it was trained for the task {trained} alone" if task != trained else ""
+    if model.text is not None and model.text.chat is not None:
+        return f"a chat model that the style {style} does not address by its template"
+    if style == PREFIX:
+        known = "flan" in model.name.lower() or task in ("translation", "summarization")
+        return "" if known else "T5 has no prefix for this task"
+    return "it has no chat template, and continues the prompts as text" if task != "story" else ""
 
 
 def prompts_for(model: Any, task: str, items: Sequence[Item], style: str = AUTO) -> list[str]:
@@ -126,8 +143,13 @@ def prompts_for(model: Any, task: str, items: Sequence[Item], style: str = AUTO)
 
     Raises:
       ValueError: an unknown style, or "own" for a model without a chat template.
+
+    Warns:
+      UserWarning: the model may not have been trained for this form of the task.
     """
     style = style_of(model, task, style)
+    if reason := unfamiliar(model, task, style):
+        warnings.warn(f"prompts of the task {task} for {model.name}: {reason}; acceptance may differ", stacklevel=2)
     if style == OWN and (model.text is None or model.text.chat is None):
         raise ValueError(f"style own: {model.name} has no chat template; choose one of {', '.join(CHATS)}")
     return [*map(builder(TASKS[task], style, model.chat), items)]

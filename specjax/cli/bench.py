@@ -62,6 +62,8 @@ class Bench:
     """committed: as for specjax generate --drafter, with at most one draft model."""
     prompts: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint=NO_FILE)] = None
     """committed: prompts, in a format of specjax sweep --file. long-context: a text that prompts are cut from."""
+    style: Annotated[str, arg(metavar="NAME")] = "auto"
+    """committed: how the target is addressed, as in specjax sweep."""
     temperature: Annotated[tuple[float, ...], arg(metavar="T ...")] = (0.0, 1.0)
     """committed, long-context, overhead: of target and draft."""
     max_new_tokens: Annotated[int, N] = 64
@@ -131,7 +133,12 @@ def check(options: Bench) -> None:
             raise ValueError(f"bench {options.name} requires --prompts FILE")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"--prompts {options.prompts}: no such file")
+    if options.style != Bench.style and options.name != "committed":
+        raise ValueError(f"--style is an option of bench committed, not of bench {options.name}")
     if options.name == "committed":
+        from specjax.bench import tasks
+
+        check_name(options.style, tasks.STYLES, "style")
         strategy = Strategy.parse(options.drafter)
         strategy.check_files()
         if strategy.needs > 1:
@@ -169,6 +176,7 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
             {
                 "target": options.target, "draft": options.draft, "prompts": str(options.prompts),
                 "rounds": options.rounds, "new": options.max_new_tokens,
+                **({} if options.style == Bench.style else {"style": options.style}),
             },
         ),
         "long-context": (
@@ -189,7 +197,16 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
 
 
 def committed(
-    *, target: str, draft: str, dtype: str, prompts: str, drafter: str, temperature: float, rounds: int, new: int
+    *,
+    target: str,
+    draft: str,
+    dtype: str,
+    prompts: str,
+    drafter: str,
+    temperature: float,
+    rounds: int,
+    new: int,
+    style: str = "auto",
 ) -> Iterator[Row]:
     """`verifiers.committed` for models by name on a file of prompts."""
     import specjax
@@ -197,6 +214,8 @@ def committed(
 
     strategy, big = Strategy.parse(drafter), specjax.load(target, dtype=dtype)
     built = strategy.build(big, [specjax.load(draft, dtype=dtype) for _ in range(strategy.needs)])
-    given = [item.text for item in tasks.read(prompts)[1]]
+    form, items = tasks.read(prompts)
+    task = tasks.FORMATS[form].task
+    given = tasks.prompts_for(big, task, items, style)
     for row in verifiers.committed(big, built, given, rounds=rounds, temperature=temperature, new=new):
-        yield {"target": target, "dtype": dtype} | row
+        yield {"target": target, "dtype": dtype, "addressed": tasks.style_of(big, task, style)} | row

@@ -119,17 +119,17 @@ def measure(
     from specjax.request import named_verifier
 
     target = shelf.model(setup.head_target)
-    style = tasks.style_of(target, task)
+    style = tasks.style_of(target, task, setup.style)
     if task != "story" and style != tasks.OWN:
         return []
-    prompts = tasks.prompts_for(target, task, items)
+    prompts = tasks.prompts_for(target, task, items, setup.style)
     settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": style != tasks.OWN, "seed": setup.seed}
     work = grid.Workload(target, prompts, settings, setup.batch, setup.timed, setup.repeats)
     rows = []
     for shape, drafter in shapes(setup, one, target, shelf):
         plain = settings | {"temperature": temperature}
         drafted = plain | {"drafter": drafter, "verifier": named_verifier(drafter, None)}
-        row = {"name": one.name, "task": task, "temperature": temperature, "shape": shape}
+        row = {"name": one.name, "task": task, "temperature": temperature, "shape": shape, "addressed": style}
         row |= grid.acceptance(work, drafted)
         if shape in timed(setup):
             row |= grid.speed(work, Strategy.of("plain"), drafted, plain)

@@ -148,7 +148,7 @@ class PairRun(NamedTuple):
             texts = texts[: 4 * setup.count]
         items = [tasks.Item(text) for text in texts * (setup.draws if self.temperature > 0 else 1)]
         fitted = fit_samples(
-            target, tasks.prompts_for(target, self.task, items), order=self.stand.order,
+            target, tasks.prompts_for(target, self.task, items, setup.style), order=self.stand.order,
             max_new_tokens=setup.max_new_tokens, temperature=self.temperature, batch=setup.batch, seed=setup.seed,
         )  # fmt: skip
         return drafters.table(fitted, gamma=self.gamma)
@@ -223,10 +223,11 @@ def pair_case(
         from specjax.bench import grid
 
         model = shelf.model(target.model)
-        prompts = tasks.prompts_for(model, target.task, own)
+        prompts = tasks.prompts_for(model, target.task, own, setup.style)
         settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": not model.encoder_decoder, "seed": setup.seed}
         work = grid.Workload(model, prompts, settings, setup.batch, setup.timed, setup.repeats)
-        return [measure(PairRun(shelf, setup, work, target.task, stand, gamma, temperature)) | named]
+        found = measure(PairRun(shelf, setup, work, target.task, stand, gamma, temperature))
+        return [found | named | {"addressed": tasks.style_of(model, target.task, setup.style)}]
 
     key = setup.key(
         experiment, target=target.model, draft=stand.name, gamma=gamma, temperature=temperature,

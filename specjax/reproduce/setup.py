@@ -38,6 +38,8 @@ class Setup:
     """Their target."""
     prompts: tuple[str, ...] = ()
     """TASK=FILE, or FILE if the experiment has one task; by default the prompts of the package."""
+    style: str = tasks.AUTO
+    """How the models are addressed, as in specjax sweep: auto, as-is, plain, prefix, own, chatml, ...."""
     dtype: str = "float32"
     """Format of the weights: float32, bfloat16 or float16."""
     count: int = 8
@@ -60,6 +62,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_name(self.models, FAMILIES, "models")
         check_name(self.shapes, SHAPES, "shapes")
+        check_name(self.style, tasks.STYLES, "style")
         for name in self.targets:
             check_name(name, (*OPT_SHAPES, *T5_SHAPES), "target")
         check_sizes(self, (*SMALLEST, "gamma", "draws"))
@@ -71,7 +74,10 @@ class Setup:
 
     def key(self, experiment: str, **own: Any) -> Row:
         """The key of a row: everything that it depends on."""
-        return {"bench": "reproduce", "experiment": experiment, **dataclasses.asdict(self), **own, "prompts": None}
+        given = dataclasses.asdict(self) | {"prompts": None}
+        if self.style == tasks.AUTO:  # rows of before this setting are of this style
+            del given["style"]
+        return {"bench": "reproduce", "experiment": experiment, **given, **own}
 
 
 @dataclasses.dataclass(frozen=True)

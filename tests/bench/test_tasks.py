@@ -5,6 +5,7 @@ import json
 import lzma
 import sys
 import types
+import warnings
 
 import pytest
 
@@ -22,7 +23,38 @@ def model(name: str = "x", *, encoder_decoder: bool = False, chat=None):
 
 
 def prompt(task: str, style: str = tasks.AUTO, **of) -> str:
-    return tasks.prompts_for(model(**of), task, [ITEM], style)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return tasks.prompts_for(model(**of), task, [ITEM], style)[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "style", "of", "reason"),
+    [
+        ("chat", "auto", {}, "no chat template"),
+        ("chat", "plain", {"chat": str}, "style plain"),
+        ("chat", "auto", {"name": "bundled/opt-target"}, "story alone"),
+        ("maths", "auto", {"encoder_decoder": True}, "no prefix"),
+    ],
+    ids=str,
+)
+def test_a_form_that_the_model_was_not_trained_for_is_reported(task, style, of, reason):
+    with pytest.warns(UserWarning, match=f"{task}.*{reason}"):
+        tasks.prompts_for(model(**of), task, [ITEM], style)
+
+
+@pytest.mark.parametrize(
+    ("task", "style", "of"),
+    [
+        ("chat", "auto", {"chat": str}), ("chat", "chatml", {}), ("story", "auto", {}),
+        ("story", "auto", {"name": "bundled/opt-target"}),
+        ("maths", "auto", {"name": "flan-t5", "encoder_decoder": True}),
+        ("as-is", "auto", {"name": "bundled/opt-target"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_familiar_forms_are_not_reported(task, style, of):
+    assert tasks.prompts_for(model(**of), task, [ITEM], style)
 
 
 def test_every_task_builds_a_prompt_in_every_style():
