@@ -8,6 +8,7 @@ from specjax.advisor.measure import Survey
 from specjax.advisor.parts import deal, make_batches
 from specjax.advisor.rank import KINDS, SELF
 from specjax.advisor.report import Advice
+from specjax.heads import load_head
 from specjax.model import Model
 from specjax.request import tokenize
 
@@ -19,6 +20,7 @@ def advise(
     drafts: Model | Sequence[Model] = (),
     prompts: api.Prompts = (),
     *,
+    heads: str | Sequence[str] = (),
     temperature: float = 0.0,
     batch: int = 1,
     max_new_tokens: int = 64,
@@ -45,12 +47,13 @@ def advise(
         are considered in any case.
       prompts: typical prompts, as for `specjax.generate`. Half of them are surveyed, and the candidates are tried on
         the others; with `sweep`, every second prompt is kept for it.
+      heads: folders or ids of trained heads of the target, as for `specjax.load_head`.
       temperature: sampling temperature, 0 for greedy decoding.
       batch: prompts decoded together.
       max_new_tokens: most new tokens per prompt.
       ignore_eos: whether to decode past the end of text.
       seed: seed of sampling.
-      kinds: drafters to consider: model, tree, dynamic-tree, ngram, suffix, suffix-tree, lookahead, cascade,
+      kinds: drafters to consider: model, tree, dynamic-tree, head, ngram, suffix, suffix-tree, lookahead, cascade,
         layer-skip, quantized. None: all, the last two only without draft models.
       verify: number of candidates to try, up to three more follow where predictions were off; 0: predictions only.
       turns: timed runs of each strategy, of which the median counts.
@@ -74,6 +77,7 @@ def advise(
         checks.integer(name, value, least=1)
     checks.integer("verify", verify, least=0)
     checks.number("temperature", temperature, least=0)
+    named = {name: load_head(name, target) for name in ((heads,) if isinstance(heads, str) else heads)}
     tokens, length = tokenize(target, prompts)
     ids = [tokens[row, :count].tolist() for row, count in enumerate(length)]
     options = {
@@ -81,7 +85,7 @@ def advise(
     }  # fmt: skip
     parts = deal(ids, trials=verify > 0, sweep=sweep)
     batches = make_batches(parts, batch)
-    survey = Survey(target, given, batches, options, tuple(kinds), turns, progress, stop)
+    survey = Survey(target, given, batches, options, tuple(kinds), named, turns, progress, stop)
     measure.run(survey)
     measured = measure.gather(survey)
     candidates = [] if measured is None else [one for one in rank.rank(measured) if one.strategy.name in kinds]

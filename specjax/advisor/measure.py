@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import decoding, estimates, measuring, metrics
+from specjax import decoding, drafters, estimates, measuring, metrics
 from specjax.advisor import rank, texts
 from specjax.advisor.parts import Batch, Part
-from specjax.advisor.rank import COPIED, DRAWN, FIXED, KINDS, PLAIN, SELF, DraftingCost, VerifyCurve
+from specjax.advisor.rank import COPIED, HEAD, KINDS, PLAIN, SELF, DraftingCost, VerifyCurve
 from specjax.bench.rounds import load_free
 from specjax.drafters import LoadedDrafter
+from specjax.drafters.head import ONE_PASS, most_drafted
+from specjax.heads import Head
 from specjax.model import Model
 from specjax.request import prepare
 from specjax.stopping import Stop
@@ -94,6 +96,7 @@ class Survey:
       batches: prompts as token ids, all batches of one size, each for one part of the work.
       options: keyword arguments of `specjax.generate` except drafter and verifier.
       kinds: drafters to consider, of `rank.KINDS`.
+      heads: trained heads of the target, by folder or id.
       turns: timed runs of each strategy.
       progress: receives one line before each run.
       stop: polled between runs; True ends measuring.
@@ -108,6 +111,7 @@ class Survey:
     batches: tuple[Batch, ...]
     options: dict[str, Any]
     kinds: tuple[str, ...] = KINDS
+    heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)
     turns: int = 3
     progress: Callable[[str], None] = lambda line: None
     stop: Callable[[], bool] = lambda: False
@@ -123,8 +127,13 @@ class Survey:
     def drafter(self, strategy: Strategy) -> LoadedDrafter:
         """The drafter of a strategy, built once. Drafters made from the target share their weights."""
         if strategy not in self._drafters:
-            free = strategy.name == FREE
-            made = load_free(chain(strategy.get("gamma"))) if free else strategy.build(self.target, self.drafts)
+            if strategy.name == FREE:
+                made = load_free(chain(strategy.get("gamma")))
+            elif strategy.name == HEAD:
+                sizes = {name: value for name, value in strategy.settings if name != "folder"}
+                made = drafters.head(self.heads[strategy["folder"]], **sizes)
+            else:
+                made = strategy.build(self.target, self.drafts)
             if strategy.name in SELF:
                 alike = (built.params for old, built in self._drafters.items() if old.name == strategy.name)
                 made = made._replace(params=next(alike, made.params))
@@ -225,16 +234,40 @@ def probes(survey: Survey) -> list[Strategy]:
             found += [survey.drawn("model", SHORT, number), survey.drawn("model", LONG, number)]
         if "tree" in survey.kinds:
             found += [rank.tree(shape, number) for shape in SHAPES]
+    for folder in heads(survey):
+        found += [Strategy.of(HEAD, folder=folder, gamma=gamma) for gamma in lengths(survey, folder)]
     found += [rank.chain(name, COPIES) for name in COPIED if name in survey.kinds]
     return found + [survey.drawn(name, gamma) for name in SELF if name in survey.kinds for gamma in OWN]
 
 
+def heads(survey: Survey) -> Sequence[str]:
+    """Folders of the heads to consider."""
+    return tuple(survey.heads) if HEAD in survey.kinds else ()
+
+
+def lengths(survey: Survey, folder: str) -> tuple[int, ...]:
+    """Draft lengths measured for a head: two, or one if it drafts no more than that."""
+    most = most_drafted(survey.heads[folder])
+    return (SHORT, min(LONG, most)) if most > SHORT else (most,)
+
+
+def _shorter(survey: Survey, one: Strategy) -> bool:
+    """Whether it is the shorter of the two lengths of a head."""
+    return one.name == HEAD and one["gamma"] < lengths(survey, one["folder"])[-1]
+
+
 def fixed_probes(survey: Survey) -> list[Strategy]:
-    """The strategies of `FIXED`, which are predicted only as measured."""
+    """The strategies that are predicted only as measured."""
     named = lambda name, keys, sizes, *drafts: Strategy.of(name, drafts=drafts, **dict(zip(keys, sizes, strict=True)))
     drafts = range(len(survey.drafts))
     every = [
         *(named("dynamic-tree", ("size", "depth", "width"), one, draft) for draft in drafts for one in DYNAMIC),
+        *(
+            Strategy.of(HEAD, folder=folder, dynamic=size, depth=depth, width=width)
+            for folder in heads(survey)
+            if not isinstance(survey.heads[folder].config, ONE_PASS)
+            for size, depth, width in DYNAMIC
+        ),
         *(named("suffix-tree", ("size", "depth"), one) for one in SUFFIXES),
         *(named("lookahead", ("window", "ngram", "guesses"), one) for one in LOOKAHEADS),
     ]
@@ -260,7 +293,11 @@ def run(survey: Survey) -> None:
     """Runs everything that `rank` needs."""
     drafting = possible(survey, probes(survey))
     own = {"model": SHORT} | dict.fromkeys(SELF, OWN[0])
-    timed_only = [one for one in drafting if one.get("gamma", -1) == own.get(one.name) or one.tree == SHAPES[0]]
+    timed_only = [
+        one
+        for one in drafting
+        if one.get("gamma", -1) == own.get(one.name) or one.tree == SHAPES[0] or _shorter(survey, one)
+    ]
     counted = [PLAIN, *(one for one in drafting if one not in timed_only)]
     for place, strategy in enumerate(counted, start=1):
         _count(survey, strategy, f"{place} of {len(counted)}: ")
@@ -308,7 +345,7 @@ def _count(survey: Survey, strategy: Strategy, place: str = "") -> None:
 
 
 def _survey_fixed(survey: Survey) -> None:
-    """Counts and times `FIXED`, except those whose verification alone costs more than their tokens can gain."""
+    """Counts and times `fixed_probes`, except those whose verification alone costs more than their tokens can gain."""
     curve = curve_of(survey.timed)
     for strategy in possible(survey, fixed_probes(survey)):
         cost, most = curve.relative(strategy.nodes), strategy.levels + 1
@@ -364,7 +401,7 @@ def gather(survey: Survey) -> rank.Measurements | None:
         statistics.fmean(run.passes for run in survey.counted[PLAIN]),
     )
     both = [one for one in survey.counted if one in survey.timed]
-    families = dict.fromkeys(rank.family(one) for one in both if one.name in (*DRAWN, *COPIED))
+    families = dict.fromkeys(rank.family(one) for one in both if rank.is_chain(one))
     return rank.Measurements(
         curve,
         plain,
@@ -374,7 +411,7 @@ def gather(survey: Survey) -> rank.Measurements | None:
             for number, rows in survey.ranks.items()
             if rank.tree(SHAPES[1], number) in both
         ),
-        tuple(_fixed(survey, one) for one in both if one.name in FIXED),
+        tuple(_fixed(survey, one) for one in both if rank.is_fixed(one)),
         tuple(survey.inners),
     )
 
@@ -412,16 +449,17 @@ def round_seconds(timed: Mapping[Strategy, Turns], strategy: Strategy) -> tuple[
     return found.value, found.margin
 
 
-def _chain(survey: Survey, curve: VerifyCurve, family: tuple[str, tuple[int, ...]]) -> rank.ChainCounts:
+def _chain(survey: Survey, curve: VerifyCurve, family: rank.Family) -> rank.ChainCounts:
     """A family of chains: cost from all lengths, acceptance from the longest one."""
-    own = [one for one in survey.timed if rank.family(one) == family]
+    own = [one for one in survey.timed if rank.is_chain(one) and rank.family(one) == family]
     longest = max((one for one in own if one in survey.counted), key=lambda one: one["gamma"])
     gammas = [one["gamma"] for one in own]
     seconds = [round_seconds(survey.timed, one)[0] for one in own]
     step, overhead = rank.drafting_cost(gammas, [gamma + 1 for gamma in gammas], seconds, curve)
     chances = survey.chances.get(longest.drafts[0], ()) if longest.name == "model" else ()
     reached, cost = joined(survey.counted[longest]).reached, _cost(survey, longest, step, overhead)
-    return rank.ChainCounts(longest, reached, cost, chances)
+    most = most_drafted(survey.heads[longest["folder"]]) if longest.name == HEAD else rank.GAMMA_MAX
+    return rank.ChainCounts(longest, reached, cost, chances, most)
 
 
 def _tree_cost(survey: Survey, curve: VerifyCurve, draft: int) -> DraftingCost:

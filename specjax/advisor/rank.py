@@ -22,11 +22,13 @@ from specjax.types import Siblings
 
 PLAIN = Strategy.of("plain")
 SELF = ("layer-skip", "quantized")  # drafters made from the weights of the target
-DRAWN = ("model", *SELF)  # chains that a model samples
+HEAD = "head"  # a trained head: chains, and dynamic trees as they were run
+DRAWN = ("model", HEAD, *SELF)  # chains that a model samples
 COPIED = ("ngram", "suffix")  # chains of copied tokens
 FIXED = ("lookahead", "dynamic-tree", "suffix-tree")  # predicted only with the settings that were run
-KINDS = ("model", "tree", "dynamic-tree", *COPIED, "suffix-tree", "lookahead", "cascade", *SELF)
+KINDS = ("model", "tree", "dynamic-tree", HEAD, *COPIED, "suffix-tree", "lookahead", "cascade", *SELF)
 
+Family = tuple[str, tuple[int, ...], str | None]
 GAMMA_MAX = 15  # longest chain considered; with its root as wide as the curve
 
 
@@ -47,9 +49,19 @@ def cascade(gamma: int, inner: int, middle: int, small: int, *, verifier: str | 
     )
 
 
-def family(strategy: Strategy) -> tuple[str, tuple[int, ...]]:
-    """Drafter and draft models: strategies that differ only in size belong to one family."""
-    return strategy.name, strategy.drafts
+def family(strategy: Strategy) -> Family:
+    """Drafter, draft models and head: strategies that differ only in size belong to one family."""
+    return strategy.name, strategy.drafts, strategy.get("folder")
+
+
+def is_chain(strategy: Strategy) -> bool:
+    """Whether it is predicted for every draft length."""
+    return strategy.name in (*DRAWN, *COPIED) and strategy.gamma is not None
+
+
+def is_fixed(strategy: Strategy) -> bool:
+    """Whether it is predicted only with the settings that were run."""
+    return strategy.name in FIXED or (strategy.name == HEAD and strategy.gamma is None)
 
 
 class VerifyCurve(NamedTuple):
@@ -118,12 +130,14 @@ class ChainCounts(NamedTuple):
       reached: for each prompt, rounds that accepted at least 0, 1, ... draft tokens.
       chances: for each text of the target, the probability that each token is accepted where the draft reaches it; ()
         if not known.
+      most: longest chain of the drafter.
     """
 
     strategy: Strategy
     reached: tuple[tuple[int, ...], ...]
     cost: DraftingCost
     chances: tuple[tuple[float, ...], ...] = ()
+    most: int = GAMMA_MAX
 
     @property
     def total(self) -> tuple[int, ...]:
@@ -145,7 +159,7 @@ class RankCounts(NamedTuple):
 
 
 class FixedCounts(NamedTuple):
-    """A strategy of `FIXED` as measured; `reached` as in `ChainCounts`."""
+    """A strategy that `is_fixed` as measured; `reached` as in `ChainCounts`."""
 
     strategy: Strategy
     reached: tuple[tuple[int, ...], ...]
@@ -208,11 +222,10 @@ def rank(measured: Measurements, *, gamma_max: int = GAMMA_MAX) -> list[Candidat
 def chains(measured: Measurements, counts: ChainCounts, *, gamma_max: int = GAMMA_MAX) -> Iterator[Candidate]:
     """Every draft length from 1 on."""
     run, cost = counts.strategy, counts.cost
-    for gamma in range(1, gamma_max + 1):
+    for gamma in range(1, min(gamma_max, counts.most) + 1):
         tokens = chain_tokens(counts, gamma)
         seconds = measured.curve.at(gamma + 1) + cost.overhead + gamma * cost.step
-        strategy = chain(run.name, gamma, *run.drafts, verifier=run.verifier)
-        yield weigh(measured, strategy, tokens, seconds, cost)
+        yield weigh(measured, run.replace_settings(gamma=gamma), tokens, seconds, cost)
 
 
 def chain_tokens(counts: ChainCounts, gamma: int) -> Estimate:
@@ -444,6 +457,6 @@ def field(candidates: Sequence[Candidate]) -> list[Candidate]:
         elif one.strategy.name == "cascade":
             wanted = len(kin) < CASCADES
         else:
-            wanted = one.strategy.name in FIXED or one.strategy.levels in SWEPT
+            wanted = is_fixed(one.strategy) or one.strategy.levels in SWEPT
         chosen += [one] * wanted
     return chosen

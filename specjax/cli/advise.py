@@ -26,6 +26,8 @@ class AdviceModels:
     draft: Annotated[Several, arg(metavar="MODEL", help_behavior_hint=f"(default: {DRAFTS[0]} for {TARGET})")] = ()
     """A smaller model with the same tokenizer. May be given twice, the larger first: each is considered, and both as a
     cascade."""
+    head: Annotated[Several, arg(metavar="FOLDER", help_behavior_hint="(default: none)")] = ()
+    """A trained head of the target, to be considered too. May be given several times."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
@@ -61,8 +63,8 @@ class AdviceMeasuring:
     """Measurement."""
 
     drafters: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: see text)")] = ()
-    """Drafters to consider: model, tree, dynamic-tree, cascade, ngram, suffix, suffix-tree, lookahead, layer-skip,
-    quantized. Default: all, the last two, which are made from the target, only without --draft."""
+    """Drafters to consider: model, tree, dynamic-tree, cascade, head, ngram, suffix, suffix-tree, lookahead,
+    layer-skip, quantized. Default: all, the last two, which are made from the target, only without --draft."""
     verify: Annotated[int, arg(metavar="N")] = 3
     """Candidates to decode next to plain decoding; 0: predictions only."""
     repeats: Annotated[int, arg(metavar="N")] = 3
@@ -133,8 +135,9 @@ def main(args: Sequence[str]) -> int:
 
         with process.deferred_interrupt(once=lambda: len(lines) > 1) as stopped:
             advice = advise(
-                target, drafts, prompts, **vars(use), kinds=measuring.drafters or None, verify=measuring.verify,
-                turns=measuring.repeats, sweep=measuring.sweep, progress=on_progress, stop=stopped,
+                target, drafts, prompts, heads=options.models.head, **vars(use), kinds=measuring.drafters or None,
+                verify=measuring.verify, turns=measuring.repeats, sweep=measuring.sweep, progress=on_progress,
+                stop=stopped,
             )  # fmt: skip
     file = options.text.prompts
     command = advice.command(dtype=options.models.dtype, prompts=file, chat=style == "own")
@@ -165,10 +168,14 @@ def check(options: AdviceOptions) -> None:
     checks.at_least(0, verify=measuring.verify)
     names = draft_names(options.models)
     for name in measuring.drafters:
-        from specjax.advisor.rank import KINDS
+        from specjax.advisor.rank import HEAD, KINDS
         from specjax.strategy import Strategy
 
         check_name(name, KINDS, "drafter")
+        if name == HEAD:
+            if not options.models.head:
+                raise ValueError("drafter 'head' requires --head")
+            continue
         needed = Strategy.of(name).needs
         if needed > len(names):
             raise ValueError(f"drafter {name!r} requires {needed} --draft models, got {len(names)}")

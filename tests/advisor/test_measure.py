@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,11 +12,17 @@ from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.parts import Part, deal, make_batches
 from specjax.advisor.rank import PLAIN
 from specjax.advisor.texts import MISS
+from specjax.heads.eagle import EagleConfig
+from specjax.heads.head import Head
+from specjax.heads.kinds import KINDS
+from specjax.heads.medusa import MedusaConfig
 from specjax.model import Model
 from specjax.models import opt
+from specjax.models.llama import LlamaConfig
 from specjax.strategy import Strategy
 from tests.cli import toys
 
+LAYER = LlamaConfig(vocab_size=257, width=16, layers=1, heads=2, kv_heads=2, head_width=8, mlp_width=16)
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 
 
@@ -149,3 +156,27 @@ def test_drafters_are_built_once(work):
     strategy = rank.chain("quantized", 2)
     assert work.drafter(strategy) is work.drafter(strategy)
     assert dataclasses.replace(work, target=work.drafts[0]).drafter(strategy) is not work.drafter(strategy)
+
+
+def test_a_head_is_measured_at_two_lengths_and_as_a_dynamic_tree(pair):
+    """One that drafts two tokens at one length alone; its longer chains are not predicted."""
+    target = pair[0]
+    long = new_head(EagleConfig(LAYER, 16), "eagle", target)
+    short = new_head(MedusaConfig(257, 16, 2), "medusa", target)
+    options = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True, "seed": 0}
+    batches = make_batches({Part.SURVEY: PROMPTS[:2]}, 2)
+    survey = Survey(target, (), batches, options, (rank.HEAD,), {"long": long, "short": short}, turns=1)
+    gammas = [(one["folder"], one["gamma"]) for one in measure.probes(survey)]
+    assert gammas == [("long", 2), ("long", 8), ("short", 2)]
+    assert [(one["folder"], one["dynamic"]) for one in measure.fixed_probes(survey)] == [("long", 8), ("long", 16)]
+    measure.run(survey)
+    measured = measure.gather(survey)
+    assert measured is not None
+    found = [one.strategy for one in rank.rank(measured)]
+    assert {one["gamma"] for one in found if one["folder"] == "short"} == {1, 2}
+    assert {one["gamma"] for one in found if one["folder"] == "long" and one.gamma} == set(range(1, 16))
+
+
+def new_head(config, kind, target):
+    params = KINDS[kind].init(jax.random.key(1), config, target.fmt)
+    return Head(kind, KINDS[kind], config, target.fmt, params, target)
