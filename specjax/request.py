@@ -17,6 +17,7 @@ from specjax.sampling import LogitBias
 from specjax.verify import Verifier
 
 Prompts = str | Sequence[str | Sequence[int]]
+UNREAD: Any = None  # in place of arrays that a program does not read
 PerRow = float | int | Sequence[float] | Sequence[int]
 
 
@@ -67,8 +68,9 @@ class Job(NamedTuple):
         """Reads the prompts and returns the state before the first round, placed as rounds keep it."""
         static = {name: value for name, value in self.static.items() if name != "verify"}
         given, slots = self.prompt, self.cache_len
+        weights = self.params._replace(sampling=UNREAD, stop=UNREAD)  # so that all of them share one program
         state = loop.prefill(
-            self.params, given.key, given.tokens, given.length, given.budget, given.limit, **static, cache_len=slots,
+            weights, given.key, given.tokens, given.length, given.budget, given.limit, **static, cache_len=slots,
             max_new=slots,
         )  # fmt: skip
         target, source = self.target, self.drafter.source
