@@ -210,7 +210,7 @@ def _rows(name: str, value, batch: int, rule: str, holds) -> np.ndarray:
     """[B] float64, validated."""
     rows = np.asarray(value, dtype=np.float64)
     if rows.ndim > 1 or (rows.ndim == 1 and rows.shape[0] != batch):
-        raise ValueError(f"{name} must be one number or {batch} numbers, got shape {rows.shape}")
+        raise ValueError(f"{name} must be one number, or one for each of the {batch} rows, got shape {rows.shape}")
     rows = np.broadcast_to(rows, (batch,))
     if not np.all(holds(rows)):
         bad = int(np.argmin(holds(rows)))

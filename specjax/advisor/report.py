@@ -53,9 +53,9 @@ class Advice(NamedTuple):
 
     @property
     def _best(self) -> Trial | Candidate | None:
-        """The fastest trial, without trials the best prediction, if faster than plain decoding beyond its error."""
-        first = next(iter(self.trials or self.candidates), None)
-        return first if first is not None and first.speedup - first.error > 1 else None
+        """The fastest of the trials, without trials of the predictions, that is faster than plain decoding beyond its
+        error; None if none is."""
+        return next((one for one in self.trials or self.candidates if one.speedup - one.error > 1), None)
 
     @property
     def helps(self) -> bool:
@@ -129,7 +129,7 @@ class Advice(NamedTuple):
         if self.helps:
             how = "measured" if self.trials else "predicted, not tried"
             return f"Use {self.label(self.strategy)}: {self.speedup:.2f} times plain decoding ({how})."
-        return "Use plain decoding: no drafter is faster."
+        return "Use plain decoding: no drafter is faster beyond the error."
 
     @property
     def reason(self) -> str:
@@ -191,15 +191,19 @@ def reasons(advice: Advice) -> list[str]:
 
 
 def _tried(advice: Advice, measured: Measurements) -> list[str]:
-    best = advice.trials[0]
+    best = next((one for one in advice.trials if one.strategy == advice.strategy), advice.trials[0])
     turns = f"{best.least:.2f} to {best.most:.2f} over {len(best.turns)} turns"
     predicted = f"predicted {best.candidate.speedup:.2f} \u00b1 {best.candidate.error:.2f}"
     if advice.helps:
-        on = _on(advice, "trials")
-        return [
+        on, first = _on(advice, "trials"), advice.trials[0]
+        lines = [
             f"Measured {best.speedup:.2f} \u00b1 {best.error:.2f} {on} ({turns}), {predicted}; tokens per round "
             f"measured {best.tokens:.2f}, {_round(best.candidate, measured)}."
         ]
+        if first != best:
+            name, gain = advice.label(first.strategy), f"{first.speedup:.2f} \u00b1 {first.error:.2f}"
+            lines.append(f"{name} ran at {gain}, which may be no gain: try more prompts.")
+        return lines
     lines = [
         f"The fastest of {len(advice.trials)} candidates tried, {advice.label(best.strategy)}, ran at "
         f"{best.speedup:.2f} times plain decoding ({turns}; {predicted}); tokens per round measured {best.tokens:.2f}, "

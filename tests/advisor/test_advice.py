@@ -96,6 +96,15 @@ def test_cheap_accurate_draft_gets_a_long_chain(ask):
     assert advice.reason.startswith("Use model")
 
 
+def test_the_fastest_certain_gain_is_recommended(ask):
+    advice = ask(Machine())
+    one = lambda gamma, speedup, error: rank.Candidate(rank.chain("model", gamma, 0), 3.0, 1.0, 2.0, speedup, error)
+    uncertain, certain, slower = one(7, 2.1, 5.2), one(5, 1.9, 0.2), one(3, 1.5, 0.1)
+    found = advice._replace(trials=[], candidates=[uncertain, certain, slower])
+    assert (found.strategy, found.speedup, found.error) == (certain.strategy, 1.9, 0.2)
+    assert advice._replace(trials=[], candidates=[uncertain]).strategy == PLAIN
+
+
 def test_plain_decoding_if_nothing_helps(ask):
     advice = ask(Machine(alpha=0.5, c=0.95, copied=0.0))
     assert not advice.helps and advice.strategy == PLAIN and (advice.speedup, advice.error) == (1.0, 0.0)
