@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 arg = tyro.conf.arg
 BY_KIND = "(default: that of the kind)"
-EVALUATIONS = 64  # held-out batches
+EVALUATIONS = 64  # most held-out batches
 OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps")  # which not all kinds have
 
 
@@ -160,6 +160,7 @@ class HeadRun:
         from specjax.training.lm import TrainingTask
 
         kind = TRAINED[self.kind]
+        count = min(EVALUATIONS, -(-sum(part.tokens.size for part in held_out) // self.tokens))
         given = {"steps": self.unroll, "divergence": self.divergence}
         how = dataclasses.replace(kind.recipe, **{name: value for name, value in given.items() if value})
         return TrainingTask(
@@ -167,7 +168,7 @@ class HeadRun:
             loss=functools.partial(kind.loss, head, how),
             measure=functools.partial(kind.measure, head, how),
             batch=lambda step: draw(train, seed=self.recipe.seed, step=step, tokens=self.tokens),
-            held_out=tuple(draw(held_out, seed=1, step=step, tokens=self.tokens) for step in range(EVALUATIONS)),
+            held_out=tuple(draw(held_out, seed=1, step=step, tokens=self.tokens) for step in range(count)),
             fixed=head.target.params,
         )  # fmt: skip
 

@@ -158,6 +158,7 @@ def test_drafters_are_built_once(work):
     assert dataclasses.replace(work, target=work.drafts[0]).drafter(strategy) is not work.drafter(strategy)
 
 
+@pytest.mark.slow
 def test_a_head_is_measured_at_two_lengths_and_as_a_dynamic_tree(pair):
     """One that drafts two tokens at one length alone; its longer chains are not predicted."""
     target = pair[0]
