@@ -499,4 +499,5 @@ def test_models_and_drafters_are_one_line():
     model = battery.target("opt")
     for drafter in (sj.drafters.model(model), sj.drafters.small_kv(model, budget=16), sj.drafters.plain()):
         assert len(repr(drafter)) < 100 and drafter.name in repr(drafter)
-    assert len(repr(model)) < 100 and model.name in repr(model)
+    for loaded in (model, sj.drafters.bounded(model, budget=16)):
+        assert len(repr(loaded)) < 100 and loaded.name in repr(loaded)

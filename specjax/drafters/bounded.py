@@ -57,6 +57,9 @@ class BoundedDraft:
     name: str
     bound: Callable[[LanguageModel], LanguageModel]
 
+    def __repr__(self) -> str:
+        return f"BoundedDraft({self.name!r})"
+
     def variant(self, *, capture: tuple[int, ...] = ()) -> LanguageModel:
         """Pure functions over the same caches that return the residual streams `capture`."""
         return self.bound(self.model.variant(capture=capture))
