@@ -3,6 +3,7 @@
 eagle, eagle3    token by token (`head_writer`)
 peagle, dflash   all positions in one forward pass (`one_pass`), so no dynamic trees
 medusa, mlp      one stage per token (`staged_writer`)
+falcon           k tokens in one forward pass (`passes_writer`), experimental
 """
 
 import functools
@@ -17,10 +18,12 @@ from specjax.drafters.chain import chain
 from specjax.drafters.head_writer import HeadParams, head_writer
 from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.model import MODEL_GAMMA
+from specjax.drafters.passes_writer import passes_writer
 from specjax.drafters.staged_writer import staged_writer
 from specjax.drafters.token_tree import check_size, grown_tree, static_tree
 from specjax.drafters.writer import Writer
 from specjax.heads.dflash import DFlashConfig
+from specjax.heads.falcon import FalconConfig
 from specjax.heads.head import Head, places
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.mlp import MLPConfig
@@ -30,6 +33,7 @@ from specjax.trees import Tree
 from specjax.types import Commit, Siblings
 
 STAGED = (MedusaConfig, MLPConfig)
+BY_LEVEL = (*STAGED, FalconConfig)  # which read a chain as a tree
 LIMITED = (*STAGED, DFlashConfig)  # which draft no more levels than they were trained for
 ONE_PASS = (MedusaConfig, PEagleConfig, DFlashConfig)  # in which no level depends on the tokens of those above
 
@@ -79,7 +83,10 @@ def head(
         raise ValueError(f"a head drafts one of gamma, tree and dynamic, got {' and '.join(given)}")
     if tree is not None:
         checks.integer("depth of the tree", tree.width - 1, least=0, most=most_drafted(head))
-        drafter, name = static_tree(writer(head, tree.width), tree, siblings), f"{head.name} tree of {tree.size}"
+        drafter, name = (
+            static_tree(writer(head, tree.width, tree.size), tree, siblings),
+            f"{head.name} tree of {tree.size}",
+        )
     elif dynamic is not None:
         if isinstance(head.config, ONE_PASS):
             raise ValueError(
@@ -89,13 +96,16 @@ def head(
         depth = min(depth, most_drafted(head))
         check_size(dynamic, depth, width)
         checks.integer("width", width, least=1, most=head.target.vocab_size)
-        drafter, name = grown_tree(writer(head, depth + 1), dynamic, depth, width), f"{head.name} dynamic of {dynamic}"
+        drafter, name = (
+            grown_tree(writer(head, depth + 1, depth * width), dynamic, depth, width),
+            f"{head.name} dynamic of {dynamic}",
+        )
     else:
         gamma = default_gamma(head) if gamma is None else gamma
         gamma = checks.integer("gamma", gamma, least=1, most=most_drafted(head))
         own, name = writer(head, gamma + 1), f"{head.name} x{gamma}"
-        staged = isinstance(head.config, STAGED)
-        drafter = static_tree(own, trees.chain(gamma), Siblings.WITH_REPLACEMENT) if staged else chain(own, gamma)
+        by_level = isinstance(head.config, BY_LEVEL)
+        drafter = static_tree(own, trees.chain(gamma), Siblings.WITH_REPLACEMENT) if by_level else chain(own, gamma)
     drafter = drafter._replace(capture=head.config.taps)
     family, params = head.target.family, head.target.params
     return LoadedDrafter(name, drafter, HeadParams(head.params, family.without_layers(params), places(head)), head=head)
@@ -113,11 +123,18 @@ def most_drafted(head: Head) -> int:
     return head.config.most if isinstance(head.config, LIMITED) else defaults.LARGEST_TREE - 1
 
 
-def writer(head: Head, width: int) -> Writer:
-    """The head as a writer of drafts of which a round commits at most `width` tokens."""
+def writer(head: Head, width: int, nodes: int | None = None) -> Writer:
+    """The head as a writer of drafts of which a round commits at most `width` tokens.
+
+    Args:
+      nodes: most nodes that it reads in a round; None: those of a chain.
+    """
     of, restricted = (head.target.family, head.target.config, head.target.fmt), head.draft_tokens is not None
     if isinstance(head.config, STAGED):
         return staged_writer(head.kind.model, head.config, head.fmt, of, restricted)
+    if isinstance(head.config, FalconConfig):
+        nodes = width if nodes is None else nodes
+        return passes_writer(head.kind.model, head.config, head.fmt, nodes, of, restricted)
     make = block_writer if isinstance(head.config, DFlashConfig) else head_writer
     return make(head.kind.model, head.config, head.fmt, width, of, restricted)
 

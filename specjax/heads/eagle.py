@@ -132,6 +132,12 @@ class Eagle(_EagleHead):
         del hiddens
         return features
 
+    def enter(self, ends: Any, tokens: Int[Array, "B S"], given: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        """The stream that enters the first layer."""
+        embedded = self.embedding(ends, tokens)
+        embedded = embedded if self.embed_norm is None else self.embed_norm(embedded)
+        return self.fc(jnp.concatenate([embedded, given], -1))
+
     def __call__(
         self, ends: Any, tokens: Int[Array, "B S"], given: Float[Array, "B S D"], positions: Int[Array, "B S"],
         attend: Attend, state: Any,
@@ -141,9 +147,7 @@ class Eagle(_EagleHead):
         Args:
           ends: the target without its layers (`Family.ends`).
         """
-        embedded, turn = self.embedding(ends, tokens), self.turn(positions)
-        embedded = embedded if self.embed_norm is None else self.embed_norm(embedded)
-        x = self.fc(jnp.concatenate([embedded, given], -1))
+        x, turn = self.enter(ends, tokens, given), self.turn(positions)
         for index in range(self.config.layers):
             x, state = self.layers[str(index)](x, turn, attend, index, state)
         return x, state

@@ -32,11 +32,13 @@ class Blocks:
     """How a DFlash head is trained; the defaults are those of its authors for blocks of 16.
 
     Attributes:
+      steps: drafted tokens of a block, one less than its slots.
       divergence: TEXT, D_PACE, or from the target's distribution, a name of `losses.DIVERGENCES`.
       gamma: the k-th drafted token weighs exp(-k / gamma), k = 0, 1, ...; not with D_PACE.
       share: blocks per token of a text: 512 of texts of 3,072 tokens.
     """
 
+    steps: int = 15
     divergence: str = TEXT
     gamma: float = 7.0
     share: float = 512 / 3072
@@ -133,7 +135,8 @@ def loss(head: Head, how: Blocks, params: Params, fixed: Params, batch: Batch, k
 
 
 def measure(head: Head, how: Blocks, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
-    """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass."""
-    steps, _ = run(head, params, fixed, batch, *anchors(how, batch, None))
+    """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass, of random blocks, as in
+    training: those of all positions are many times the text."""
+    steps, _ = run(head, params, fixed, batch, *anchors(how, batch, jax.random.key(0)))
     found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
     return {"nats": first_nats(steps)} | found, steps[0].mask.sum()

@@ -14,6 +14,7 @@ from specjax.heads.head import Head
 from specjax.model import Model
 from specjax.models.llama import LlamaConfig
 from specjax.training import losses
+from specjax.training.lm import FORMAT
 from specjax.training.unrolled import acceptance, shifted, unrolled
 from specjax.types import Output, Params
 
@@ -56,12 +57,14 @@ class Batch(NamedTuple):
     """Texts, padded at the end, and which tokens are the target's answer.
 
     The texts of an encoder-decoder begin with its start token; `source` and `length` are what its encoder reads.
+    `progress` is the share of the training that is done.
     """
 
     tokens: Int[Array | np.ndarray, "B S"]
     answer: Bool[Array | np.ndarray, "B S"]
     source: Int[Array | np.ndarray, "B P"] | tuple[()] = ()
     length: Int[Array | np.ndarray, "B"] | tuple[()] = ()
+    progress: Float[Array | np.ndarray, ""] | tuple[()] = ()
 
 
 class Step(NamedTuple):
@@ -88,8 +91,7 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
     anchors = tokens.shape[1] - 1
     features = seen.features[:, :anchors]
     if key is not None and how.noise:
-        scale = how.noise * 512 / tokens.shape[1]
-        features = features + jax.random.uniform(key, features.shape, minval=-scale, maxval=scale)
+        features = noisy(features, how.noise, key)
     given = module.fuse(features, tuple(hidden[:, :anchors] for hidden in seen.hiddens))
 
     def following(out):
@@ -102,6 +104,12 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
         for step, out in enumerate(outs)
     ]  # fmt: skip
     return steps, outs, seen.features
+
+
+def noisy(features: Float[Array, "B A D"], noise: float, key: jax.Array) -> Float[Array, "B A D"]:
+    """Features with uniform noise, the less the longer the text: EAGLE-1's."""
+    scale = noise * 512 / (features.shape[1] + 1)
+    return features + jax.random.uniform(key, features.shape, minval=-scale, maxval=scale)
 
 
 def read_target(head: Head, fixed: Params, batch: Batch) -> tuple[Output, Any]:
@@ -183,6 +191,29 @@ def with_draft_tokens(counts: np.ndarray, size: int, vocab_size: int) -> np.ndar
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
+def new_layers(target: Model, layers: int, mlp_width: int) -> LlamaConfig:
+    """Decoder layers of a new head, with the target's width, heads and rotary base."""
+    config = target.config
+    heads = config.heads if isinstance(config, LlamaConfig) else max(1, config.width // HEAD_WIDTH)
+    return LlamaConfig(
+        vocab_size=target.vocab_size, width=config.width, layers=layers, heads=heads,
+        kv_heads=getattr(config, "kv_heads", heads) if isinstance(config, LlamaConfig) else heads,
+        head_width=config.head_width if isinstance(config, LlamaConfig) else config.width // heads,
+        mlp_width=mlp_width, max_positions=getattr(config, "max_positions", 2048), activation="silu",
+        rope_theta=getattr(config, "rope_theta", 10000.0), eps=getattr(config, "eps", 1e-5),
+    )  # fmt: skip
+
+
+def output_kernel(head: Head) -> Float[Array, "_ _"]:
+    """The target's output matrix as the kernel of a `Linear`; of the draft vocabulary if there is one."""
+    target = head.target
+    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+    kernel = ends.unembed(jnp.eye(head.config.width, dtype=jnp.float32)[None])[0].astype(jnp.float32)
+    if head.draft_tokens is not None:
+        kernel = kernel[:, head.draft_tokens]
+    return kernel.T if FORMAT.products.out_in else kernel
+
+
 def new_config(
     kind: str, target: Model, *, layers: int, mlp_width: int, draft_vocab: int, taps: tuple[int, ...]
 ) -> EagleConfig:
@@ -194,15 +225,7 @@ def new_config(
     Raises:
       ValueError: streams that the target lacks, or not in ascending order.
     """
-    config = target.config
-    heads = config.heads if isinstance(config, LlamaConfig) else max(1, config.width // HEAD_WIDTH)
-    shape = LlamaConfig(
-        vocab_size=target.vocab_size, width=config.width, layers=layers, heads=heads,
-        kv_heads=getattr(config, "kv_heads", heads) if isinstance(config, LlamaConfig) else heads,
-        head_width=config.head_width if isinstance(config, LlamaConfig) else config.width // heads,
-        mlp_width=mlp_width, max_positions=getattr(config, "max_positions", 2048), activation="silu",
-        rope_theta=getattr(config, "rope_theta", 10000.0), eps=getattr(config, "eps", 1e-5),
-    )  # fmt: skip
+    shape, config = new_layers(target, layers, mlp_width), target.config
     if kind != "eagle3":
         return EagleConfig(shape, config.width)
     taps = check_taps(taps or default_taps(config.layers), target)

@@ -1,17 +1,24 @@
 """What `specjax train head` trains: for each kind a new head, its recipe, and its losses."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from specjax import checks
+from specjax.heads.dflash import DFlashConfig
+from specjax.heads.eagle_formats import check_taps, default_taps
+from specjax.heads.falcon import FalconConfig
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.mlp import MLPConfig
+from specjax.heads.peagle import PEagleConfig
 from specjax.model import Model
-from specjax.training import eagle, staged
+from specjax.training import dflash, eagle, falcon, peagle, staged
 from specjax.training.lm import FORMAT
 from specjax.training.losses import DIVERGENCES, TEXT
 from specjax.types import Params
@@ -33,6 +40,7 @@ class TrainedKind(NamedTuple):
       options: options of `HeadRun` that it has, of those that not all kinds have.
       init: (head, key) -> parameters.
       divergences: names of its divergences.
+      layers: decoder layers, or blocks, by default.
     """
 
     kind: str
@@ -43,11 +51,16 @@ class TrainedKind(NamedTuple):
     options: tuple[str, ...] = ()
     init: Callable[[Head, jax.Array], Params] = lambda head, key: head.kind.init(key, head.config, FORMAT)
     divergences: tuple[str, ...] = tuple(DIVERGENCES)
+    layers: int = 1
+
+
+def layers_of(run: "HeadRun") -> int:
+    return run.layers or TRAINED[run.kind].layers
 
 
 def new_eagle(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     config = eagle.new_config(
-        run.kind, target, layers=run.layers, mlp_width=run.mlp_width or 3 * target.config.width,
+        run.kind, target, layers=layers_of(run), mlp_width=run.mlp_width or 3 * target.config.width,
         draft_vocab=target.vocab_size if chosen is None else len(chosen), taps=run.taps,
     )  # fmt: skip
     kind = KINDS[TRAINED[run.kind].kind]
@@ -59,7 +72,7 @@ def new_medusa(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     heads = run.unroll or TRAINED[run.kind].recipe.steps
     matrices = heads if run.own_matrices else int(chosen is not None)
     config = MedusaConfig(
-        target.vocab_size, target.config.width, heads, run.layers, matrices,
+        target.vocab_size, target.config.width, heads, layers_of(run), matrices,
         target.vocab_size if chosen is None else len(chosen),
     )  # fmt: skip
     form = "original" if chosen is None else "vllm"
@@ -72,7 +85,40 @@ def new_mlp(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     return Head(str(run.out / "head"), KINDS["mlp"], config, FORMAT, {}, target, chosen, "original")
 
 
+def new_parallel(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
+    """P-EAGLE, DFlash and Falcon."""
+    kind = KINDS[run.kind]
+    layer = eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * target.config.width)
+    steps, mask = run.unroll or TRAINED[run.kind].recipe.steps, target.vocab_size - 1
+    if run.mask_token is not None:
+        mask = checks.integer("mask_token", run.mask_token, least=0, most=target.vocab_size - 1)
+    drafted = target.vocab_size if chosen is None else len(chosen)
+    if run.kind == "falcon":
+        config: Any = FalconConfig(layer, layer.width, block=steps)
+    else:
+        taps = check_taps(run.taps or default_taps(target.config.layers), target)
+        config = PEagleConfig(
+            layer, len(taps) * layer.width, taps, drafted, own_embedding=True, mask_token=mask, tokens=steps
+        )
+        if run.kind == "dflash":
+            layer = dataclasses.replace(layer, qk_norm=True)
+            own = 0 if chosen is None else drafted
+            config = DFlashConfig(layer, taps, mask, steps + 1, (None,) * layer.layers, draft_vocab=own)
+    return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, kind.formats[0].name)
+
+
+def init_parallel(head: Head, key: jax.Array) -> Params:
+    """Random layers; an embedding and an output matrix of the head's own begin as the target's."""
+    params, target = head.kind.init(key, head.config, FORMAT), head.target
+    if "embed" in params:
+        ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+        table = ends.embed.tokens(jnp.arange(target.vocab_size, dtype=jnp.int32)[None])[0]
+        params = params | {"embed": {"table": table.astype(jnp.float32)}}
+    return params | ({"head": {"kernel": eagle.output_kernel(head)}} if "head" in params else {})
+
+
 EAGLE = ("layers", "mlp_width")
+PARALLEL = (*EAGLE, "draft_vocab", "taps", "mask_token")
 STAGED = (TEXT, *DIVERGENCES)
 TRAINED = {
     "eagle": TrainedKind("eagle", new_eagle, eagle.RECIPES["eagle"], eagle.loss, eagle.measure, EAGLE),
@@ -86,5 +132,15 @@ TRAINED = {
     ),
     "mlp": TrainedKind(
         "mlp", new_mlp, staged.Staged(steps=3), staged.loss, staged.measure, ("mlp_width",), divergences=STAGED,
+    ),
+    "peagle": TrainedKind(
+        "peagle", new_parallel, peagle.Parallel(), peagle.loss, peagle.measure, PARALLEL, init_parallel, layers=4,
+    ),
+    "dflash": TrainedKind(
+        "dflash", new_parallel, dflash.Blocks(), dflash.loss, dflash.measure, PARALLEL, init_parallel,
+        (TEXT, dflash.D_PACE, *DIVERGENCES), layers=5,
+    ),
+    "falcon": TrainedKind(
+        "falcon", new_parallel, falcon.Glancing(), falcon.loss, falcon.measure, ("mlp_width",),
     ),
 }  # fmt: skip

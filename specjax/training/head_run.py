@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 arg = tyro.conf.arg
 BY_KIND = "(default: that of the kind)"
 EVALUATIONS = 64  # most held-out batches
-OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps")  # which not all kinds have
+OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "mask_token")  # which not all kinds have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,30 +39,35 @@ class HeadRun:
     format that vLLM serves, OUT/metrics.jsonl the metrics and OUT/curve.png the loss.
     """
 
-    kind: Annotated[Literal["eagle", "hass", "eagle3", "medusa", "mlp"], tyro.conf.Positional]
-    """Kind of head."""
+    kind: Annotated[
+        Literal["eagle", "hass", "eagle3", "medusa", "mlp", "peagle", "dflash", "falcon"], tyro.conf.Positional
+    ]
+    """Kind of head; falcon is experimental."""
     target: Annotated[str, arg(metavar="MODEL")]
     """The model that it drafts for."""
     data: Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
     """Files of specjax train answers."""
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder of the run."""
-    layers: int = 1
-    """Decoder layers of EAGLE heads, residual blocks of each Medusa head."""
+    layers: Annotated[int, arg(help_behavior_hint="(default: 4 of peagle, 5 of dflash, else 1)")] = 0
+    """Decoder layers, or residual blocks of each Medusa head."""
     mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width, of mlp once)")] = 0
     """Width of the MLP of the layers; of an MLP speculator, of its state."""
     draft_vocab: Annotated[int, arg(help_behavior_hint="(default: all tokens)")] = 0
-    """Tokens that EAGLE-3 and Medusa draft: the most frequent ones of the answers."""
+    """Tokens that EAGLE-3, Medusa, P-EAGLE and DFlash draft: the most frequent ones of the answers."""
     own_matrices: bool = False
     """Medusa: every head has its own output matrix, as in the paper. By default they use the target's, or share one
     over a draft vocabulary."""
     taps: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: three)")] = ()
-    """Streams of the target that EAGLE-3 reads: number k enters layer k."""
+    """Streams of the target that EAGLE-3, P-EAGLE and DFlash read: number k enters layer k."""
+    mask_token: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the last token)")] = None
+    """P-EAGLE and DFlash: token of positions that are not drafted yet; best one that texts do not contain."""
     unroll: Annotated[int, arg(help_behavior_hint=BY_KIND)] = 0
-    """Drafted tokens that are trained at each position; the number of heads of Medusa, of stages of mlp."""
+    """Drafted tokens that are trained at each position; the number of heads of Medusa, of stages of mlp; tokens that
+    falcon drafts per pass."""
     divergence: Annotated[str, arg(help_behavior_hint=BY_KIND)] = ""
     """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, or lk, a hybrid of kl and tv; text: the
-    cross-entropy with the tokens of the answers, for medusa and mlp."""
+    cross-entropy with the tokens of the answers, for medusa, mlp and dflash; d-pace: weighted by place, for dflash."""
     tokens: int = 1024
     """Tokens per step, including padding."""
     widths: tuple[int, ...] = (64, 128, 256)
@@ -119,8 +124,10 @@ class HeadRun:
                 raise FileNotFoundError(f"data: {file} does not exist")
         if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[0] < 4:
             raise ValueError(f"widths must increase from 4 or more, got {' '.join(map(str, self.widths))}")
-        checks.at_least(1, layers=self.layers, tokens=self.tokens)
-        checks.at_least(0, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll)
+        checks.at_least(1, tokens=self.tokens)
+        checks.at_least(
+            0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll
+        )
         from specjax.training.head_kinds import TRAINED
 
         kind = TRAINED[self.kind]
@@ -163,11 +170,17 @@ class HeadRun:
         count = min(EVALUATIONS, -(-sum(part.tokens.size for part in held_out) // self.tokens))
         given = {"steps": self.unroll, "divergence": self.divergence}
         how = dataclasses.replace(kind.recipe, **{name: value for name, value in given.items() if value})
+
+        def batch(step: int) -> "Batch":
+            progress = np.asarray(step / self.recipe.steps, np.float32)
+            drawn = draw(train, seed=self.recipe.seed, step=step, tokens=self.tokens)
+            return drawn._replace(progress=progress)
+
         return TrainingTask(
             init=functools.partial(kind.init, head),
             loss=functools.partial(kind.loss, head, how),
             measure=functools.partial(kind.measure, head, how),
-            batch=lambda step: draw(train, seed=self.recipe.seed, step=step, tokens=self.tokens),
+            batch=batch,
             held_out=tuple(draw(held_out, seed=1, step=step, tokens=self.tokens) for step in range(count)),
             fixed=head.target.params,
         )  # fmt: skip

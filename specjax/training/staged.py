@@ -14,7 +14,7 @@ from jaxtyping import Array
 from specjax.heads.head import Head
 from specjax.heads.medusa import Medusa
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, read_target
+from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, output_kernel, read_target
 from specjax.training.lm import FORMAT
 from specjax.training.losses import TEXT
 from specjax.training.unrolled import acceptance, shifted
@@ -85,10 +85,5 @@ def init_medusa(head: Head, key: jax.Array) -> Params:
     params = head.kind.init(key, head.config, FORMAT)
     if not head.config.matrices:
         return params
-    target = head.target
-    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
-    kernel = ends.unembed(jnp.eye(head.config.width, dtype=jnp.float32)[None])[0].astype(jnp.float32)
-    if head.draft_tokens is not None:
-        kernel = kernel[:, head.draft_tokens]
-    kernel = kernel.T if FORMAT.products.out_in else kernel
+    kernel = output_kernel(head)
     return params | {"heads": {name: {"kernel": kernel} for name in params["heads"]}}

@@ -12,6 +12,7 @@ import pytest
 from specjax import drafters, trees
 from specjax.heads.dflash import DFlashConfig
 from specjax.heads.eagle import EagleConfig
+from specjax.heads.falcon import FalconConfig
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
 from specjax.heads.peagle import PEagleConfig
@@ -27,6 +28,7 @@ CONFIGS = {
     "eagle": EagleConfig(LAYER, WIDTH),
     "eagle3": EagleConfig(LAYER, 3 * WIDTH, (0, 1, 2), 9),
     "peagle": PEagleConfig(LAYER, 3 * WIDTH, (0, 1, 2), 9, own_embedding=True, mask_token=3),
+    "falcon": FalconConfig(LAYER, WIDTH, block=2),
     "dflash": DFlashConfig(dataclasses.replace(LAYER, layers=2, qk_norm=True), (1, 2), 3, 5, (None, None)),
 }
 SHAPES = {
@@ -51,6 +53,7 @@ CASES = [
 GREEDY = [
     ("eagle", "chain", "llama"), ("eagle", "tree", "opt"), ("eagle3", "dynamic", "llama"),
     ("eagle3", "sampled tree", "opt"), ("peagle", "sampled tree", "opt"), ("dflash", "chain", "llama"),
+    ("falcon", "dynamic", "opt"), ("falcon", "chain", "llama"),
 ]  # fmt: skip
 
 
