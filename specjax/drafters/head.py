@@ -55,7 +55,8 @@ def head(
 
     EAGLE, Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.01840; HASS, Zhang et al.
     2024, arXiv 2408.15766; P-EAGLE, arXiv 2602.01469; DFlash, Chen et al. 2026, arXiv 2602.06036; Medusa, Cai et al.
-    2024, arXiv 2401.10774; MLP speculator, Wertheimer et al. 2024, arXiv 2404.19124.
+    2024, arXiv 2401.10774; MLP speculator, Wertheimer et al. 2024, arXiv 2404.19124; Falcon, experimental, Gao et al.
+    2024, arXiv 2412.12639.
 
     Args:
       head: from `specjax.load_head`.
