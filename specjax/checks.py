@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import reprlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -120,6 +121,18 @@ def decoding(**named: Any) -> None:
         check = integer if isinstance(most, int) else number
         for one in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
             check(name, one, least=least, most=most)  # pyright: ignore[reportArgumentType]
+
+
+def mesh_shape(text: str) -> tuple[int, int]:
+    """(data, model) of a text such as "2x4".
+
+    Raises:
+      ValueError: another text.
+    """
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not found:
+        raise ValueError(f"mesh {text!r} is not DATAxMODEL, such as 1x8 or 2x4")
+    return int(found[1]), int(found[2])
 
 
 def flag(name: str, value: Any) -> bool:

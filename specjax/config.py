@@ -9,7 +9,6 @@ The docstrings of the fields are the help texts of the command line. Importing t
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -240,12 +239,7 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
     @functools.cached_property
     def mesh_shape(self) -> tuple[int, int] | None:
         """Devices for data and model parallelism; None: one device."""
-        if self.mesh is None:
-            return None
-        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", self.mesh)
-        if not found:
-            raise ValueError(f"mesh {self.mesh!r} is not DATAxMODEL, such as 1x8 or 2x4")
-        return int(found[1]), int(found[2])
+        return None if self.mesh is None else checks.mesh_shape(self.mesh)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tyro
 
 from specjax import checks, files
 from specjax.training.recipe import Recipe
-from specjax.training.run import Say, progress_line
+from specjax.training.run import Say, make_mesh, progress_line
 
 if TYPE_CHECKING:
     from specjax.heads import Head
@@ -76,6 +76,8 @@ class HeadRun:
     """Fraction of the answers that is held out, by hash of the prompt."""
     dtype: str = "float32"
     """Of the target's weights during training."""
+    mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
+    """Devices that rows and weights are split over, such as 2x4."""
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
 
     def train(self, say: Say = lambda text: None) -> Path | None:
@@ -94,7 +96,8 @@ class HeadRun:
         from specjax.training.head_kinds import TRAINED
 
         say(f"loading {self.target}")
-        target = specjax.load(self.target, dtype=self.dtype)
+        mesh = make_mesh(self.mesh)
+        target = specjax.load(self.target, dtype=self.dtype, mesh=mesh)
         say("reading the answers")
         every = answers.read(self.data, target)
         if target.encoder_decoder and not KINDS[TRAINED[self.kind].kind].encoder_decoder:
@@ -108,6 +111,7 @@ class HeadRun:
         self._record({"answers": len(every), "tokens": sum(len(one.answer) for one in every)})
         start = target.config.start_token if target.encoder_decoder else None
         task = self._task(head, *(bucketed(part, self.widths, start) for part in parts))
+        task = lm.on_mesh(task, mesh, head.kind.rules, 1)
         say("compiling")
         report = lambda record: say(progress_line(record, self.recipe.steps))
         state = lm.train(task, self.recipe, self.out, family=self.kind, config=head.config, report=report)
@@ -128,6 +132,8 @@ class HeadRun:
         checks.at_least(
             0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll
         )
+        if self.mesh is not None:
+            checks.mesh_shape(self.mesh)
         from specjax.training.head_kinds import TRAINED
 
         kind = TRAINED[self.kind]
@@ -139,7 +145,7 @@ class HeadRun:
 
     def _record(self, data: dict[str, int]) -> None:
         """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
-        free = ("out", "data", "recipe", "dtype")
+        free = ("out", "data", "recipe", "dtype", "mesh")
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free} | data
         own = json.loads(json.dumps(own | {"seed": self.recipe.seed, "muon": self.recipe.muon}))
         file = self.out / "run.json"

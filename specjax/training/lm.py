@@ -22,9 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from specjax import checkpoint, convert, files
+from specjax import checkpoint, convert, files, sharding
+from specjax.models.family import Rules
 from specjax.models.format import Format
 from specjax.training.recipe import Recipe
 from specjax.types import Params, PyTree
@@ -55,6 +58,8 @@ class TrainingTask(NamedTuple):
       held_out: batches for evaluation.
       fixed: parameters that are not trained: those of a teacher, or of the target of a head. They are arguments of the
         step, so that they are not constants of its program.
+      mesh: what the rows of batches are split over; None: one device. `fixed` is on it.
+      shardings: (shapes of the parameters) -> their shardings on the mesh.
     """
 
     init: Callable[[jax.Array], Params]
@@ -63,6 +68,25 @@ class TrainingTask(NamedTuple):
     batch: Callable[[int], PyTree]
     held_out: tuple[PyTree, ...]
     fixed: Params = ()
+    mesh: Mesh | None = None
+    shardings: Callable[[Params], PyTree] | None = None
+
+    def place(self, batch: PyTree) -> PyTree:
+        """A batch, its rows split over the mesh; whole on every device where they do not divide."""
+        if self.mesh is None:
+            return batch
+        mesh, parts = self.mesh, self.mesh.shape[sharding.DATA]
+        rows, whole = sharding.row_sharding(mesh), NamedSharding(mesh, P())
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, whole if len(leaf) % parts else rows), batch)
+
+
+def on_mesh(task: TrainingTask, mesh: Mesh | None, rules: Rules, kv_heads: int) -> TrainingTask:
+    """The task with its rows and parameters split over a mesh; with None, as it is."""
+    if mesh is None:
+        return task
+    return task._replace(
+        mesh=mesh, shardings=lambda params: sharding.shardings(params, mesh, rules, FORMAT, kv_heads=kv_heads)
+    )
 
 
 def halved(params: Params) -> Params:
@@ -76,23 +100,49 @@ def halved(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def make_step(task: TrainingTask, recipe: Recipe) -> Callable:
-    """Returns the jitted `step(state, fixed, batch) -> (state, metrics)`, which donates the state."""
+def make_step(task: TrainingTask, recipe: Recipe, like: TrainState | None = None) -> Callable:
+    """Returns `step(state, fixed, *batches) -> (state, metrics)`, which donates the state.
+
+    Args:
+      like: a state, whose shardings those of the following ones are; None: one device.
+    """
     optimizer = recipe.optimizer()
+    places = None if like is None or task.mesh is None else jax.tree.map(lambda leaf: leaf.sharding, like)
 
-    def loss(params, fixed, batch, key):
-        return task.loss(halved(params) if recipe.half else params, fixed, batch, key)
+    def gradient(params, fixed, batch, number):
+        key = jax.random.fold_in(jax.random.key(recipe.seed), number)
 
-    def step(state: TrainState, fixed, batch):
-        key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-        (value, nats), grads = jax.value_and_grad(loss, has_aux=True)(state.params, fixed, batch, key)
+        def loss(params):
+            return task.loss(halved(params) if recipe.half else params, fixed, batch, key)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    def update(state: TrainState, found):
+        (value, nats), grads = found
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, opt = optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {"loss": value, "nats": nats, "norm": optax.tree.norm(grads), "rate": recipe.schedule(state.step)}
         return TrainState(params, opt, state.step + 1), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    def whole(state: TrainState, fixed, batch):
+        return update(state, gradient(state.params, fixed, batch, state.step))
+
+    if recipe.accumulate == 1:
+        return jax.jit(whole, donate_argnums=0, out_shardings=None if places is None else (places, None))
+    count = recipe.accumulate
+    part, add = jax.jit(gradient), jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+    last = lambda state, total: update(state, jax.tree.map(lambda leaf: leaf / count, total))
+    finish = jax.jit(last, donate_argnums=0, out_shardings=None if places is None else (places, None))
+
+    def step(state: TrainState, fixed, *batches):
+        total = None
+        for number, batch in enumerate(batches):
+            found = part(state.params, fixed, batch, state.step * count + number)
+            total = found if total is None else add(total, found)
+        return finish(state, total)
+
+    return step
 
 
 def make_evaluate(task: TrainingTask) -> Callable[[Params], dict[str, float]]:
@@ -103,7 +153,7 @@ def make_evaluate(task: TrainingTask) -> Callable[[Params], dict[str, float]]:
         sums: dict[str, float] = {}
         weight = 0
         for batch in task.held_out:
-            found, count = jax.device_get(one(params, task.fixed, batch))
+            found, count = jax.device_get(one(params, task.fixed, task.place(batch)))
             weight += int(count)
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * int(count)
@@ -144,13 +194,14 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     with signals() as received:
         state = resume(task, recipe, folder)
-        step, evaluate = make_step(task, recipe), make_evaluate(task)
+        step, evaluate = make_step(task, recipe, state), make_evaluate(task)
         begun, since = time.perf_counter(), int(state.step)
         at = since  # on the host: reading state.step would wait for the device
         in_flight: collections.deque[Any] = collections.deque()
         forget_after(folder / "metrics.jsonl", since)
         while at < recipe.steps and not received:
-            state, metrics = step(state, task.fixed, task.batch(at))
+            each = range(at * recipe.accumulate, (at + 1) * recipe.accumulate)
+            state, metrics = step(state, task.fixed, *(task.place(task.batch(number)) for number in each))
             at += 1
             in_flight.append(metrics)
             if len(in_flight) > IN_FLIGHT:
@@ -203,15 +254,20 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
         params = task.init(key)
         return TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
 
-    found = saved(folder)
+    found, key = saved(folder), jax.random.key(recipe.seed)
+    if task.mesh is not None:
+        new = placed(task, recipe, key)
+        wanted, places = new, jax.tree.map(lambda leaf: leaf.sharding, new)
+    else:
+        new, wanted = None, jax.eval_shape(fresh, key)
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        places = jax.tree.map(lambda _: device, wanted)
     if not found:
-        return jax.jit(fresh)(jax.random.key(recipe.seed))
-    wanted = jax.eval_shape(fresh, jax.random.key(recipe.seed))
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.jit(fresh)(key) if new is None else new
     damaged: list[tuple[Path, ValueError]] = []
     for file in reversed(found):
         try:
-            state = TrainState(*restore_tuple(file, wanted, device))
+            state = TrainState(*restore_tuple(file, wanted, places))
         except ValueError as error:
             damaged.append((file, error))
             continue
@@ -223,10 +279,21 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
     raise damaged[0][1]
 
 
-def restore_tuple(file: Path, wanted: TrainState, device: jax.sharding.Sharding) -> tuple:
+def placed(task: TrainingTask, recipe: Recipe, key: jax.Array) -> TrainState:
+    """A new state on the mesh of the task: moments are placed as their parameters, counts are on every device."""
+    assert task.mesh is not None and task.shardings is not None
+    params = jax.jit(task.init, out_shardings=task.shardings(jax.eval_shape(task.init, key)))(key)
+    state = TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
+    whole = NamedSharding(task.mesh, P())
+    on_mesh = lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, whole)
+    return jax.tree.map(on_mesh, state)
+
+
+def restore_tuple(file: Path, wanted: TrainState, places: TrainState) -> tuple:
     """A saved state; the optimizer state is stored as a list of leaves, and `wanted` gives its structure."""
     stored = {"params": wanted.params, "optimizer": dict(enumerate_leaves(wanted.optimizer)), "step": wanted.step}
-    tree = checkpoint.restore(file, checkpoint.like(stored, jax.tree.map(lambda _: device, stored)))
+    at = {"params": places.params, "optimizer": dict(enumerate_leaves(places.optimizer)), "step": places.step}
+    tree = checkpoint.restore(file, checkpoint.like(stored, at))
     leaves = [tree["optimizer"][name] for name, _ in enumerate_leaves(wanted.optimizer)]
     return tree["params"], jax.tree.unflatten(jax.tree.structure(wanted.optimizer), leaves), tree["step"]
 

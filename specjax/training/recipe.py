@@ -51,6 +51,8 @@ class Recipe:
     """Steps of decay, at the end."""
     weight_decay: float = 0.1
     """Weight decay, of matrices only."""
+    accumulate: int = 1
+    """Batches whose gradients are averaged in a step: larger steps in the same memory."""
     clip: float = 1.0
     """Largest global norm of the gradient."""
     muon: bool = False
@@ -63,7 +65,7 @@ class Recipe:
     """Seed of the initialization and the batches."""
 
     def __post_init__(self) -> None:
-        for name, least in {"steps": 1, "every": 1, "warmup": 0, "decay": 0}.items():
+        for name, least in {"steps": 1, "every": 1, "accumulate": 1, "warmup": 0, "decay": 0}.items():
             if getattr(self, name) is not None:
                 checks.integer(name, getattr(self, name), least=least, most=LARGEST)
         checks.integer("seed", self.seed, least=0, most=LARGEST_SEED)

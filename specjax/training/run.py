@@ -27,15 +27,7 @@ BYTES = 256  # each is a token of a byte-level vocabulary
 TRAINED = "of its own"  # in place of the hash of a given tokenizer
 LARGEST_SIDE = 2**16  # of a model's or a batch's shape
 LARGEST_VOCABULARY = 2**16  # text is packed as uint16
-FREE = (
-    "run",
-    "data",
-    "tokenizer",
-    "teacher",
-    "dtype",
-    "recipe",
-    "distillation",
-)  # fields that may change when a run is resumed
+FREE = ("run", "data", "tokenizer", "teacher", "dtype", "mesh", "recipe", "distillation")  # may change on resumption
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +48,8 @@ class TrainingRun:
     """A model with the same tokenizer to distill from."""
     dtype: str = "bfloat16"
     """Dtype of the exported weights."""
+    mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
+    """Devices that rows and weights are split over, such as 2x4."""
     distillation: Distillation = dataclasses.field(default_factory=Distillation)
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
 
@@ -79,6 +73,8 @@ class TrainingRun:
         if not os.access(existing, os.W_OK):
             raise ValueError(f"run must be writable, but {existing} is not")
         checks.check_name(self.dtype, DTYPES, "dtype")
+        if self.mesh is not None:
+            checks.mesh_shape(self.mesh)
         for name in sides:
             checks.integer(name, getattr(self, name), least=1, most=LARGEST_SIDE)
         if self.tokenizer is None:  # all bytes must fit, and ids are uint16
@@ -170,7 +166,8 @@ class TrainingRun:
 
         if self.teacher is None:
             return None
-        model = load(self.teacher)
+        mesh = make_mesh(self.mesh)
+        model = load(self.teacher, mesh=mesh, replicate=mesh is not None)
         if model.vocab_size != vocab_size:
             raise ValueError(f"teacher {model.name} has {model.vocab_size} tokens, but the student {vocab_size}")
         if model.encoder_decoder != encoder_decoder:
@@ -191,6 +188,7 @@ class TrainingRun:
         from specjax.training import lm
 
         report = lambda record: say(progress_line(record, self.recipe.steps))
+        task = lm.on_mesh(task, make_mesh(self.mesh), family.rules, config.kv_heads)
         state = lm.train(task, self.recipe, self.run, family=family.name, config=config, report=report)
         lm.draw_curve(self.run)
         if int(state.step) < self.recipe.steps:
@@ -199,6 +197,19 @@ class TrainingRun:
         published = family.to_published(config)
         lm.export(state.params, folder, published, dtype=self.dtype, tokenizer=self.tokenizer_folder)
         return folder
+
+
+def make_mesh(text: str | None) -> Any:
+    """The mesh of an option, None without it.
+
+    Raises:
+      ValueError: it has another number of devices than jax sees.
+    """
+    if text is None:
+        return None
+    from specjax import sharding
+
+    return sharding.make_mesh(*checks.mesh_shape(text))
 
 
 def progress_line(record: Mapping[str, Any], steps: int) -> str:
