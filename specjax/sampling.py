@@ -117,7 +117,7 @@ def warp(
     Args:
       params: sampling parameters per row.
       logits: [B, S, V], unwarped. The result for a row that `has_nan` is unspecified.
-      seen: [B, V] bool, tokens of each row so far, for the repetition penalty. None: there is none.
+      seen: [B, V] bool, tokens of each row so far, for the repetition penalty. None without one.
       ancestors: [B, S, A] int32, tokens that precede each position in addition to `seen`, in any order.
 
     Returns:
