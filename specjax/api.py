@@ -55,8 +55,8 @@ class Generation:
         >>> import json
         >>> import specjax as sj
         >>> out = sj.generate(sj.load("bundled/opt-tiny"), [[5, 6, 7]], max_new_tokens=4, temperature=0)
-        >>> json.loads(out.to_json())["stop_reasons"]
-        ['max_tokens']
+        >>> json.loads(out.to_json())["stop_reasons"][0]
+        'max_tokens'
         """
         return files.to_json(self.to_dict())
 
