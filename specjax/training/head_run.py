@@ -35,8 +35,8 @@ class HeadRun:
 
     specjax generate --target MODEL --head runs/head/head "Once upon a time"
 
-    Stop it at any time with Ctrl-C or SIGTERM; the same command resumes it. When it ends, OUT/head is the head in the
-    format that vLLM serves, OUT/metrics.jsonl the metrics and OUT/curve.png the loss.
+    Stop it at any time with Ctrl-C or SIGTERM; the same command resumes it. When it ends, OUT/head is the head,
+    OUT/metrics.jsonl the metrics and OUT/curve.png the loss.
     """
 
     kind: Annotated[
@@ -147,13 +147,14 @@ class HeadRun:
         """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
         free = ("out", "data", "recipe", "dtype", "mesh")
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free} | data
-        own = json.loads(json.dumps(own | {"seed": self.recipe.seed, "muon": self.recipe.muon}))
+        own |= {name: getattr(self.recipe, name) for name in ("seed", "muon", "accumulate")}
+        own = json.loads(json.dumps(own))
         file = self.out / "run.json"
         if file.is_file():
             started = json.loads(files.read_text(file))
             for name, value in own.items():
-                if started.get(name) != value:
-                    raise ValueError(f"{self.out} was started with {name} {started.get(name)}, not {value}")
+                if name in started and started[name] != value:
+                    raise ValueError(f"{self.out} was started with {name} {started[name]}, not {value}")
         self.out.mkdir(parents=True, exist_ok=True)
         files.write_text(file, json.dumps(own, indent=1) + "\n")
 

@@ -75,6 +75,9 @@ class TrainingRun:
         checks.check_name(self.dtype, DTYPES, "dtype")
         if self.mesh is not None:
             checks.mesh_shape(self.mesh)
+        for name in ("divergence", "texts"):
+            if self.teacher is None and getattr(self.distillation, name) != getattr(Distillation, name):
+                raise ValueError(f"{name} requires a teacher")
         for name in sides:
             checks.integer(name, getattr(self, name), least=1, most=LARGEST_SIDE)
         if self.tokenizer is None:  # all bytes must fit, and ids are uint16
@@ -96,6 +99,7 @@ class TrainingRun:
             "tokenizer": TRAINED,
             "seed": self.recipe.seed,
             "muon": self.recipe.muon,
+            "accumulate": self.recipe.accumulate,
         } | {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in FREE}
         if self.tokenizer is not None:
             content = (self.tokenizer / "tokenizer.json").read_bytes()

@@ -71,11 +71,11 @@ def test_three_levels_take_blocks_of_at_least_seven(monkeypatch):
     assert (entry.run.alpha, entry.run.inner_alpha) == ((0.17,), 0.33)
 
 
-@pytest.mark.parametrize("name", battery.others_slow(["c-matrix", "hierarchy", "figure-5"], ["c-matrix"]))
+@pytest.mark.parametrize("name", battery.others_slow(["c-matrix", "hierarchy", "figure-5", "levels"], ["c-matrix"]))
 def test_experiments_run(name, tiny):
     experiment, rows = shapes.EXPERIMENTS[name], measured(name)
     found = experiment.report(SETUP, rows)
-    assert len(rows) == {"c-matrix": 1, "hierarchy": 3, "figure-5": 3}[name]
+    assert len(rows) == {"c-matrix": 1, "hierarchy": 3, "figure-5": 3, "levels": 6}[name]
     assert found.table and found.checks and "at real size" in experiment.title
     if name == "hierarchy":
         assert found.table[-1]["γ"].startswith(("7", "8", "9", "1"))

@@ -182,6 +182,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path):
         (["--run", ""], "run"),
         (["--dtype", "int8"], "dtype"),
         (["--distill", "2"], "distill"),
+        (["--texts", "student"], "texts"),
         (["--vocab-size", "259"], "vocab_size"),
         (["--vocab-size", "70000"], "vocab_size"),
     ],

@@ -95,13 +95,3 @@ def test_the_command_trains_resumes_and_drafts(tmp_path, kind):
     options = {"max_new_tokens": 8, "temperature": 0.0}
     out = sj.generate(target, ["Once upon a time"], drafter=sj.drafters.head(loaded, gamma=3), **options)
     assert out.tokens == sj.generate(target, ["Once upon a time"], **options).tokens
-
-
-@pytest.mark.parametrize(
-    ("kind", "given"), [("falcon", {"layers": 2}), ("falcon", {"taps": (1,)}), ("eagle3", {"mask_token": 1})]
-)
-def test_options_of_other_kinds_are_refused(tmp_path, kind, given):
-    (tmp_path / "data").write_text("")
-    run = HeadRun(kind=kind, target="bundled/opt-tiny", data=(tmp_path / "data",), out=tmp_path / "out", **given)
-    with pytest.raises(ValueError, match=next(iter(given))):
-        run.train()

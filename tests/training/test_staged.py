@@ -182,6 +182,8 @@ def test_the_command_trains_resumes_and_drafts(tmp_path, kind, name):
         ("eagle", {"own_matrices": True}),
         ("medusa", {"taps": (1,)}),
         ("eagle3", {"divergence": TEXT}),
+        ("eagle3", {"mask_token": 1}),
+        ("falcon", {"layers": 2}),
     ],
 )
 def test_options_of_other_kinds_are_refused(tmp_path, kind, given):
