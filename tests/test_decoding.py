@@ -14,6 +14,7 @@ from specjax import drafters, stopping
 from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
+from specjax.models import attention
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -56,6 +57,21 @@ def greedy_equals_plain(kind, family):
 )  # fmt: skip
 def test_greedy_equals_plain(kind, family):
     greedy_equals_plain(kind, family)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    battery.others_slow(
+        itertools.product(("plain", "model-3"), FAMILIES), [("model-3", "opt"), ("plain", "llama"), ("model-3", "t5")]
+    ),
+)  # fmt: skip
+def test_a_cache_read_in_pieces_changes_no_text(monkeypatch, kind, family):
+    """Rows grow across the borders of the pieces, and past half of the cache, from where all of it is read."""
+    expected = battery.plain(family)
+    for name, slots in {"WHOLE": 8, "FIRST": 4, "PIECE": 6}.items():
+        monkeypatch.setattr(attention, name, slots)
+    longer = battery.Setting(cache_len=61)  # compiled by no other test
+    assert texts(run(family, drafter_for(kind, family), setting=longer)) == expected
 
 
 @pytest.mark.slow

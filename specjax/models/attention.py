@@ -1,21 +1,25 @@
 """Attention of a block of new positions over a row's slots: grouped heads, additive bias, float32 softmax."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.cache import KV, Prefix, read_window
+from specjax.models.cache import KV, Prefix, Stored, one_layer, read_window, slot_count
 from specjax.models.format import Format
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
-PREFIX_BLOCK = 256  # keys; slots before a block of a prompt are read in pieces, as many as hold tokens
+WHOLE = 256  # slots; a cache of at most so many is read whole
+FIRST = 128  # slots of a larger one that are always read: most requests need no loop
+PIECE = 512  # slots; the others are read in pieces, as many as hold tokens
 QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
 
 
 def attend(
     q: Float[Array, "B S H D"],
-    kv: KV | Prefix,
+    kv: KV | Stored | Prefix,
     visible: Bool[Array, "B S T"],
     *,
     scale: float,
@@ -26,7 +30,8 @@ def attend(
 
     Args:
       q: queries.
-      kv: keys and values [B,K,T,D]; of a block of a prompt, its own (T = S) and a prefix that all queries see.
+      kv: keys and values [B,K,T,D]; or those of a layer's cache, of which slots past the last visible one are not
+        read; or, of a block of a prompt, its own (T = S) and a prefix that all queries see.
       visible: slots that each query sees; of a block of a prompt, positions of the block.
       scale: multiplies the scores (T5 has 1.0: no scaling).
       fmt: of the model.
@@ -35,56 +40,92 @@ def attend(
     rows, block, heads, width = q.shape
     if block > QUERY_CHUNK and not isinstance(kv, Prefix):
         return _in_chunks(q, kv, visible, scale=scale, fmt=fmt, bias=bias)
-    k, v = kv.block if isinstance(kv, Prefix) else kv
-    kv_heads, slots = k.shape[1], k.shape[2]
+    like = kv.k if isinstance(kv, KV) else jax.tree.leaves(kv.layers)[0]
+    kv_heads = like.shape[-3]
     group = heads // kv_heads
     # Queries of one key-value head side by side: [B, K, G * S, D].
     q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(rows, kv_heads, group * block, width).astype(k.dtype)
-    scores = fmt.products.scores(q, k, fmt.precision).reshape(rows, heads, block, slots)
-    if bias is not None:
-        scores = scores + jnp.broadcast_to(bias, scores.shape)
-    scores = jnp.where(visible[:, None], scores, MASKED)
-    if isinstance(kv, Prefix):
-        out = _with_prefix(q, scores.reshape(rows, kv_heads, group * block, slots), kv, fmt)
+    q = q.reshape(rows, kv_heads, group * block, width).astype(like.dtype)
+
+    def masked(k: Array, visible: Bool[Array, "B S N"], bias: Array | None) -> Float[Array, "B K M N"]:
+        scores = fmt.products.scores(q, k, fmt.precision).reshape(rows, heads, block, k.shape[2])
+        if bias is not None:
+            scores = scores + jnp.broadcast_to(bias, scores.shape)
+        scores = jnp.where(visible[:, None], scores, MASKED)
+        return scores.reshape(rows, kv_heads, group * block, k.shape[2])
+
+    def whole(k: Array, v: Array) -> Float[Array, "B K M D"]:
+        weights = jax.nn.softmax(masked(k, visible, bias), axis=-1)
+        return fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
+
+    def before(k: Array, first: Array, fresh: Bool[Array, "N"]) -> Float[Array, "B K M N"]:
+        del first
+        return jnp.where(fresh[None, None, None], fmt.products.scores(q, k, fmt.precision), MASKED)
+
+    def part_of(k: Array, first: Array, fresh: Bool[Array, "N"]) -> Float[Array, "B K M N"]:
+        part = lambda a: jax.lax.dynamic_slice_in_dim(a, first, k.shape[2], axis=-1)
+        return masked(k, part(visible) & fresh[None, None], None if bias is None else part(bias))
+
+    def pieces(kv: Stored, live: Int[Array, ""]) -> Float[Array, "B K M D"]:
+        k, v = read_window(kv.layers, kv.index, jnp.zeros((), jnp.int32), FIRST)
+        scores = masked(k, visible[..., :FIRST], None if bias is None else bias[..., :FIRST])
+        return _accumulated(scores, v, kv, part_of, fmt, start=FIRST, stop=live)
+
+    slots = visible.shape[-1]
+    if isinstance(kv, KV):
+        out = whole(*kv)
+    elif isinstance(kv, Prefix):
+        out = _accumulated(masked(kv.block.k, visible, bias), kv.block.v, kv, before, fmt, start=0, stop=kv.start)
+    elif slots <= WHOLE:
+        out = whole(*one_layer(kv.layers, kv.index))
     else:
-        weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, group * block, slots)
-        out = fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
+        live = jnp.max(jnp.where(visible, jnp.arange(1, slots + 1, dtype=jnp.int32), 0))
+        # A piece is copied before it is multiplied, the whole cache is not.
+        full = live > slots // 2
+        out = jax.lax.cond(full, lambda: whole(*one_layer(kv.layers, kv.index)), lambda: pieces(kv, live))
     out = out.reshape(rows, kv_heads, group, block, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(rows, block, heads * width)
 
 
-def _with_prefix(
-    q: Float[Array, "B K M D"], scores: Float[Array, "B K M S"], prefix: Prefix, fmt: Format
-) -> Float[Array, "B K M D"]:
-    """Softmax over a block's own masked scores and the slots before it.
+def _accumulated(
+    scores: Float[Array, "B K M N"], v: Float[Array, "B K N D"], kv: Stored | Prefix,
+    masked: Callable[[Array, Array, Array], Float[Array, "B K M N"]], fmt: Format, *,
+    start: int, stop: Int[Array, ""],
+) -> Float[Array, "B K M D"]:  # fmt: skip
+    """Softmax over some scores and those of a layer's slots from `start` to `stop`, in pieces.
 
-    The softmax is accumulated over pieces of the prefix (Milakov and Gimelshein 2018, arXiv 1805.02867), so that the
-    cost follows the number of tokens before the block and not the size of the cache.
+    The softmax is accumulated (Milakov and Gimelshein 2018, arXiv 1805.02867), so that the cost follows the number of
+    tokens and not the size of the cache.
+
+        slots    0 ....... start | piece | piece | piece | ........
+                                                  ^ stop
+
+    Args:
+      scores: masked scores of what was read already.
+      v: its values.
+      masked: (keys of a piece, its first slot, which of its slots no earlier piece had) -> masked scores.
     """
-    slots = jax.tree.leaves(prefix.layers)[0].shape[-2]
-    size = min(PREFIX_BLOCK, slots)
-    # Every query sees at least itself, so the first maximum is finite.
-    highest = scores.max(-1, keepdims=True)
+    slots = slot_count(kv.layers)
+    size = min(PIECE, max(slots // 2, 1))
+    highest = scores.max(-1, keepdims=True)  # finite: masked scores are
     weights = jnp.exp(scores - highest)
     mass = weights.sum(-1, keepdims=True)
-    total = fmt.products.mix(weights.astype(prefix.block.v.dtype), prefix.block.v, fmt.precision)
+    total = fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
 
     def step(carry):
         at, highest, mass, total = carry
         first = jnp.minimum(at, slots - size)  # the last piece overlaps the one before
-        k, v = read_window(prefix.layers, prefix.index, first, size)
+        k, v = read_window(kv.layers, kv.index, first, size)
         slot = first + jnp.arange(size, dtype=jnp.int32)
-        past = (slot >= at) & (slot < prefix.start)
-        scores = jnp.where(past[None, None, None], fmt.products.scores(q, k, fmt.precision), MASKED)
+        scores = masked(k, first, (slot >= at) & (slot < stop))
         higher = jnp.maximum(highest, scores.max(-1, keepdims=True))
         shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)
         mass = mass * shrink + weights.sum(-1, keepdims=True)
         total = total * shrink + fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
         return at + size, higher, mass, total
 
-    carry = jnp.zeros((), jnp.int32), highest, mass, total
-    _, _, mass, total = jax.lax.while_loop(lambda carry: carry[0] < prefix.start, step, carry)
+    carry = jnp.full((), start, jnp.int32), highest, mass, total
+    _, _, mass, total = jax.lax.while_loop(lambda carry: carry[0] < stop, step, carry)
     return total / mass
 
 

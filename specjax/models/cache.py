@@ -60,6 +60,13 @@ class Filling(NamedTuple):
     start: Int[Array, ""] | None
 
 
+class Stored(NamedTuple):
+    """What a block attends to once its own keys and values are in the cache: the slots of layer `index`."""
+
+    layers: tuple[KV, ...] | KV
+    index: Int[Array, ""] | int
+
+
 class Prefix(NamedTuple):
     """What a block of a prompt attends to: itself, and the slots of layer `index` before `start`."""
 
@@ -79,7 +86,12 @@ def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Fo
 
 def slots(cache: Cache) -> int:
     """T, the number of slots of each row."""
-    return jax.tree.leaves(cache.layers)[0].shape[-2]
+    return slot_count(cache.layers)
+
+
+def slot_count(layers: tuple[KV, ...] | KV) -> int:
+    """The number of slots of keys and values."""
+    return jax.tree.leaves(layers)[0].shape[-2]
 
 
 def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"], start: Int[Array, "B"], layer=None):
@@ -249,7 +261,7 @@ def write(layers, index, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"],
     """
     block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if isinstance(layers, ReadOnly):
-        return layers, one_layer(layers.layers, index)
+        return layers, Stored(layers.layers, index)
     if isinstance(layers, Filling):
         block = KV(*(new.astype(old.dtype) for new, old in zip(block, jax.tree.leaves(layers.layers)[:2], strict=True)))
         first = jnp.zeros((), jnp.int32) if layers.start is None else layers.start
@@ -259,7 +271,7 @@ def write(layers, index, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"],
     if layers is None or start is None:
         return None, block
     layers = _put(layers, index, block, start)
-    return layers, one_layer(layers, index)
+    return layers, Stored(layers, index)
 
 
 def _put(layers: tuple[KV, ...] | KV, index, block: KV, start: Int[Array, "B"]) -> tuple[KV, ...] | KV:

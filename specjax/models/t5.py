@@ -146,7 +146,7 @@ class Attention(nnx.Module):
     def keys_values(self, x: Float[Array, "B S D"]) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H K"]]:
         return self._split(self.k(x)), self._split(self.v(x))
 
-    def __call__(self, x, kv: KV | caches.Prefix, visible, bias=None) -> Float[Array, "B S D"]:
+    def __call__(self, x, kv: KV | caches.Stored | caches.Prefix, visible, bias=None) -> Float[Array, "B S D"]:
         out = attend(self._split(self.q(x)), kv, visible, scale=1.0, fmt=self.fmt, bias=bias)
         return self.o(out)
 
@@ -186,7 +186,7 @@ class Block(nnx.Module):
         x = x + self.attn(normed, kv, sight.visible, sight.bias)
         if self.cross is not None and self.cross_norm is not None and memory is not None:
             seen = jnp.broadcast_to(memory.visible[:, None], (*x.shape[:2], memory.visible.shape[1]))
-            x = x + self.cross(self.cross_norm(x), caches.one_layer(memory.layers, index), seen)
+            x = x + self.cross(self.cross_norm(x), caches.Stored(memory.layers, index), seen)
         return x + self.mlp(self.mlp_norm(x)), layers
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.models import attention
-from specjax.models.cache import KV
+from specjax.models.cache import KV, Stored
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from specjax.models.products import Products
@@ -104,3 +104,43 @@ def test_a_long_prompt_in_chunks_equals_the_whole(monkeypatch, name):
     pieces = prefill()
     small.assert_close(pieces.features, whole.features)
     small.assert_close(pieces.cache.layers[1].k, whole.cache.layers[1].k)
+
+
+@pytest.mark.parametrize("live", [1, 3, 4, 5, 6, 7, 8, 12, 13, 24])
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_slots_past_the_last_visible_piece_are_not_read(monkeypatch, live, stacked, biased):
+    """A cache of 24 slots: 4 of them, then pieces of 3; from 13 live slots on all of it."""
+    for name, slots in {"WHOLE": 8, "FIRST": 4, "PIECE": 3}.items():
+        monkeypatch.setattr(attention, name, slots)
+    rng, total, block = np.random.default_rng(live), 24, 3
+    q = rng.normal(size=(2, block, HEADS, WIDTH)).astype(np.float32)
+    layers = rng.normal(size=(2, 2, 2, 2, total, WIDTH)).astype(np.float32)  # of two layers; keys, values
+    bias = jnp.asarray(rng.normal(size=(1, HEADS, block, total)), jnp.float32) if biased else None
+    visible = rng.random((2, block, total)) < 0.6
+    visible[..., 0] = True
+    visible[..., live:] = False
+    visible[1, :, max(1, live // 2) :] = False  # a shorter row
+    visible[0, :, live - 1] = True
+    read = total if live > total // 2 else 4 + -(-max(live - 4, 0) // 3) * 3
+    layers[..., read:, :] = np.nan
+    caches = [KV(*map(jnp.asarray, one)) for one in layers]
+    kv = Stored(KV(*(jnp.stack(side) for side in zip(*caches, strict=True))) if stacked else tuple(caches), 1)
+    run = jax.jit(lambda q, layers, visible: attention.attend(
+        q, Stored(layers, jnp.int32(1) if stacked else 1), visible, scale=0.3, fmt=FMT, bias=bias
+    ))  # fmt: skip
+    expected = plainly(q, KV(*np.nan_to_num(layers[1])), visible, bias, 0.3)
+    small.assert_close(run(q, kv.layers, visible), expected)
+
+
+def test_a_cache_read_in_pieces_is_not_copied(monkeypatch):
+    """Of the compiled program: the largest copy is that of a piece."""
+    for name, slots in {"WHOLE": 8, "FIRST": 4, "PIECE": 6}.items():
+        monkeypatch.setattr(attention, name, slots)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    layers = (KV(shape(2, 2, 64, WIDTH), shape(2, 2, 64, WIDTH)),)
+    run = jax.jit(lambda q, layers, visible: attention.attend(q, Stored(layers, 0), visible, scale=0.3, fmt=FMT))
+    visible = jax.ShapeDtypeStruct((2, 1, 64), jnp.bool_)
+    program = hlo.program(run.lower(shape(2, 1, HEADS, WIDTH), layers, visible).compile().as_text())
+    assert [one for one in program if one.opcode == "while"]
+    assert hlo.copies(program, 2 * 2 * 64 * WIDTH) == []
