@@ -80,9 +80,11 @@ def attend(
         out = whole(*one_layer(kv.layers, kv.index))
     else:
         live = jnp.max(jnp.where(visible, jnp.arange(1, slots + 1, dtype=jnp.int32), 0))
-        # A piece is copied before it is multiplied, the whole cache is not.
-        full = live > slots // 2
-        out = jax.lax.cond(full, lambda: whole(*one_layer(kv.layers, kv.index)), lambda: pieces(kv, live))
+        if rows > 1:  # masked pieces leave a row's numbers as they are: they do not depend on longer rows
+            out = pieces(kv, live)
+        else:  # a piece is copied before it is multiplied, the whole cache is not
+            all_of_it = lambda: whole(*one_layer(kv.layers, kv.index))
+            out = jax.lax.cond(live > slots // 2, all_of_it, lambda: pieces(kv, live))
     out = out.reshape(rows, kv_heads, group, block, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(rows, block, heads * width)
 

@@ -186,7 +186,9 @@ class Block(nnx.Module):
         x = x + self.attn(normed, kv, sight.visible, sight.bias)
         if self.cross is not None and self.cross_norm is not None and memory is not None:
             seen = jnp.broadcast_to(memory.visible[:, None], (*x.shape[:2], memory.visible.shape[1]))
-            x = x + self.cross(self.cross_norm(x), caches.Stored(memory.layers, index), seen)
+            # Without a cache, this may be differentiated, and a loop over as many pieces as hold tokens cannot be.
+            stored = caches.Stored(memory.layers, index)
+            x = x + self.cross(self.cross_norm(x), caches.one_layer(*stored) if layers is None else stored, seen)
         return x + self.mlp(self.mlp_norm(x)), layers
 
 
