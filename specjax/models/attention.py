@@ -14,6 +14,7 @@ MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing mu
 WHOLE = 256  # slots; a cache of at most so many is read whole
 FIRST = 128  # slots of a larger one that are always read: most requests need no loop
 PIECE = 512  # slots; the others are read in pieces, as many as hold tokens
+PREFIX_PIECE = 256  # slots before a block of a prompt: larger pieces read prompts of a few hundred tokens more slowly
 QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
 
 
@@ -47,6 +48,8 @@ def attend(
     q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
     q = q.reshape(rows, kv_heads, group * block, width).astype(like.dtype)
 
+    slots = visible.shape[-1]
+
     def masked(k: Array, visible: Bool[Array, "B S N"], bias: Array | None) -> Float[Array, "B K M N"]:
         scores = fmt.products.scores(q, k, fmt.precision).reshape(rows, heads, block, k.shape[2])
         if bias is not None:
@@ -69,13 +72,13 @@ def attend(
     def pieces(kv: Stored, live: Int[Array, ""]) -> Float[Array, "B K M D"]:
         k, v = read_window(kv.layers, kv.index, jnp.zeros((), jnp.int32), FIRST)
         scores = masked(k, visible[..., :FIRST], None if bias is None else bias[..., :FIRST])
-        return _accumulated(scores, v, kv, part_of, fmt, start=FIRST, stop=live)
+        return _accumulated(scores, v, kv, part_of, fmt, start=FIRST, stop=live, size=min(PIECE, slots // 2))
 
-    slots = visible.shape[-1]
     if isinstance(kv, KV):
         out = whole(*kv)
     elif isinstance(kv, Prefix):
-        out = _accumulated(masked(kv.block.k, visible, bias), kv.block.v, kv, before, fmt, start=0, stop=kv.start)
+        own, size = masked(kv.block.k, visible, bias), min(PREFIX_PIECE, slot_count(kv.layers))
+        out = _accumulated(own, kv.block.v, kv, before, fmt, start=0, stop=kv.start, size=size)
     elif slots <= WHOLE:
         out = whole(*one_layer(kv.layers, kv.index))
     else:
@@ -92,9 +95,9 @@ def attend(
 def _accumulated(
     scores: Float[Array, "B K M N"], v: Float[Array, "B K N D"], kv: Stored | Prefix,
     masked: Callable[[Array, Array, Array], Float[Array, "B K M N"]], fmt: Format, *,
-    start: int, stop: Int[Array, ""],
+    start: int, stop: Int[Array, ""], size: int,
 ) -> Float[Array, "B K M D"]:  # fmt: skip
-    """Softmax over some scores and those of a layer's slots from `start` to `stop`, in pieces.
+    """Softmax over some scores and those of a layer's slots from `start` to `stop`, in pieces of `size`.
 
     The softmax is accumulated (Milakov and Gimelshein 2018, arXiv 1805.02867), so that the cost follows the number of
     tokens and not the size of the cache.
@@ -108,7 +111,6 @@ def _accumulated(
       masked: (keys of a piece, its first slot, which of its slots no earlier piece had) -> masked scores.
     """
     slots = slot_count(kv.layers)
-    size = min(PIECE, max(slots // 2, 1))
     highest = scores.max(-1, keepdims=True)  # finite: masked scores are
     weights = jnp.exp(scores - highest)
     mass = weights.sum(-1, keepdims=True)
