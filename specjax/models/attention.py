@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.cache import KV, Prefix, Stored, one_layer, read_window, slot_count
+from specjax.models.cache import KV, Prefix, Stored, one_layer, slot_count
 from specjax.models.format import Format
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
@@ -70,7 +70,7 @@ def attend(
         return masked(k, part(visible) & fresh[None, None], None if bias is None else part(bias))
 
     def pieces(kv: Stored, live: Int[Array, ""]) -> Float[Array, "B K M D"]:
-        k, v = read_window(kv.layers, kv.index, jnp.zeros((), jnp.int32), FIRST)
+        k, v = kv.window(jnp.zeros((), jnp.int32), FIRST)
         scores = masked(k, visible[..., :FIRST], None if bias is None else bias[..., :FIRST])
         return _accumulated(scores, v, kv, part_of, fmt, start=FIRST, stop=live, size=min(PIECE, slots // 2))
 
@@ -119,7 +119,7 @@ def _accumulated(
     def step(carry):
         at, highest, mass, total = carry
         first = jnp.minimum(at, slots - size)  # the last piece overlaps the one before
-        k, v = read_window(kv.layers, kv.index, first, size)
+        k, v = kv.window(first, size)
         slot = first + jnp.arange(size, dtype=jnp.int32)
         scores = masked(k, first, (slot >= at) & (slot < stop))
         higher = jnp.maximum(highest, scores.max(-1, keepdims=True))

@@ -7,6 +7,7 @@ A block is written past the committed slots and becomes visible only through `ma
 length. Keys and values are stored as [B, K, T, H], the operand of the attention dots.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -50,14 +51,16 @@ class ReadOnly(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """Replaces `Cache.layers` while a prompt is read: a block starts at the same slot of every row.
+    """Replaces `Cache.layers` while a prompt is read: a block starts at the same slot of consecutive rows.
 
     Attributes:
       start: first slot of the block; all earlier slots hold the prompt. None: the caches are empty.
+      row: first row of the block.
     """
 
     layers: tuple[KV, ...] | KV
     start: Int[Array, ""] | None
+    row: Int[Array, ""] | int = 0
 
 
 class Stored(NamedTuple):
@@ -66,14 +69,24 @@ class Stored(NamedTuple):
     layers: tuple[KV, ...] | KV
     index: Int[Array, ""] | int
 
+    def window(self, first: Int[Array, ""], size: int) -> KV:
+        """Keys and values [B,K,size,H] of consecutive slots."""
+        return _window(self.layers, self.index, 0, None, first, size)
+
 
 class Prefix(NamedTuple):
-    """What a block of a prompt attends to: itself, and the slots of layer `index` before `start`."""
+    """What a block of a prompt attends to: itself, and the slots of layer `index` before `start`, of the rows from
+    `row`."""
 
     block: KV
     layers: tuple[KV, ...] | KV
     index: Int[Array, ""] | int
     start: Int[Array, ""]
+    row: Int[Array, ""] | int
+
+    def window(self, first: Int[Array, ""], size: int) -> KV:
+        """Keys and values [B,K,size,H] of consecutive slots."""
+        return _window(self.layers, self.index, self.row, self.block.k.shape[0], first, size)
 
 
 def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Format) -> tuple[KV, ...] | KV:
@@ -264,32 +277,40 @@ def write(layers, index, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"],
         return layers, Stored(layers.layers, index)
     if isinstance(layers, Filling):
         block = KV(*(new.astype(old.dtype) for new, old in zip(block, jax.tree.leaves(layers.layers)[:2], strict=True)))
-        first = jnp.zeros((), jnp.int32) if layers.start is None else layers.start
-        filled = layers._replace(layers=_put(layers.layers, index, block, jnp.broadcast_to(first, k.shape[:1])))
-        seen = block if layers.start is None else Prefix(block, filled.layers, index, layers.start)
+        first = 0 if layers.start is None else layers.start
+        filled = layers._replace(layers=_put(layers.layers, index, block, functools.partial(_fill, layers.row, first)))
+        seen = block if layers.start is None else Prefix(block, filled.layers, index, layers.start, layers.row)
         return filled, seen
     if layers is None or start is None:
         return None, block
-    layers = _put(layers, index, block, start)
+    layers = _put(layers, index, block, lambda buffer, new, layer: put_windows(buffer, new, start, layer))
     return layers, Stored(layers, index)
 
 
-def _put(layers: tuple[KV, ...] | KV, index, block: KV, start: Int[Array, "B"]) -> tuple[KV, ...] | KV:
+def _put(layers: tuple[KV, ...] | KV, index, block: KV, put: Callable[..., Array]) -> tuple[KV, ...] | KV:
     if isinstance(layers, KV):
-        return KV(*(put_windows(a, new, start, index) for a, new in zip(layers, block, strict=True)))
-    one = KV(*(put_windows(a, new, start) for a, new in zip(layers[index], block, strict=True)))
+        return KV(*(put(a, new, index) for a, new in zip(layers, block, strict=True)))
+    one = KV(*(put(a, new, None) for a, new in zip(layers[index], block, strict=True)))
     return (*layers[:index], one, *layers[index + 1 :])
 
 
-def read_window(layers: tuple[KV, ...] | KV, index, start: Int[Array, ""], size: int) -> KV:
-    """Keys and values [B,K,size,H] of consecutive slots of one layer."""
+def _fill(row, first, buffer: Float[Array, "*L B K T H"], new: Float[Array, "R K S H"], layer) -> Array:
+    """Writes a block to the same slots of consecutive rows; it must fit."""
+    lead = () if layer is None else (layer,)
+    at = [jnp.asarray(i, jnp.int32) for i in (*lead, row, 0, first, 0)]
+    out = jax.lax.dynamic_update_slice(buffer, new.reshape(*(1 for _ in lead), *new.shape), at)
+    return jax.lax.platform_dependent(out, tpu=_row_major, default=lambda out: out)
+
+
+def _window(layers: tuple[KV, ...] | KV, index, row, rows: int | None, first: Int[Array, ""], size: int) -> KV:
+    """Keys and values [B,K,size,H] of consecutive rows and slots of one layer; `rows` None: of all."""
 
     def read(buffer: Array) -> Array:
-        if buffer.ndim == 4:
-            return jax.lax.dynamic_slice_in_dim(buffer, start, size, axis=2)
-        zero = jnp.zeros((), jnp.int32)
-        sizes = (1, *buffer.shape[1:3], size, buffer.shape[4])
-        return jax.lax.dynamic_slice(buffer, (jnp.asarray(index, jnp.int32), zero, zero, start, zero), sizes)[0]
+        lead = () if buffer.ndim == 4 else (index,)
+        at = [jnp.asarray(i, jnp.int32) for i in (*lead, row, 0, first, 0)]
+        count, heads, _, width = buffer.shape[-4:]
+        sizes = (*(1 for _ in lead), count if rows is None else rows, heads, size, width)
+        return jax.lax.dynamic_slice(buffer, at, sizes).reshape(sizes[-4:])
 
     kv = layers if isinstance(layers, KV) else layers[index]
     return KV(read(kv.k), read(kv.v))

@@ -22,6 +22,7 @@ from specjax.models.products import ROW_MAJOR, Products, multiply, pad_rows, pro
 
 LEFT_BLOCKS = ((5, 8), (9, 16), (25, 32), (49, 64))  # rows; float32, measured on kernels of 80 to 4,096 inputs
 PART = 1024  # inputs; of 512 to 2,048, measured on shapes of 125m to 1.3b
+MANY = 256  # rows
 FEW = 64  # queries; the keys are the left operand of the products with fewer
 
 
@@ -34,8 +35,8 @@ class CPUProducts(Products):
       part: most inputs that one array of a kernel sums over; one of more is stored as several arrays, where they
         divide it. 0: no bound. For separate layers.
       left: (inputs, rows), rising in inputs: a kernel that sums over at least so many inputs is the left operand of a
-        dot of at least so many rows, by the last pair whose inputs it has. The product comes out transposed, and of few
-        inputs transposing it costs more than is won. (): none is.
+        dot of at least so many rows, by the last pair whose inputs it has, and of fewer than `MANY`. The product comes
+        out transposed, and of few inputs or many rows transposing it costs more than is won. (): none is.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
     """
 
@@ -58,11 +59,11 @@ class CPUProducts(Products):
     def on_left(self, rows: int, inputs: int) -> bool:
         """Whether a kernel is the left operand of a dot of so many rows."""
         least = [least for bound, least in self.left if inputs >= bound]
-        return bool(least) and max(rows, self.min_rows) >= least[-1]
+        return bool(least) and least[-1] <= max(rows, self.min_rows) < MANY
 
     def some_on_left(self, rows: int) -> bool:
         """Whether some kernel is, in a dot of so many rows."""
-        return any(max(rows, self.min_rows) >= least for _, least in self.left)
+        return any(least <= max(rows, self.min_rows) < MANY for _, least in self.left)
 
     def matrix_product(self, x: Float[Array, "N D"], parts: list, *, out_in: bool, precision) -> Float[Array, "M F"]:
         rows = max(len(x), self.min_rows)

@@ -1,7 +1,6 @@
 """Base of the decoder-only models: one walk through the layers, and prefill, extend and scores around it."""
 
 import abc
-import functools
 from typing import Any
 
 import jax
@@ -138,48 +137,57 @@ class CausalLM(nnx.Module):
     def read_prompt(
         self, prompt: Int[Array, "B P"], length: Int[Array, "B"], layers, capture, chosen
     ) -> tuple[Any, tuple[Float[Array, "B P D"], tuple[Float[Array, "B P D"], ...]]]:
-        """Fills empty caches with a prompt, in blocks of `Format.chunks` positions.
+        """Fills empty caches with a prompt, in blocks of `Format.prompt_blocks` positions.
 
-        The number of blocks follows the longest prompt of the batch, on the device: the width of the array only bounds
-        it.
+        The number of blocks follows the length of the prompt, on the device: the width of the array only bounds it.
+        Wide prompts are read row by row (`Format.apart`).
 
-            prompt    t0 ............ | ............ | ..... t_n-1 | padding ......
-            blocks    [   largest   ] [   largest   ] [s][s][s][s]                     s: smallest
+            prompt    t0 ........ | .......... | .. t_n-1 .. | padding ......
+            blocks    [  large   ] [  large   ] [small][small]
 
         Returns:
           The caches; features and captured residual streams of all positions, undefined past the longest prompt.
         """
         rows, width = prompt.shape
+        apart = rows > 1 and self.fmt.apart is not None and width >= self.fmt.apart
+        together = 1 if apart else rows
+        sizes = self.fmt.prompt_blocks(together, width)
 
-        def block(size: int, start, layers) -> tuple[Output, Any]:
+        def block(size: int, row, start, layers) -> tuple[Output, Any]:
             first = jnp.zeros((), jnp.int32) if start is None else start
-            tokens = jax.lax.dynamic_slice_in_dim(prompt, first, size, axis=1)
+            tokens = jax.lax.dynamic_slice(prompt, (row, first), (together, size))
             visible, positions = causal(tokens)
             positions = self.clamp(positions + first)
-            out, filled = self.run(tokens, positions, visible, Filling(layers, start), None, capture, chosen)
+            out, filled = self.run(tokens, positions, visible, Filling(layers, start, row), None, capture, chosen)
             return out, filled.layers
 
-        smallest = min(self.fmt.chunks)
-        if width <= smallest:
-            out, layers = block(width, None, layers)
+        zero = jnp.zeros((), jnp.int32)
+        if width == sizes[-1] and not apart:
+            out, layers = block(width, zero, None, layers)
             return layers, (out.features, out.hiddens)
 
-        def step(size: int, carry):
-            start, layers, streams = carry
-            first = jnp.minimum(start, width - size)  # the last block overlaps the one before
-            out, layers = block(size, first, layers)
-            put = lambda buffer, new: jax.lax.dynamic_update_slice_in_dim(buffer, new, first, axis=1)
-            return start + size, layers, jax.tree.map(put, streams, (out.features, out.hiddens))
+        longest = length.reshape(-1, together).max(1)  # of rows that are read together
 
-        shapes = jax.eval_shape(lambda: block(smallest, jnp.zeros((), jnp.int32), layers)[0])
+        def read(size: int, least: int, carry):
+            """Blocks of `size` while more than `least` tokens of a row would be left without."""
+            more = lambda read: read + least < longest
+
+            def step(carry):
+                read, layers, streams = carry
+                group = jnp.argmax(more(read))
+                row, first = group * together, jnp.minimum(read[group], width - size)  # the last may overlap
+                out, layers = block(size, row, first, layers)
+                put = lambda buffer, new: jax.lax.dynamic_update_slice(buffer, new, (row, first, zero))
+                streams = jax.tree.map(put, streams, (out.features, out.hiddens))
+                return read.at[group].add(size), layers, streams
+
+            return jax.lax.while_loop(lambda carry: more(carry[0]).any(), step, carry)
+
+        shapes = jax.eval_shape(lambda: block(sizes[-1], zero, zero, layers)[0])
         empty = lambda leaf: jnp.zeros((rows, width, leaf.shape[-1]), leaf.dtype)
-        carry = jnp.zeros((), jnp.int32), layers, jax.tree.map(empty, (shapes.features, shapes.hiddens))
-        longest = jnp.max(length)
-        for size in sorted((size for size in self.fmt.chunks if size <= width), reverse=True):
-            # A large block is worth it where it replaces more than half its size in the smallest ones.
-            least = 0 if size == smallest else size // 2
-            more = lambda carry, least=least: carry[0] + least < longest
-            carry = jax.lax.while_loop(more, functools.partial(step, size), carry)
+        carry = jnp.zeros_like(longest), layers, jax.tree.map(empty, (shapes.features, shapes.hiddens))
+        for size in sizes:  # a large block is worth it where it replaces more than half its size in small ones
+            carry = read(size, 0 if size == sizes[-1] else size // 2, carry)
         return carry[1:]
 
 
