@@ -97,7 +97,7 @@ def prompt_bucket(width: int) -> int:
 def cache_bucket(tokens: int, largest: int | None = None) -> int:
     """Cache slots for this many tokens: a power of two times the smallest bucket, at most `largest`.
 
-    The prompts of decoder-only models are as wide as their caches.
+    The prompts of decoder-only models are as wide as their caches, unless they are short (`request.prepare`).
     """
     size = _bucket(tokens, _table.smallest_cache)
     return size if largest is None else min(size, largest)

@@ -13,6 +13,7 @@ from specjax import decoding as loop
 from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.model import Model
+from specjax.models.format import NARROW
 from specjax.sampling import LogitBias
 from specjax.verify import Verifier
 
@@ -113,8 +114,9 @@ def prepare(
     if cache_len is not None:
         checks.integer("cache_len", cache_len, least=1)
     slots, limit = cache_size(target, length, budget, cache_len)
-    # Prefill of a decoder reads as many blocks as the longest prompt needs, so that one program serves each cache size.
-    width = programs.prompt_bucket(tokens.shape[1]) if target.encoder_decoder else slots
+    # Prefill of a decoder reads as many blocks as a prompt needs, so that two programs serve each cache size.
+    width = min(slots, NARROW) if tokens.shape[1] <= NARROW else slots
+    width = programs.prompt_bucket(tokens.shape[1]) if target.encoder_decoder else width
     tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
     settings = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,

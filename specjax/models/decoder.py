@@ -151,7 +151,7 @@ class CausalLM(nnx.Module):
         rows, width = prompt.shape
         apart = rows > 1 and self.fmt.apart is not None and width >= self.fmt.apart
         together = 1 if apart else rows
-        sizes = self.fmt.prompt_blocks(together, width)
+        blocks = self.fmt.prompt_blocks(together, width)
 
         def block(size: int, row, start, layers) -> tuple[Output, Any]:
             first = jnp.zeros((), jnp.int32) if start is None else start
@@ -162,14 +162,14 @@ class CausalLM(nnx.Module):
             return out, filled.layers
 
         zero = jnp.zeros((), jnp.int32)
-        if width == sizes[-1] and not apart:
+        if blocks == ((width, 0),) and not apart:
             out, layers = block(width, zero, None, layers)
             return layers, (out.features, out.hiddens)
 
         longest = length.reshape(-1, together).max(1)  # of rows that are read together
 
         def read(size: int, least: int, carry):
-            """Blocks of `size` while more than `least` tokens of a row would be left without."""
+            """Blocks of `size` while more than `least` tokens of a row are left."""
             more = lambda read: read + least < longest
 
             def step(carry):
@@ -183,11 +183,11 @@ class CausalLM(nnx.Module):
 
             return jax.lax.while_loop(lambda carry: more(carry[0]).any(), step, carry)
 
-        shapes = jax.eval_shape(lambda: block(sizes[-1], zero, zero, layers)[0])
+        shapes = jax.eval_shape(lambda: block(blocks[-1][0], zero, zero, layers)[0])
         empty = lambda leaf: jnp.zeros((rows, width, leaf.shape[-1]), leaf.dtype)
         carry = jnp.zeros_like(longest), layers, jax.tree.map(empty, (shapes.features, shapes.hiddens))
-        for size in sizes:  # a large block is worth it where it replaces more than half its size in small ones
-            carry = read(size, 0 if size == sizes[-1] else size // 2, carry)
+        for size, least in blocks:
+            carry = read(size, least, carry)
         return carry[1:]
 
 

@@ -9,8 +9,7 @@ from specjax.models.cpu import cpu_products
 from specjax.models.products import PLAIN, Products, TPUProducts
 
 MAX_DTYPES = ("float32", "bfloat16", "float16")
-UNIT = 32  # positions; small blocks are multiples of it
-WIDE = 512  # positions; prompts of such arrays are read in large blocks
+NARROW = 256  # positions; arrays of prompts at most this wide are read in other blocks than wider ones
 INT8 = "int8"  # of weights that `quantize.py` made; checkpoints are not loaded so
 
 
@@ -23,8 +22,10 @@ class Format:
         have a float32 scale for each output channel beside them.
       stacked: layers are stacked to [L, ...] and run by `lax.scan`; else separate and unrolled.
       cache_dtype: of keys and values.
-      block: most positions of a prompt that a decoder-only model reads at once.
-      fill: a small block has at least so many tokens, of all its rows together.
+      narrow: positions of the blocks in which a decoder-only model reads narrow prompts, largest first. Each size is
+        compiled for every layer.
+      wide: those of prompts wider than `NARROW`.
+      fill: a pass over fewer tokens takes as long as one over so many: the time goes to reading the weights.
       apart: rows of prompts at least this wide are read one after another, each at the cost of its own length; None:
         all rows are read together, at the cost of the longest.
       products: how kernels are stored and multiplied.
@@ -33,9 +34,10 @@ class Format:
     dtype: str = "float32"
     stacked: bool = False
     cache_dtype: str = "float32"
-    block: int = 512
-    fill: int = 128
-    apart: int | None = 256
+    narrow: tuple[int, ...] = (32,)
+    wide: tuple[int, ...] = (512, 128)
+    fill: int = 32
+    apart: int | None = NARROW + 1
     products: Products = PLAIN
 
     def __post_init__(self) -> None:
@@ -43,14 +45,17 @@ class Format:
             if name not in MAX_DTYPES and not name == self.dtype == INT8:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
 
-    def prompt_blocks(self, rows: int, width: int) -> tuple[int, ...]:
-        """Positions of the blocks in which `rows` prompts of an array `width` wide are read together; largest first.
+    def prompt_blocks(self, rows: int, width: int) -> tuple[tuple[int, int], ...]:
+        """Blocks in which `rows` prompts of an array `width` wide are read together, largest first.
 
-        Every size is compiled for each layer: narrow prompts have one.
+        Returns:
+          Pairs: positions of a block, and the number of positions still to be read above which it is used: those for
+          which smaller blocks would take longer.
         """
-        small = min(math.ceil(self.fill / rows / UNIT) * UNIT, width)
-        large = min(self.block, width // 2)
-        return (large, small) if large > small and width >= WIDE else (small,)
+        sizes = [size for size in (self.narrow if width <= NARROW else self.wide) if size <= width] or [width]
+        small = sizes[-1]
+        fewer = lambda size: math.ceil(size * rows / max(small * rows, self.fill)) - 1  # small blocks that are faster
+        return (*((size, fewer(size) * small) for size in sizes[:-1]), (small, 0))
 
     @property
     def precision(self) -> jax.lax.Precision | None:
@@ -80,7 +85,8 @@ def default_format(
         dtype,
         stacked=True if stacked is None else stacked,
         cache_dtype=dtype,
-        fill=256,  # fewer tokens take as long: the time goes to reading the weights
+        narrow=(256, 32),
+        fill=256,
         apart=None if sharded else 2048,  # on a mesh, each device has its own rows
         products=TPUProducts() if platform == "tpu" else PLAIN,
     )

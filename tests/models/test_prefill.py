@@ -70,8 +70,8 @@ def test_blocks_of_a_prompt_equal_the_whole_prompt(name, layout):
         ("cpu", (1, 128), (128, 128)),
         ("cpu", (129, 1), (256, 128)),
         ("cpu", (256, 300), (256, 300)),
-        ("stacked", (1, 64), (64, 64)),
-        ("stacked", (65, 1), (128, 128)),
+        ("stacked", (1, 128), (128, 128)),
+        ("stacked", (129, 1), (256, 256)),
     ],
 )
 def test_the_number_of_blocks_follows_the_length(layout, lengths, written):
@@ -98,11 +98,23 @@ def test_the_loop_copies_no_cache_and_computes_no_unused_output(layout, rows):
     shapes = (jax.ShapeDtypeStruct((rows, WIDTH), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.int32))
     text = jax.jit(prefill).lower(params, *shapes).compile().as_text()
     bodies = [body for body in hlo.while_bodies(text) if any(i.opcode == "dot" for i in body)]
-    assert len(bodies) == 1
+    together = rows if layout == "stacked" else 1
+    assert len(bodies) == len(FORMATS[layout].prompt_blocks(together, WIDTH))
     for body in bodies:
         assert not [i for i in body if i.opcode in ("copy", "transpose") and SLOTS in i.shape]  # a cache
         assert not [i for i in body if i.shape == (rows, WIDTH, 32)]  # features
         assert not [i for i in body if i.opcode == "dot" and VOCAB in i.shape]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_large_block_reads_no_more_padding_than_it_is_worth(platform):
+    fmt = default_format("float32", platform=platform)
+    for width, rows in itertools.product((20, 64, 256, 300, 4096), (1, 3, 64)):
+        blocks, cost = fmt.prompt_blocks(rows, width), lambda size: max(size * rows, fmt.fill)  # noqa: B023
+        small = blocks[-1][0]
+        assert blocks[-1][1] == 0 and sorted(blocks, reverse=True) == list(blocks)
+        for size, least in blocks[:-1]:
+            assert size <= width and -(-(least + 1) // small) * cost(small) >= cost(size) * 0.99
 
 
 def test_a_prompt_of_one_block_needs_no_loop():
@@ -138,7 +150,7 @@ def test_padding_past_the_position_table_is_harmless():
     assert np.isfinite(np.asarray(read.features)).all()
 
 
-BORDERS = (31, 32, 33, 64, 65)  # around one and two blocks of 32, in which five rows are read together
+BORDERS = (31, 32, 33, 64, 65)  # around one and two blocks of 32
 
 
 @pytest.mark.parametrize("family", battery.others_slow(battery.FAMILIES, ["t5"]))
