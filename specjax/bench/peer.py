@@ -89,6 +89,19 @@ class Peer(NamedTuple):
 
         return decode
 
+    def read(self, prompts: Sequence[Sequence[int]]) -> None:
+        """A forward pass over prompts, with a cache and the logits of the last position; of an encoder-decoder, the
+        encoder and the first step of the decoder."""
+        import torch
+
+        ids = torch.tensor([list(prompt) for prompt in prompts])
+        with torch.inference_mode():
+            if self.encoder_decoder:
+                start = torch.full((len(ids), 1), self.target.config.decoder_start_token_id)
+                self.target(input_ids=ids, decoder_input_ids=start, use_cache=True)
+            else:
+                self.target(input_ids=ids, use_cache=True, logits_to_keep=1)
+
     def counted(self, decode: Decode, prompts: Sequence[Sequence[int]]) -> Callable[[], int]:
         """A program that decodes and returns the number of forward passes of the target."""
 

@@ -19,10 +19,24 @@ from specjax.config import arg
 from specjax.strategy import Strategy
 
 Name = Literal[
-    "plain", "speculative", "composition", "verify", "overhead", "vocabulary", "verifiers", "committed", "long-context"
+    "plain",
+    "speculative",
+    "composition",
+    "verify",
+    "overhead",
+    "vocabulary",
+    "verifiers",
+    "committed",
+    "long-context",
+    "prefill",
+    "context",
 ]
 GAMMAS = {"composition": (3, 5, 7), "overhead": (3, 5, 7), "verifiers": (8,), "long-context": (4,)}  # others: 5
 LENGTHS = "(default: 3 5 7 for composition and overhead; 8 for verifiers; 4 for long-context; 5)"
+PROMPTS = {"prefill": (512, 2048, 4096), "context": (64,)}  # others: 4096
+PROMPT_LENGTHS = "(default: 512 2048 4096 for prefill; 64 for context; 4096)"
+TARGETS = {"prefill": "smollm2-135m", "context": "smollm2-135m"}
+TARGET = "bundled/opt-target"
 N = arg(metavar="N")
 VOCABULARY = 50272  # tokens of OPT
 
@@ -35,7 +49,8 @@ class Bench:
     plain: greedy decoding of an OPT shape. speculative: beside assisted generation at equal acceptance. composition: a
     round beside its parts. verify: target passes over 2 to 16 tokens. overhead: a round of models that cost almost
     nothing. vocabulary: argmax, sampling, top-p. verifiers: cost of each beside a target pass. committed: tokens per
-    round of every verifier on the same drafts. long-context: bytes that self-speculation reads per token.
+    round of every verifier on the same drafts. long-context: bytes that self-speculation reads per token. prefill:
+    prompt tokens read per second. context: time of a round for each size of the cache.
 
     Where torch is installed, transformers runs interleaved on the same weights. The share of the processors that other
     programs used is reported beside each ratio: ratios measured on a busy machine are unreliable.
@@ -51,11 +66,15 @@ class Bench:
     dtype: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("float32", "bfloat16")
     """Number formats of the weights."""
     rows: Annotated[tuple[int, ...], arg(metavar="N ...")] = (1, 8)
-    """Batch sizes of plain, vocabulary, verifiers and long-context."""
+    """Batch sizes of plain, vocabulary, verifiers, long-context, prefill and context."""
     gamma: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint=LENGTHS)] = ()
     """Draft tokens per round."""
-    target: Annotated[str, arg(metavar="MODEL")] = "bundled/opt-target"
-    """committed, long-context: target model."""
+    target: Annotated[
+        str,
+        arg(metavar="MODEL", help_behavior_hint=f"(default: smollm2-135m for prefill, context; {TARGET})"),
+    ] = ""
+    """committed, long-context, prefill, context: target model; of prefill and context, also a published shape, with
+    random weights."""
     draft: Annotated[str, arg(metavar="MODEL")] = "bundled/opt-draft"
     """committed: draft model."""
     drafter: Annotated[str, arg(metavar="NAME[:KEY=VALUE,...]")] = "model"
@@ -68,8 +87,10 @@ class Bench:
     """committed, long-context, overhead: of target and draft."""
     max_new_tokens: Annotated[int, N] = 64
     """committed, long-context: tokens per row."""
-    prompt_tokens: Annotated[int, N] = 4096
-    """long-context: tokens per prompt."""
+    prompt_tokens: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint=PROMPT_LENGTHS)] = ()
+    """long-context, prefill, context: tokens per prompt. prefill also reads one prompt of each length in one batch."""
+    cache_len: Annotated[tuple[int, ...], arg(metavar="N ...")] = (128, 1024, 4096, 8192)
+    """context: slots of the cache."""
     budget: Annotated[int, N] = 256
     """long-context: slots of keys and values that a draft step reads."""
     rounds: Annotated[int, N] = 2000
@@ -120,13 +141,14 @@ def check(options: Bench) -> None:
     options.files.check()
     listed = {"dtype": options.dtype, "rows": options.rows, "temperature": options.temperature}
     checks.distinct(least=1, **listed)
-    checks.distinct(gamma=options.gamma)
+    checks.distinct(gamma=options.gamma, prompt_tokens=options.prompt_tokens)
+    checks.distinct(least=1, cache_len=options.cache_len)
     for dtype in options.dtype:
         check_name(dtype, BYTES, "dtype")
     checks.decoding(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
     checks.at_least(
         1, repeats=options.repeats, rows=options.rows, rounds=options.rounds, prompt_tokens=options.prompt_tokens,
-        budget=options.budget,
+        budget=options.budget, cache_len=options.cache_len,
     )  # fmt: skip
     if options.name in ("committed", "long-context"):
         if options.prompts is None:
@@ -149,10 +171,11 @@ def check(options: Bench) -> None:
 
 def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
     """What is measured: a key, which identifies the rows of a file, and a function. A stopped run loses one case."""
-    from specjax.bench import decode, long_context, rounds, verifiers, vocabulary
+    from specjax.bench import context, decode, long_context, rounds, verifiers, vocabulary
 
     name, gammas, dtypes = options.name, options.gamma or GAMMAS.get(options.name, (5,)), {"dtype": options.dtype}
     timed = {"repeats": options.repeats}
+    target, lengths = options.target or TARGETS.get(name, TARGET), options.prompt_tokens or PROMPTS.get(name, (4096,))
     sized = timed | {"size": options.size or ("125m" if name in ("plain", "verifiers") else "350m")}
     strategy = Strategy.parse(options.drafter)
     if strategy.takes_gamma and strategy.get("gamma") is None:
@@ -174,7 +197,7 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
         "committed": (
             committed, dtypes | {"drafter": texts, "temperature": options.temperature},
             {
-                "target": options.target, "draft": options.draft, "prompts": str(options.prompts),
+                "target": target, "draft": options.draft, "prompts": str(options.prompts),
                 "rounds": options.rounds, "new": options.max_new_tokens,
                 **({} if options.style == Bench.style else {"style": options.style}),
             },
@@ -182,12 +205,20 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
         "long-context": (
             long_context.measure,
             dtypes | {
-                "rows": options.rows, "gamma": gammas, "temperature": options.temperature,
+                "rows": options.rows, "gamma": gammas, "temperature": options.temperature, "prompt": lengths,
             },
             {
-                "target": options.target, "text": str(options.prompts), "prompt": options.prompt_tokens,
-                "budget": options.budget, "new": options.max_new_tokens, **timed,
+                "target": target, "text": str(options.prompts), "budget": options.budget,
+                "new": options.max_new_tokens, **timed,
             },
+        ),
+        "prefill": (
+            context.prefill, dtypes | {"rows": options.rows}, timed | {"target": target, "prompts": lengths},
+        ),
+        "context": (
+            context.context,
+            dtypes | {"rows": options.rows, "prompt": lengths, "drafter": context.DRAFTERS},
+            timed | {"target": target, "cache_len": options.cache_len},
         ),
     }  # fmt: skip
     function, axes, common = every[name]
