@@ -189,13 +189,9 @@ class Model:
         """Contents of a config.json: as loaded, else from the configuration.
 
         Raises:
-          ValueError: a model made by hand, of a family whose configuration does not determine its config.json.
+          ValueError: a model made by hand, of a shape that no config.json describes.
         """
-        if self.published is not None:
-            return self.published
-        if self.family.to_published is None:
-            raise ValueError(f"{self.name} has no config.json to save: give the model `published`, its contents")
-        return self.family.to_published(self.config)
+        return self.family.to_published(self.config) if self.published is None else self.published
 
     def _to_score(self, tokens: ArrayLike) -> np.ndarray:
         """[B,S] integers."""

@@ -84,12 +84,14 @@ def test_a_model_on_a_mesh_is_saved(tmp_path):
 
 
 def test_a_model_that_was_made_by_hand_is_saved(tmp_path):
-    opt, llama = battery.target("opt"), battery.target("llama")
-    opt.save_pretrained(tmp_path / "opt")
-    assert sj.load(tmp_path / "opt").config == opt.config
+    for name in ("opt", "llama"):
+        model = battery.target(name)
+        model.save_pretrained(tmp_path / name)
+        assert sj.load(tmp_path / name).config == model.config
+    undescribed = dataclasses.replace(model.config, o_bias=True)
     with pytest.raises(ValueError, match="published"):
-        llama.save_pretrained(tmp_path / "llama")
-    assert not (tmp_path / "llama").exists()
+        dataclasses.replace(model, config=undescribed).save_pretrained(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -159,7 +159,7 @@ class Family:
         of positions or None.
       names: contents of a config.json -> names of the stored tensors.
       rules: partition rules.
-      to_published: the inverse of `from_published`; None: models are saved with the config.json they were loaded with.
+      to_published: the inverse of `from_published`; raises ValueError for shapes that no config.json describes.
       ties: (contents of config.json, stored names, whether two stored tensors are equal) -> the contents with ties as
         in the weights.
       stacks: dotted path of every stack of equal layers, and the field of the configuration that counts them.
@@ -171,7 +171,7 @@ class Family:
     from_published: Callable[[Mapping[str, Any]], Any]
     names: Callable[[Mapping[str, Any]], NameTable]
     rules: Rules
-    to_published: Callable[[Any], dict[str, Any]] | None = None
+    to_published: Callable[[Any], dict[str, Any]]
     ties: Callable[..., dict[str, Any]] = keep_ties
     stacks: tuple[tuple[str, str], ...] = (("layers", "layers"),)
 

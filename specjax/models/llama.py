@@ -173,6 +173,27 @@ def from_published(published: Mapping[str, Any]) -> LlamaConfig:
     )
 
 
+def to_published(config: LlamaConfig) -> dict[str, Any]:
+    """The contents of a config.json that transformers and `from_published` read as this shape.
+
+    Raises:
+      ValueError: norms of queries and keys, or biases, as in no implemented model type.
+    """
+    kind = "qwen2" if config.qkv_bias and not config.o_bias else "llama"
+    if config.qk_norm or (config.o_bias and not config.qkv_bias) or (kind == "qwen2" and config.mlp_bias):
+        raise ValueError("no model type has these biases and norms: give the model `published`, its config.json")
+    biases = {"attention_bias": config.o_bias, "mlp_bias": config.mlp_bias}
+    return {
+        "architectures": ["Qwen2ForCausalLM" if kind == "qwen2" else "LlamaForCausalLM"], "model_type": kind,
+        "vocab_size": config.vocab_size, "hidden_size": config.width, "intermediate_size": config.mlp_width,
+        "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "head_dim": config.head_width,
+        "max_position_embeddings": config.max_positions, "rms_norm_eps": config.eps,
+        "rope_parameters": {**config.rope_scaling.published, "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tied, "hidden_act": config.activation, **(biases if kind == "llama" else {}),
+    }  # fmt: skip
+
+
 def _rope(published: Mapping[str, Any], given: Published) -> Published:
     """The rotary entries of a config.json, as transformers puts them together.
 
@@ -359,6 +380,7 @@ FAMILY = Family(
     model=Llama,
     model_types=("llama", "mistral", "qwen2"),
     from_published=from_published,
+    to_published=to_published,
     names=lambda published: NAMES,
     ties=settle_ties,
     rules=Rules(

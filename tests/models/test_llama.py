@@ -1,5 +1,6 @@
 """Llama family: rotary positions and their scalings, published shapes, and (with torch) parity with transformers."""
 
+import dataclasses
 import json
 import math
 
@@ -158,6 +159,17 @@ def test_a_config_is_read_from_both_layouts_of_config_json():
     assert newer == older and newer.rope_theta == 5e5 and newer.rope_scaling == rope.Llama3Scaling(8.0, 1.0, 4.0, 24)
     assert newer.head_width == 8 and not newer.tied and newer.eps == 1e-5
     assert llama.from_published({**TINY, "rope_scaling": None}).rope_scaling == rope.UNSCALED
+
+
+@pytest.mark.parametrize("name", sorted(llama.sizes()))
+def test_a_config_json_describes_every_published_shape(name):
+    config = llama.sizes()[name]
+    assert llama.from_published(llama.to_published(config)) == config
+
+
+def test_shapes_of_no_model_type_have_no_config_json():
+    with pytest.raises(ValueError, match="published"):
+        llama.to_published(dataclasses.replace(llama.LlamaConfig(), qk_norm=True))
 
 
 def test_the_trained_length_may_be_outside_the_scaling():
