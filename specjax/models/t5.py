@@ -303,6 +303,15 @@ class T5(nnx.Module):
         x, _, _ = walk(self.encoder.layers, step, self.embed.tokens(tokens), None)
         return self.encoder.final_norm(x)
 
+    def read_prompt(self, prompt: Int[Array, "B P"], length: Int[Array, "B"]) -> Memory:
+        """Runs the encoder; wide prompts row by row (`Format.apart`), whose activations fit into a CPU's caches."""
+        if self.fmt.apart is None or not self.fmt.apart <= prompt.shape[1] or len(prompt) == 1:
+            return self.remember(self.encode(prompt, length), length)
+        one = lambda row: self.remember(self.encode(*row), row[1])
+        read = jax.lax.map(one, (prompt[:, None], length[:, None]))
+        of_all = lambda leaf: jnp.moveaxis(leaf.squeeze(-4), 0, -4)  # [B,...,1,H,P,K] -> [...,B,H,P,K]
+        return Memory(jax.tree.map(of_all, read.layers), read.visible[:, 0])
+
     def remember(self, encoded: Float[Array, "B P D"], length: Int[Array, "B"]) -> Memory:
         """Keys and values of the encoder's output for every decoder layer."""
         layers = self.decoder.layers
@@ -349,7 +358,7 @@ class T5(nnx.Module):
     ) -> Prefilled:  # fmt: skip
         """Runs the encoder and stores its keys and values; the decoder starts from an empty cache with the start token
         pending. See `LanguageModel.prefill` and `Family.language_model`."""
-        memory = self.stored(self.remember(self.encode(prompt, length), length))
+        memory = self.stored(self.read_prompt(prompt, length))
         cache = self.init_cache(prompt.shape[0], cache_len)._replace(cross=memory)
         pending = jnp.full(length.shape, self.config.start_token, jnp.int32)
         # Hidden states of the start token; XLA removes this pass where nothing reads them.
