@@ -29,7 +29,7 @@ from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
 
-VERSION = 1
+VERSION = 2
 _TREE, _ABOUT, _TOKENIZER = "tree", "about", "tokenizer"
 
 
@@ -122,7 +122,8 @@ def _read_format(stored: Mapping[str, Any]) -> Format:
         products = CPUProducts(stored["min_rows"], stored["part"], left, stored["flat_heads"])
     elif stored.get("min_rows", 1) > 1:
         products = TPUProducts(stored["min_rows"])
-    return Format(stored["dtype"], stored["stacked"], stored["cache_dtype"], tuple(stored["chunks"]), products)
+    plain = {name: stored[name] for name in ("dtype", "stacked", "cache_dtype", "fill", "apart")}
+    return Format(**plain, narrow=tuple(stored["narrow"]), wide=tuple(stored["wide"]), products=products)
 
 
 def like(tree: PyTree, shardings: PyTree | None = None) -> PyTree:
@@ -209,6 +210,8 @@ def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool 
         raise ValueError(f"{folder} holds no model of save_model: restore its arrays with `checkpoint.restore`")
     family = lookup(family, FAMILIES, "family")
     config = family.from_published(notes["published"])
+    if mesh is not None:
+        fmt = dataclasses.replace(fmt, apart=None)
     abstract = family.abstract(config, fmt)
     rules = sharding.replicated(family.rules) if replicate else family.rules
     if mesh is None:

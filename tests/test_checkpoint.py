@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_raises(tmp_path):
     (folder / "about" / "metadata").write_text('{"version": 1')
     with pytest.raises(ValueError, match="damaged"):
         checkpoint.about(folder)
-    for content in ('{"version": 1}', "[]"):
+    for content in ('{"version": 2}', "[]"):
         (folder / "about" / "metadata").write_text(content)
         with pytest.raises(ValueError, match="damaged"):
             checkpoint.about(folder)
