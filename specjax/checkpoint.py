@@ -211,7 +211,7 @@ def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool 
     family = lookup(family, FAMILIES, "family")
     config = family.from_published(notes["published"])
     if mesh is not None:
-        fmt = dataclasses.replace(fmt, apart=None)
+        fmt = dataclasses.replace(fmt, apart=None)  # each device has its own rows
     abstract = family.abstract(config, fmt)
     rules = sharding.replicated(family.rules) if replicate else family.rules
     if mesh is None:

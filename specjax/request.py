@@ -115,9 +115,10 @@ def prepare(
         checks.integer("cache_len", cache_len, least=1)
     slots, limit = cache_size(target, length, budget, cache_len)
     # Prefill of a decoder reads as many blocks as a prompt needs, so that two programs serve each cache size.
-    width = min(slots, NARROW) if tokens.shape[1] <= NARROW else slots
-    width = programs.prompt_bucket(tokens.shape[1]) if target.encoder_decoder else width
-    tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
+    longest = tokens.shape[1]
+    decoded = min(slots, NARROW) if longest <= NARROW else slots
+    width = programs.prompt_bucket(longest) if target.encoder_decoder else decoded
+    tokens = np.pad(tokens, ((0, 0), (0, width - longest)))
     settings = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import config, decoding, defaults, metrics, text
+from specjax import config, decoding, defaults, metrics
 from specjax.decoding import Totals
 from specjax.request import prepare
 from tests import battery
@@ -453,21 +453,6 @@ def test_statistics_of_a_hand_made_run():
     assert found.overlap == 0.5 and found.tokens_per_call == 1.6
     assert found.by_depth == (0.4, 0.5)
     assert found.tokens_per_second == 4.0
-
-
-def test_characters_split_between_tokens_are_joined():
-    pieces = ["é".encode()[:1], "é".encode()[1:], "狐".encode()[:2], "狐".encode()[2:], b"a"]
-    held = text.Text(lambda s: [], lambda ids: "", lambda: pieces, len(pieces))
-    streamer = text.Streamer(held)
-    assert [streamer.add([t]) for t in (4, 0, 1, 2, 3)] == ["a", "", "é", "", "狐"]
-    streamer = text.Streamer(held)
-    assert streamer.add([0]) == "" and streamer.end() == "\ufffd"
-
-
-def test_bytes_of_vocabulary_entries():
-    assert text.spell(["Ġthe", "Ã¼", "für", None, "</s>"], {4}) == [b" the", "ü".encode(), b"f\xfcr", b"", b""]
-    names = ["▁the", "für", "ü", "<0x0A>", "</s>"]
-    assert text.spell(names, {4}) == [b" the", "für".encode(), "ü".encode(), b"\n", b""]
 
 
 def test_sampling_parameters_and_stop_strings_share_one_program():

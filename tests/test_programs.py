@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import decoding, programs
+from specjax import decoding, programs, request
 from specjax.model import Model
 from specjax.models import opt
 from tests import battery
@@ -125,6 +125,17 @@ def test_buckets_double_and_end_at_the_positions(size, limits):
     assert programs.cache_bucket(size, 50) == 50
     programs.limit_programs(smallest_cache=48)
     assert programs.cache_bucket(size) >= size and programs.cache_bucket(48) == 48 and programs.cache_bucket(49) == 96
+
+
+def test_a_short_prompt_is_no_wider_for_a_long_answer():
+    """Arrays of short prompts are read in small blocks, whatever the cache; there are two widths for each cache."""
+    model = sj.load("bundled/opt-tiny")
+    widths = {}
+    for tokens in (1, 20, 256, 257, 400):
+        job = request.prepare(model, [[5] * tokens], max_new_tokens=[500 - tokens])
+        widths[tokens] = job.prompt.tokens.shape[1]
+    assert widths == {1: 256, 20: 256, 256: 256, 257: job.cache_len, 400: job.cache_len}
+    assert request.prepare(model, [[5]], max_new_tokens=[9]).prompt.tokens.shape[1] == 128
 
 
 BUCKETS = {"smallest_cache": 128, "smallest_prompt": 32}

@@ -20,7 +20,7 @@ from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
 from specjax.model import Model
-from specjax.models import llama, opt, t5
+from specjax.models import llama, opt, t5_config
 from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
 from specjax.models.family import Family
@@ -197,7 +197,7 @@ def published() -> dict[str, tuple[Case, int, int]]:
     sizes = {f"opt-{n}": (Case(opt.FAMILY, cut(c, layers=2)), c.heads, c.heads) for n, c in opt.sizes().items()}
     for name, c in llama.sizes().items():
         sizes[name] = (Case(llama.FAMILY, cut(c, layers=2)), c.heads, c.kv_heads)
-    for name, c in t5.sizes().items():
+    for name, c in t5_config.sizes().items():
         sizes[name] = (Case(t5.FAMILY, cut(c, encoder_layers=1, decoder_layers=1)), c.heads, c.heads)
     return sizes
 

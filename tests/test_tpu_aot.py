@@ -177,7 +177,6 @@ def test_a_prompt_of_opt_13b_is_read_in_blocks():
     and no cache is copied."""
     got = compiled(prompt=512)
     assert kinds(got) == {"all-reduce": 2 * (2 + 1)}
-    assert {size for _, size in got["collectives"]} == {128 * 5120, 512 * 5120}
+    assert {size for _, size in got["collectives"]} == {32 * 5120, 256 * 5120}
     assert 3.0 * GIB < got["arguments"] < 3.1 * GIB  # weights alone: the cache is made here
-    block = 2 * 512 * 5120  # bytes of activations; a shard of the smallest kernel has more
-    assert got["temporaries"] <= block + MIB < 2 * 5120 * 5120 / 8
+    assert got["temporaries"] <= MIB

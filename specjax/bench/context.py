@@ -2,7 +2,6 @@
 transformers on the same weights."""
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from specjax.model import Model
 from specjax.models.shapes import published_shapes
 from specjax.strategy import Strategy
 
-NEW = 32  # rounds or more, of which the median time is reported
+NEW = 32  # tokens of a row; the time of a round is the average over them
 DRAFTERS = ("plain", "ngram:gamma=4", "lookahead", "small-kv:gamma=4,budget=64")  # one pass, chain, tree, small cache
 
 
@@ -79,16 +78,17 @@ def context(
     """Time of a round after a prompt, for each number of allocated slots; greedy.
 
     `time_of_first`: over the first number of slots, the median of the ratios within a turn. The peer's step follows
-    the tokens alone: of plain decoding, (time of 32 new tokens - time of 1) / 31.
+    the tokens alone: of plain decoding, (time of `NEW` tokens - time of 1) / (NEW - 1).
+
+    Args:
+      cache_len: slots, each at least `prompt + NEW`.
 
     Raises:
-      ValueError: an encoder-decoder, or slots for fewer tokens than a row has.
+      ValueError: an encoder-decoder.
     """
     model = by_name(target, dtype)
     if model.encoder_decoder:
         raise ValueError(f"bench context requires a decoder-only model, got {target}")
-    if min(cache_len) < prompt + NEW:
-        raise ValueError(f"--cache-len {min(cache_len)}: a row has {prompt} tokens and {NEW} new ones")
     given = random_prompts(rows, model.vocab_size, prompt)
     programs: dict[Any, Callable[[], Any]] = {}
     job = request.prepare(
@@ -101,12 +101,12 @@ def context(
     for name, other in others.items():
         for new in (1, NEW):
             decode = other.plain(new=new)
-            programs[name, new] = lambda decode=decode: _seconds(lambda: decode(given))
+            programs[name, new] = functools.partial(decode, given)
     runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
     steps = {
         name: measuring.spread([
             (all_of - one) / (NEW - 1)
-            for all_of, one in zip(runs[name, NEW].each(float), runs[name, 1].each(float), strict=True)
+            for all_of, one in zip(runs[name, NEW].seconds, runs[name, 1].seconds, strict=True)
         ]).median
         for name in others
     }  # fmt: skip
@@ -124,12 +124,5 @@ def context(
 def _round(job: request.Job) -> float:
     """Seconds of a round, on average over a generation."""
     state = jax.block_until_ready(job.prefill())
-    return _seconds(lambda: jax.block_until_ready(loop.generate(job.params, state, **job.static)).totals.rounds.max())
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    """Seconds of a call, divided by the number that it returns, if any."""
-    started = time.perf_counter()
-    value = call()
-    seconds = time.perf_counter() - started
-    return seconds / int(value) if isinstance(value, jax.Array) else seconds
+    ended, seconds, _ = measuring.timed(lambda: loop.generate(job.params, state, **job.static))
+    return seconds / int(ended.totals.rounds.max())

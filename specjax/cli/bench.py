@@ -155,6 +155,12 @@ def check(options: Bench) -> None:
             raise ValueError(f"bench {options.name} requires --prompts FILE")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"--prompts {options.prompts}: no such file")
+    if options.name == "context":
+        from specjax.bench import context
+
+        row = max(options.prompt_tokens or PROMPTS["context"]) + context.NEW
+        if min(options.cache_len) < row:
+            raise ValueError(f"--cache-len {min(options.cache_len)} is too small: a row has up to {row} tokens")
     if options.style != Bench.style and options.name != "committed":
         raise ValueError(f"--style is an option of bench committed, not of bench {options.name}")
     if options.name == "committed":

@@ -149,7 +149,7 @@ class CausalLM(nnx.Module):
           The caches; features and captured residual streams of all positions, undefined past the longest prompt.
         """
         rows, width = prompt.shape
-        apart = rows > 1 and self.fmt.apart is not None and width >= self.fmt.apart
+        apart = self.fmt.reads_apart(rows, width)
         together = 1 if apart else rows
         blocks = self.fmt.prompt_blocks(together, width)
 

@@ -45,6 +45,10 @@ class Format:
             if name not in MAX_DTYPES and not name == self.dtype == INT8:
                 raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
 
+    def reads_apart(self, rows: int, width: int) -> bool:
+        """Whether prompts in an array [rows, width] are read one after another."""
+        return rows > 1 and self.apart is not None and width >= self.apart
+
     def prompt_blocks(self, rows: int, width: int) -> tuple[tuple[int, int], ...]:
         """Blocks in which `rows` prompts of an array `width` wide are read together, largest first.
 
@@ -86,6 +90,7 @@ def default_format(
         stacked=True if stacked is None else stacked,
         cache_dtype=dtype,
         narrow=(256, 32),
+        wide=(256, 32),
         fill=256,
         apart=None if sharded else 2048,  # on a mesh, each device has its own rows
         products=TPUProducts() if platform == "tpu" else PLAIN,

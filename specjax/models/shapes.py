@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.models import llama, opt, t5
+from specjax.models import llama, opt, t5, t5_config
 from specjax.models.family import Family
 from specjax.models.format import Format
 from specjax.programs import memoize
@@ -20,7 +20,7 @@ EXPONENT = -6  # values are in 2^-6..2^-5 on either side of 0, about the deviati
 def published_shapes() -> dict[str, tuple[Family, Any]]:
     """Family and configuration of every published shape."""
     found = {f"opt-{size}": (opt.FAMILY, config) for size, config in opt.sizes().items()}
-    found |= {name: (t5.FAMILY, config) for name, config in t5.sizes().items()}
+    found |= {name: (t5.FAMILY, config) for name, config in t5_config.sizes().items()}
     found |= {name: (llama.FAMILY, config) for name, config in llama.sizes().items()}
     return found | {name: found[same] for name, same in ALIASES.items() if same in found}
 

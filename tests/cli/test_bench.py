@@ -47,6 +47,8 @@ BAD = {
     "drafter's shape": (["committed", "--prompts", "p.txt", "--drafter", "tree:shape=3by2"], "shape"),
     "drafter's drafts": (["committed", "--prompts", "p.txt", "--drafter", "cascade"], "--drafter"),
     "drafter's file": (["committed", "--prompts", "p.txt", "--drafter", "table:absent"], "absent"),
+    "cache": (["context", "--prompt-tokens", "64", "200", "--cache-len", "1024", "220"], "--cache-len"),
+    "cache twice": (["context", "--cache-len", "128", "128"], "--cache-len"),
     "drafter of plain": (["plain", "--drafter", "tree"], "--drafter"),
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.models import quantize
-from specjax.models.cpu import CPUProducts
+from specjax.models.cpu import MANY, CPUProducts
 from specjax.models.format import Format, default_format
 from specjax.models.products import Products, TPUProducts
 from tests import hlo
@@ -92,8 +92,8 @@ def test_a_kernel_of_few_inputs_stays_on_the_right(dtype, tolerance, between):
 @pytest.mark.parametrize("inputs, least", [(47, None), (48, 9), (63, 9), (64, 7), (640, 7)])
 def test_from_how_many_rows_a_kernel_is_on_the_left_goes_by_its_inputs(inputs, least):
     products = CPUProducts(left=((48, 9), (64, 7)))
-    assert [rows for rows in range(1, 20) if products.on_left(rows, inputs)] == list(range(least or 20, 20))
-    assert [rows for rows in range(1, 20) if products.some_on_left(rows)] == list(range(7, 20))
+    assert [rows for rows in range(1, 300) if products.on_left(rows, inputs)] == list(range(least or MANY, MANY))
+    assert [rows for rows in range(1, 300) if products.some_on_left(rows)] == list(range(7, MANY))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,7 +11,7 @@ import pytest
 
 import specjax as sj
 from specjax import drafters, sharding
-from specjax.models import opt
+from specjax.models import opt, t5
 from specjax.models.cache import KV
 from specjax.models.decoder import causal
 from specjax.models.families import FAMILIES
@@ -62,6 +62,26 @@ def test_blocks_of_a_prompt_equal_the_whole_prompt(name, layout):
             assert_close(np.asarray(ours)[inside], np.asarray(reference)[inside], 1e-4)
         out, _ = extend(params, got.pending[:, None], got.cache, *one)
         assert_close(np.asarray(out.logits)[:, 0], np.asarray(whole.logits)[range(3), np.asarray(lengths) - 1], 1e-4)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_an_encoder_reads_wide_prompts_row_by_row(stacked):
+    module, config = t5.FAMILY, t5.T5Config(VOCAB, width=32, head_width=8, heads=4, encoder_layers=2, decoder_layers=3)
+    together = Format(stacked=stacked, apart=None)
+    params = noisy(module.init(jax.random.key(1), config, together), 2, lambda leaf: 0.2)
+    length = jnp.asarray([300, 1, 129], jnp.int32)
+    read, programs = [], []
+    for fmt in (together, dataclasses.replace(together, apart=WIDTH)):
+        prefill = jax.jit(module.language_model(config, fmt).prefill, static_argnums=3)
+        programs.append(prefill.lower(params, prompts(3), length, 8).compile().as_text())
+        read.append(prefill(params, prompts(3), length, 8).cache.cross)
+    inside = np.asarray(read[0].visible)
+    assert np.array_equal(inside, read[1].visible) and inside.sum(1).tolist() == length.tolist()
+    for ours, reference in zip(jax.tree.leaves(read[1].layers), jax.tree.leaves(read[0].layers), strict=True):
+        ours, reference = (np.moveaxis(np.asarray(one), (-4, -2), (0, 1))[inside] for one in (ours, reference))
+        assert_close(ours, reference, 1e-4)
+    scores = (3, config.heads, WIDTH, WIDTH)  # of all rows
+    assert [any(one.shape == scores for one in hlo.program(text)) for text in programs] == [True, False]
 
 
 @pytest.mark.parametrize(

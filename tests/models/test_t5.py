@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from specjax import decoding, sampling, stopping, trees
 from specjax.drafters.chain import chain
 from specjax.drafters.writer import model_writer
-from specjax.models import t5
+from specjax.models import t5, t5_config
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from specjax.models.relative import block_distance, bucket
@@ -140,7 +140,7 @@ def parameters(config) -> int:
 
 
 def test_published_sizes_have_their_parameter_counts():
-    sizes = t5.sizes()
+    sizes = t5_config.sizes()
     flan = {name.replace("t5-v1_1", "flan-t5") for name in PARAMETERS if "v1_1" in name}
     assert set(sizes) == set(PARAMETERS) | flan
     assert {name: parameters(sizes[name]) for name in PARAMETERS} == PARAMETERS
@@ -150,7 +150,7 @@ def test_published_sizes_have_their_parameter_counts():
 
 def test_a_full_size_tree_is_traced_whole():
     tree = jax.eval_shape(
-        lambda: t5.FAMILY.init(jax.random.key(0), t5.sizes()["t5-small"], Format("bfloat16", stacked=True))
+        lambda: t5.FAMILY.init(jax.random.key(0), t5_config.sizes()["t5-small"], Format("bfloat16", stacked=True))
     )
     assert sum(leaf.size for leaf in jax.tree.leaves(tree)) == PARAMETERS["t5-small"]
     assert tree["decoder"]["layers"]["cross"]["q"]["kernel"].shape == (6, 512, 512)

@@ -10,7 +10,7 @@ import pytest
 from jax.tree_util import tree_flatten_with_path
 
 from specjax import trees
-from specjax.models import t5
+from specjax.models import t5, t5_config
 from specjax.models.cache import KV
 from specjax.models.format import default_format
 from specjax.models.relative import bucket, plain_distance
@@ -272,7 +272,7 @@ def test_parameter_counts_of_published_shapes():
     import torch
     from transformers import T5ForConditionalGeneration
 
-    for name, config in t5.sizes().items():
+    for name, config in t5_config.sizes().items():
         with torch.device("meta"):
             model = theirs_on_meta(T5ForConditionalGeneration, config)
         total = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
