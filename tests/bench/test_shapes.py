@@ -12,12 +12,14 @@ from specjax.bench.decode import random_model
 from specjax.bench.rounds import load_free
 from specjax.bench.shapes import ShapeRun
 from specjax.measuring import Runs
-from specjax.models import opt, t5
+from specjax.models import opt, t5_config
 from specjax.strategy import Strategy
 from tests import battery
 
 OPT = opt.OPTConfig(vocab_size=40, width=16, embed_width=16, layers=2, heads=2, mlp_width=16, max_positions=256)
-T5 = t5.T5Config(vocab_size=40, width=16, head_width=8, heads=2, mlp_width=16, encoder_layers=2, decoder_layers=2)
+T5 = t5_config.T5Config(
+    vocab_size=40, width=16, head_width=8, heads=2, mlp_width=16, encoder_layers=2, decoder_layers=2
+)
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(opt, "sizes", lambda: {
         "big": dataclasses.replace(OPT, layers=3), "middle": OPT, "small": dataclasses.replace(OPT, layers=1),
     })  # fmt: skip
-    monkeypatch.setattr(t5, "sizes", lambda: {"t5-big": T5, "t5-small": T5})
+    monkeypatch.setattr(t5_config, "sizes", lambda: {"t5-big": T5, "t5-small": T5})
 
 
 def run(drafter: str, **changed) -> ShapeRun:

@@ -7,7 +7,7 @@ import pytest
 from specjax import theory
 from specjax.bench import shapes as bench
 from specjax.bench.record import Shelf
-from specjax.models import opt, t5
+from specjax.models import opt, t5_config
 from specjax.reproduce import shapes
 from specjax.reproduce.checks import ClaimVerdict
 from specjax.reproduce.paper import TABLE_2
@@ -22,9 +22,9 @@ LAYERS = {"125m": 1, "1.3b": 2, "2.7b": 3, "6.7b": 4, "13b": 5}
 @pytest.fixture
 def tiny(monkeypatch):
     """Tiny shapes under the published names."""
-    of_t5 = t5.T5Config(vocab_size=40, head_width=8, heads=2, mlp_width=16, encoder_layers=1, decoder_layers=1)
+    of_t5 = t5_config.T5Config(vocab_size=40, head_width=8, heads=2, mlp_width=16, encoder_layers=1, decoder_layers=1)
     of_opt = opt.OPTConfig(vocab_size=40, width=16, embed_width=16, heads=2, layers=1, mlp_width=16, max_positions=256)
-    monkeypatch.setattr(t5, "sizes", lambda: {
+    monkeypatch.setattr(t5_config, "sizes", lambda: {
         f"t5-v1_1-{name}": dataclasses.replace(of_t5, width=width) for name, width in WIDTHS.items()
     })  # fmt: skip
     monkeypatch.setattr(opt, "sizes", lambda: {
