@@ -20,7 +20,7 @@ from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
 from specjax.model import Model
-from specjax.models import llama, opt, t5_config
+from specjax.models import llama, opt, t5, t5_config
 from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
 from specjax.models.family import Family
