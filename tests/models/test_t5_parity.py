@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -231,15 +232,16 @@ def test_cached_steps(config):
     model, params, prefill, extend, keep = built(config)
     cache, one = prefill(params, tokens, length, SLOTS).cache, trees.chain(0)
     encoded = model.encoder(input_ids=torch.from_numpy(tokens).long(), attention_mask=mask)
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # until 5.23
     past = None
     for step in range(decoder.shape[1]):
         token = decoder[:, step : step + 1]
         with torch.no_grad():
             out = model(
                 encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=torch.from_numpy(token).long(),
-                past_key_values=past, use_cache=True,
+                use_cache=True, **{name: past},
             )  # fmt: skip
-        past = out.past_key_values
+        past = out["past_key_values"]
         ours, cache = extend(params, token, cache, one.mask, one.depth)
         cache = keep(cache, None, np.ones_like(length))
         close(ours.logits, out.logits)
