@@ -30,6 +30,7 @@ from specjax.sharding import path_of
 from specjax.types import PyTree
 
 VERSION = 2
+PLAIN_FIELDS = ("dtype", "stacked", "cache_dtype", "int8_weights", "int8_cache", "fill", "apart")  # of a format
 _TREE, _ABOUT, _TOKENIZER = "tree", "about", "tokenizer"
 
 
@@ -122,7 +123,7 @@ def _read_format(stored: Mapping[str, Any]) -> Format:
         products = CPUProducts(stored["min_rows"], stored["part"], left, stored["flat_heads"])
     elif stored.get("min_rows", 1) > 1:
         products = TPUProducts(stored["min_rows"])
-    plain = {name: stored[name] for name in ("dtype", "stacked", "cache_dtype", "fill", "apart")}
+    plain = {name: stored[name] for name in PLAIN_FIELDS}
     return Format(**plain, narrow=tuple(stored["narrow"]), wide=tuple(stored["wide"]), products=products)
 
 

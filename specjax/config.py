@@ -30,6 +30,8 @@ arg = tyro.conf.arg
 Flag = Annotated[bool, arg(help_behavior_hint="")]
 Several = tyro.conf.UseAppendAction[tuple[str, ...]]
 DTYPES = ("float32", "bfloat16", "float16")
+CACHES = (*DTYPES, "int8")
+CacheDtype = Literal["float32", "bfloat16", "float16", "int8"]
 PerPrompt = Annotated[  # one number, or one for each prompt, which `options.joined` separates by commas
     float | tuple[float, ...],
     tyro.constructors.PrimitiveConstructorSpec(
@@ -74,6 +76,14 @@ class Models:
     """A trained head that drafts for the target instead of a draft model: a folder, or a Hugging Face id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights. In float32, greedy text equals that of plain decoding token for token."""
+    weights: Annotated[Literal["int8"] | None, arg(metavar="int8", help_behavior_hint="(default: as dtype)")] = None
+    """Store the target's weights in int8, a scale per output channel. Lossy: the target is the quantized model."""
+    cache_dtype: Annotated[CacheDtype | None, arg(metavar="DTYPE", help_behavior_hint="(default: by platform)")] = None
+    """Number format of the target's keys and values. int8 is lossy: it changes the target's distribution."""
+    draft_cache_dtype: Annotated[
+        CacheDtype | None, arg(metavar="DTYPE", help_behavior_hint="(default: by platform)")
+    ] = None
+    """Number format of the draft models' keys and values. It changes only how many draft tokens are accepted."""
     mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
     """Shard over several devices: 2x4 splits the batch in 2 and the weights in 4. The product must be the number of
     devices."""
@@ -148,6 +158,7 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
 
     Attributes:
       target, draft, dtype, mesh: names of models for `specjax.load`; `draft` is one name, or several for a cascade.
+      weights, cache_dtype, draft_cache_dtype: as for `specjax.load`, the first two of the target.
       head: folder or id of a trained head; the same as the setting folder=NAME of the drafter "head".
       drafter, gamma, policy, verifier, lossless: as for `specjax generate`: `drafter="tree:shape=3x2"`.
       temperature, top_k, top_p, min_p, repetition_penalty, seed: as for `specjax.generate`, with one
@@ -170,6 +181,9 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
         warmth = checks.items(self.temperature)
         object.__setattr__(self, "temperature", self.temperature if warmth is None else tuple(warmth))
         checks.check_name(self.dtype, DTYPES, "dtype")
+        for name, known in (("weights", ("int8",)), ("cache_dtype", CACHES), ("draft_cache_dtype", CACHES)):
+            if getattr(self, name) is not None:
+                checks.check_name(getattr(self, name), known, name)
         _ = self.drafts, self.biases, self.mesh_shape  # checked where they are computed
         self.strategy.check_files()
         gamma = () if self.gamma is None else self.gamma
@@ -301,8 +315,8 @@ def build(config: RunConfig, progress: Callable[[str], None] = lambda text: None
 
     mesh = None if config.mesh_shape is None else sharding.make_mesh(*config.mesh_shape)
     load = functools.partial(load_model, dtype=config.dtype, progress=progress, mesh=mesh)
-    target = load(config.target)
-    drafts = [load(name, replicate=mesh is not None) for name in config.drafts]
+    target = load(config.target, weights=config.weights, cache_dtype=config.cache_dtype)
+    drafts = [load(name, replicate=mesh is not None, cache_dtype=config.draft_cache_dtype) for name in config.drafts]
     return Run(config, target, drafts, config.strategy.build(target, drafts))
 
 

@@ -21,6 +21,8 @@ def load(
     name: str | Path,
     *,
     dtype: str = "float32",
+    weights: str | None = None,
+    cache_dtype: str | None = None,
     mesh: Mesh | None = None,
     replicate: bool = False,
     stacked: bool | None = None,
@@ -32,6 +34,10 @@ def load(
       name: a folder in Hugging Face's layout, a GGUF file, "bundled/<name>", or a Hugging Face id (looked up in the
         local cache first; the only case that may use the network).
       dtype: of kernels and tables: "float32", "bfloat16" or "float16".
+      weights: "int8": kernels and tables are stored in int8 with a scale for each output channel, a quarter of the
+        memory of float32, and multiplied in `dtype`. Lossy: the output follows the distribution of the quantized model.
+      cache_dtype: of keys and values; "int8", with a scale for each head and slot, is lossy in the same way, and free
+        for a draft model, which changes only how many of its tokens are accepted. None: the platform's default.
       mesh: from `sharding.make_mesh`; each device is handed its own shard, and no host holds the whole model.
       replicate: under a mesh, the whole model on every device: what a small draft model wants.
       stacked: layers stacked and scanned, or separate and unrolled; default by platform.
@@ -50,7 +56,7 @@ def load(
         family = checkpoint.family
         eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is reported before weights are read
         config = _shape(checkpoint, name)
-        fmt = default_format(dtype, sharded=mesh is not None, stacked=stacked)
+        fmt = default_format(dtype, weights=weights, cache_dtype=cache_dtype, sharded=mesh is not None, stacked=stacked)
         abstract = family.abstract(config, fmt)
         rules = sharding.replicated(family.rules) if replicate else family.rules
         place = None

@@ -48,7 +48,7 @@ class Model:
     published: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r}, {self.family.name}, {self.size:,} parameters, {self.fmt.dtype})"
+        return f"Model({self.name!r}, {self.family.name}, {self.size:,} parameters, {self.fmt.label})"
 
     @functools.cached_property
     def lm(self) -> LanguageModel:
@@ -176,8 +176,13 @@ class Model:
           shard_bytes: weights above this are cut into several files.
 
         Raises:
-          ValueError: parameters that lie on other hosts, or that have no name in that layout.
+          ValueError: int8 weights, parameters that lie on other hosts, or that have no name in that layout.
         """
+        if self.fmt.int8_weights:
+            raise ValueError(
+                f"{self.name} has int8 weights, which this layout cannot describe: load it without weights='int8' to "
+                "save it, or use specjax.checkpoint"
+            )
         known = self.described()
         ends = {"eos_token_id": self.eos[0] if len(self.eos) == 1 else list(self.eos)} if self.eos else {}
         tokenizer = self.text if self.text is not None and self.text.save_pretrained is not None else None

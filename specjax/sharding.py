@@ -73,17 +73,22 @@ def path_of(keys: tuple) -> str:
 def _candidates(path: str, rules: Rules, fmt: Format) -> tuple[P, ...]:
     """The specs that the first matching rule allows, in the array's own orientation and rank."""
     name = re.sub(r"(?<=\blayers\.)\d+\.|(?<=\.kernel)\.\d+$", "", path)
-    for rule in rules.table:
-        if re.fullmatch(rule.pattern, name):
-            break
-    else:
+    specs = _specs(name, rules)
+    if specs is None and name.endswith(".scale"):  # of an int8 weight: placed as its output channels are
+        whole = name.removesuffix("scale")
+        kernel, table = _specs(whole + "kernel", rules), _specs(whole + "table", rules)
+        specs = tuple(P(spec[-1]) for spec in kernel) if kernel else tuple(P(spec[0]) for spec in table or ()) or None
+    if specs is None:
         raise ValueError(f"no sharding rule names the parameter {path!r}: add it to the rules of its family")
-    specs = rule.specs
     if fmt.products.out_in and name.endswith(".kernel"):
         specs = tuple(P(*reversed(spec)) for spec in specs)
     if fmt.stacked and re.search(r"\blayers\.", name):
         specs = tuple(P(None, *spec) for spec in specs)
     return specs
+
+
+def _specs(name: str, rules: Rules) -> tuple[P, ...] | None:
+    return next((rule.specs for rule in rules.table if re.fullmatch(rule.pattern, name)), None)
 
 
 def spec_for(path: str, rules: Rules, fmt: Format) -> P:

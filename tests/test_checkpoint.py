@@ -12,7 +12,7 @@ import specjax as sj
 from specjax import checkpoint, sharding
 from specjax.models import opt
 from specjax.models.cpu import CPUProducts
-from specjax.models.format import MAX_DTYPES, Format, default_format
+from specjax.models.format import DTYPES, Format, default_format
 
 CONFIG = opt.OPTConfig(96, width=64, embed_width=64, layers=2, heads=8, mlp_width=128, max_positions=32)
 FMT = Format(dtype="bfloat16", stacked=True)
@@ -70,7 +70,7 @@ def test_about_describes_the_checkpoint(saved):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-@pytest.mark.parametrize("dtype", MAX_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_restored_format_is_an_equal_static_argument(tmp_path, platform, dtype):
     fmt = default_format(dtype, platform=platform)
     checkpoint.save(tmp_path / "of", {"x": jnp.zeros(3)}, family="opt", config=CONFIG, fmt=fmt)

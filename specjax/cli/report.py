@@ -118,7 +118,7 @@ def described(model: Model | BoundedDraft) -> str:
 
 
 def _size(model: Model | BoundedDraft) -> str:
-    return f"{_count(model.size)} parameters, {model.fmt.dtype}"
+    return f"{_count(model.size)} parameters, {model.fmt.label}"
 
 
 def _grid(title: str) -> Table:
@@ -179,5 +179,5 @@ def print_json(content: str) -> None:
 def _model_record(model: Model | BoundedDraft) -> dict[str, Any]:
     return {
         "name": model.name, "family": model.family.name, "parameters": model.size,
-        "dtype": model.fmt.dtype, "vocab_size": model.vocab_size,
+        "dtype": model.fmt.label, "vocab_size": model.vocab_size,
     }  # fmt: skip

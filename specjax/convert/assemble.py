@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.convert.sources import Index, TensorSource
+from specjax.models import quantize
 from specjax.models.family import NameTable
 from specjax.models.format import Format
 from specjax.types import Params
@@ -21,6 +22,7 @@ Place = Callable[[str, tuple[int, ...]], jax.sharding.Sharding]  # (path, shape)
 Progress = Callable[[int, int], None]
 
 NAMED = 5  # maximum number of tensors named per kind of error
+CHANNELS_BYTES = 1 << 26  # float32 weights that are quantized at a time
 TILE = 128  # rows and columns of a transposing copy, sized for the cache
 
 
@@ -34,10 +36,13 @@ class Leaf(NamedTuple):
     stacked: bool
     flipped: bool  # stored (out, in), wanted (in, out)
     part: tuple[int, int] = (0, 1)  # index of this array and number of arrays per stored tensor
+    scales: "Leaf | None" = None  # the int8 weight whose scales these are
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape of each stored tensor in Hugging Face's layout."""
+        if self.scales is not None:
+            return self.scales.stored_shape
         shape = self.shape[1:] if self.stacked else self.shape
         if self.part[1] > 1:
             return shape[0], shape[1] * self.part[1]
@@ -72,7 +77,14 @@ def leaves(params: Params, fmt: Format) -> list[Leaf]:
         if base.endswith(".kernel"):
             pieces, part = (base,), (int(number), len(lookup(params, base)))
         found.append(Leaf(path, tuple(value.shape), np.dtype(value.dtype), pieces, stacked, flipped, part))
-    return found
+    whole = {leaf.path.rpartition(".")[0]: leaf for leaf in found if leaf.dtype == np.int8}
+
+    def of_weight(leaf: Leaf) -> Leaf:
+        parent, _, name = leaf.path.rpartition(".")
+        weight = whole.get(parent) if name == "scale" else None
+        return leaf if weight is None else leaf._replace(pieces=weight.pieces, scales=weight)
+
+    return [of_weight(leaf) for leaf in found]
 
 
 def load_params(
@@ -164,8 +176,13 @@ def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | Non
         inner = index[1:] if leaf.stacked else index
         chosen = names[index[0]] if leaf.stacked else names
         for part, name in zip(out if leaf.stacked else (out,), chosen, strict=True):
-            stored = source.read(name, leaf.stored_index(inner))
-            copy_into(part, stored.T if leaf.flipped else stored)
+            if leaf.dtype == np.int8:
+                _read_int8(source, name, leaf, inner, weight=part)
+            elif leaf.scales is not None:
+                _read_int8(source, name, leaf.scales, inner, scale=part)
+            else:
+                stored = source.read(name, leaf.stored_index(inner))
+                copy_into(part, stored.T if leaf.flipped else stored)
         return out
 
     if place is None:
@@ -180,6 +197,34 @@ def _read(source: TensorSource, leaf: Leaf, names: list[str], place: Place | Non
         return read[key]
 
     return jax.make_array_from_callback(leaf.shape, place(leaf.path, leaf.shape), once)
+
+
+def _read_int8(
+    source: TensorSource, name: str, leaf: Leaf, index: Index, *, weight: np.ndarray | None = None,
+    scale: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """Fills a slice of an int8 weight, or of its scales, a few output channels at a time.
+
+    Args:
+      leaf: the weight.
+      index: of the weight, or of its output channels. A channel's scale requires all of its inputs, also those of
+        other devices' shards.
+    """
+    outputs, inputs = leaf.stored_shape
+    if weight is None:
+        channels, taken = index[0], slice(None)
+    else:
+        channels, taken = index[::-1] if leaf.flipped else index
+    numbers = range(outputs)[channels]
+    step = max(CHANNELS_BYTES // (4 * inputs), 1)
+    for at in range(0, len(numbers), step):
+        some = numbers[at : at + step]
+        floats = np.asarray(source.read(name, (slice(some.start, some.stop), slice(0, inputs))), np.float32)
+        int8, scales = quantize.channels(floats, axis=-1, xp=np)
+        if scale is not None:
+            scale[at : at + step] = scales
+        elif weight is not None:
+            copy_into((weight.T if leaf.flipped else weight)[at : at + step], np.asarray(int8)[:, taken])
 
 
 def copy_into(out: np.ndarray, values: np.ndarray) -> None:

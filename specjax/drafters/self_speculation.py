@@ -79,10 +79,10 @@ def quantized(target: Any, *, gamma: int = 4) -> LoadedDrafter:
     """
     check_model("target", target, bounded=False)
     checks.integer("gamma", gamma, least=1)
-    if target.fmt.dtype == quantize.INT8:
+    if target.fmt.int8_weights:
         raise ValueError(f"{target.name} has int8 weights already: its quantized draft would be the target itself")
     weights = quantize.quantized(target.params, fmt=target.fmt)
-    lm = target.variant(fmt=quantize.format_of(target.fmt))
+    lm = target.variant(fmt=target.fmt.quantized())
     return LoadedDrafter(f"{target.name} in int8 x{gamma}", borrowed_chain(lm, gamma), weights, target)
 
 

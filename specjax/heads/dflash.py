@@ -124,7 +124,7 @@ class DFlash(nnx.Module):
 
     def visible(self, window: int | None, layers: Any, length: Int[Array, "B"]):
         """What the slots of a block see: the window of the context, and the block, or the slots before them."""
-        size, slots = self.config.block, layers[0].k.shape[2]
+        size, slots = self.config.block, caches.slot_count(layers)
         block = np.ones((size, size), bool)
         if window is None:
             return caches.visibility(length, jnp.asarray(block), slots, length.shape[0])

@@ -50,7 +50,7 @@ def load_head(name: str | os.PathLike[str], target: Model) -> Head:
             shape = form.read(stored)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
-        fmt = dataclasses.replace(target.fmt, stacked=False)
+        fmt = dataclasses.replace(target.fmt, stacked=False, int8_weights=False)
         abstract = jax.eval_shape(lambda: kind.init(jax.random.key(0), shape, fmt))
         place = None
         if target.mesh is not None:

@@ -41,17 +41,17 @@ def attend(
     rows, block, heads, width = q.shape
     if block > QUERY_CHUNK and not isinstance(kv, Prefix):
         return _in_chunks(q, kv, visible, scale=scale, fmt=fmt, bias=bias)
-    like = kv.k if isinstance(kv, KV) else jax.tree.leaves(kv.layers)[0]
-    kv_heads = like.shape[-3]
+    stored = kv.layers if isinstance(kv, Stored | Prefix) else kv
+    kv_heads = jax.tree.leaves(stored)[0].shape[-3]
     group = heads // kv_heads
     # Queries of one key-value head side by side: [B, K, G * S, D].
     q = (q * scale).reshape(rows, block, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(rows, kv_heads, group * block, width).astype(like.dtype)
+    q = q.reshape(rows, kv_heads, group * block, width)
 
     slots = visible.shape[-1]
 
     def masked(k: Array, visible: Bool[Array, "B S N"], bias: Array | None) -> Float[Array, "B K M N"]:
-        scores = fmt.products.scores(q, k, fmt.precision).reshape(rows, heads, block, k.shape[2])
+        scores = fmt.products.scores(q.astype(k.dtype), k, fmt.precision).reshape(rows, heads, block, k.shape[2])
         if bias is not None:
             scores = scores + jnp.broadcast_to(bias, scores.shape)
         scores = jnp.where(visible[:, None], scores, MASKED)
@@ -63,7 +63,7 @@ def attend(
 
     def before(k: Array, first: Array, fresh: Bool[Array, "N"]) -> Float[Array, "B K M N"]:
         del first
-        return jnp.where(fresh[None, None, None], fmt.products.scores(q, k, fmt.precision), MASKED)
+        return jnp.where(fresh[None, None, None], fmt.products.scores(q.astype(k.dtype), k, fmt.precision), MASKED)
 
     def part_of(k: Array, first: Array, fresh: Bool[Array, "N"]) -> Float[Array, "B K M N"]:
         part = lambda a: jax.lax.dynamic_slice_in_dim(a, first, k.shape[2], axis=-1)
@@ -83,7 +83,7 @@ def attend(
         out = whole(*one_layer(kv.layers, kv.index))
     else:
         live = jnp.max(jnp.where(visible, jnp.arange(1, slots + 1, dtype=jnp.int32), 0))
-        if rows > 1:  # masked pieces leave a row's numbers as they are: they do not depend on longer rows
+        if rows > 1 or fmt.int8_cache:  # masked pieces leave a row's numbers as they are, whatever longer rows need
             out = pieces(kv, live)
         else:  # a piece is copied before it is multiplied, the whole cache is not
             all_of_it = lambda: whole(*one_layer(kv.layers, kv.index))

@@ -9,7 +9,7 @@ length. Keys and values are stored as [B, K, T, H], the operand of the attention
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,26 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from specjax.models.format import Format
 from specjax.types import PyTree
 
+LIMIT = 127.0  # of int8; symmetric: -128 is not used
+
+
+class Int8(NamedTuple):
+    """Keys or values [B,K,T,H] in int8, with a scale for each head and slot: x = values * scale, |x| <= 127 * scale.
+
+    Attributes:
+      values: [B,K,T,H] int8.
+      scale: [B,K,T,1] in the dtype to which keys and values are widened when they are read.
+    """
+
+    values: Array
+    scale: Array
+
 
 class KV(NamedTuple):
-    """Keys and values of one layer [B,K,T,H], or of all layers [L,B,K,T,H]."""
+    """Keys and values of one layer [B,K,T,H], or of all layers [L,B,K,T,H]; in a cache, each may be `Int8`."""
 
-    k: Array
-    v: Array
+    k: Any
+    v: Any
 
 
 class Cache(NamedTuple):
@@ -91,10 +105,36 @@ class Prefix(NamedTuple):
 
 def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Format) -> tuple[KV, ...] | KV:
     """Zeroed keys and values for `count` layers."""
-    shape = (batch, heads, slots, width)
+
+    def empty(*lead: int) -> Array | Int8:
+        return stored(jnp.zeros((*lead, batch, heads, slots, width), fmt.cache_dtype), fmt)
+
     if fmt.stacked:
-        return KV(*(jnp.zeros((count, *shape), fmt.cache_dtype) for _ in range(2)))
-    return tuple(KV(*(jnp.zeros(shape, fmt.cache_dtype) for _ in range(2))) for _ in range(count))
+        return KV(empty(count), empty(count))
+    return tuple(KV(empty(), empty()) for _ in range(count))
+
+
+def quantized(x: Float[Array, "*L B K S H"]) -> Int8:
+    """Keys or values in int8. The scale is rounded to its dtype first, so that its rounding adds no error."""
+    largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+    scale = jnp.where(largest > 0, largest / LIMIT, 1.0).astype(x.dtype)
+    return Int8(jnp.clip(jnp.round(x / scale), -LIMIT, LIMIT).astype(jnp.int8), scale)
+
+
+def widened(x: Array | Int8) -> Float[Array, "*L B K S H"]:
+    """Keys or values as floating-point numbers."""
+    return x.values.astype(x.scale.dtype) * x.scale if isinstance(x, Int8) else x
+
+
+def stored(x: Float[Array, "*L B K S H"], fmt: Format) -> Array | Int8:
+    """Keys or values as caches of the format store them."""
+    x = x.astype(fmt.cache_dtype)
+    return quantized(x) if fmt.int8_cache else x
+
+
+def _like(cache: Array | Int8, new: Float[Array, "*L B K S H"]) -> Array | Int8:
+    """Keys or values as `cache` stores them."""
+    return quantized(new.astype(cache.scale.dtype)) if isinstance(cache, Int8) else new.astype(cache.dtype)
 
 
 def slots(cache: Cache) -> int:
@@ -107,7 +147,7 @@ def slot_count(layers: tuple[KV, ...] | KV) -> int:
     return jax.tree.leaves(layers)[0].shape[-2]
 
 
-def put_windows(buffer: Float[Array, "*L B K T H"], new: Float[Array, "B K S H"], start: Int[Array, "B"], layer=None):
+def put_windows(buffer: Shaped[Array, "*L B K T H"], new: Shaped[Array, "B K S H"], start: Int[Array, "B"], layer=None):
     """Writes new[b] into buffer[b, :, start[b]:start[b]+S] in place; a window that does not fit is dropped whole.
 
     One scatter of B windows: a dynamic-update-slice would clamp at the end and overwrite committed slots of a full row.
@@ -163,8 +203,8 @@ def take_slots(layers: PyTree, at: PyTree) -> PyTree:
     if isinstance(at, jax.Array) and at.ndim == 2:
         return jax.tree.map(lambda a: take(a, jnp.expand_dims(at, (*range(a.ndim - 4), -2))), layers)
     if isinstance(layers, KV):
-        return KV(take(layers.k, at), take(layers.v, at))
-    return tuple(KV(take(kv.k, one), take(kv.v, one)) for kv, one in zip(layers, at, strict=True))
+        return jax.tree.map(lambda a: take(a, at), layers)
+    return tuple(jax.tree.map(functools.partial(take, index=one), kv) for kv, one in zip(layers, at, strict=True))
 
 
 def put_slots(layers: PyTree, new: PyTree, at: Int[Array, "B N"]) -> PyTree:
@@ -192,14 +232,14 @@ def put_slots(layers: PyTree, new: PyTree, at: Int[Array, "B N"]) -> PyTree:
 
 
 def map_layers(function: Callable[..., PyTree], layers: PyTree, *others: PyTree) -> PyTree:
-    """function(KV of a layer, ...) of every layer; stacked layers are mapped one after another.
+    """function(KV of a layer, widened, ...) of every layer; stacked layers are mapped one after another.
 
     Args:
       others: more arguments by layer: tuples, or arrays stacked along the first axis, as `layers` are.
     """
     if isinstance(layers, KV):
-        return jax.lax.map(lambda one: function(*one), (layers, *others))
-    return tuple(function(*one) for one in zip(layers, *others, strict=True))
+        return jax.lax.map(lambda one: function(_wide(one[0]), *one[1:]), (layers, *others))
+    return tuple(function(_wide(one), *more) for one, *more in zip(layers, *others, strict=True))
 
 
 def where_rows(rows: Bool[Array, "B"], new: PyTree, old: PyTree) -> PyTree:
@@ -272,29 +312,31 @@ def write(layers, index, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"],
       layers: `Cache.layers`, `Filling` or `ReadOnly`; None where nothing is cached (scoring, training).
       start: first slot of each row's block; None: as `layers` implies.
     """
-    block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if isinstance(layers, ReadOnly):
         return layers, Stored(layers.layers, index)
+    block = KV(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
     if isinstance(layers, Filling):
-        block = KV(*(new.astype(old.dtype) for new, old in zip(block, jax.tree.leaves(layers.layers)[:2], strict=True)))
         first = 0 if layers.start is None else layers.start
-        filled = layers._replace(layers=_put(layers.layers, index, block, functools.partial(_fill, layers.row, first)))
+        after, block = _put(layers.layers, index, block, functools.partial(_fill, layers.row, first))
+        filled, block = layers._replace(layers=after), _wide(block)  # as later blocks read it
         seen = block if layers.start is None else Prefix(block, filled.layers, index, layers.start, layers.row)
         return filled, seen
     if layers is None or start is None:
         return None, block
-    layers = _put(layers, index, block, lambda buffer, new, layer: put_windows(buffer, new, start, layer))
+    layers, _ = _put(layers, index, block, lambda buffer, new, layer: put_windows(buffer, new, start, layer))
     return layers, Stored(layers, index)
 
 
-def _put(layers: tuple[KV, ...] | KV, index, block: KV, put: Callable[..., Array]) -> tuple[KV, ...] | KV:
-    if isinstance(layers, KV):
-        return KV(*(put(a, new, index) for a, new in zip(layers, block, strict=True)))
-    one = KV(*(put(a, new, None) for a, new in zip(layers[index], block, strict=True)))
-    return (*layers[:index], one, *layers[index + 1 :])
+def _put(layers: tuple[KV, ...] | KV, index, block: KV, put: Callable[..., Array]) -> tuple[tuple[KV, ...] | KV, KV]:
+    """Returns the layers with the block in layer `index`, and the block as it is stored."""
+    stacked = isinstance(layers, KV)
+    old = layers if stacked else layers[index]
+    new = KV(*(_like(a, b) for a, b in zip(old, block, strict=True)))
+    one = jax.tree.map(lambda a, b: put(a, b, index if stacked else None), old, new)
+    return (one if stacked else (*layers[:index], one, *layers[index + 1 :])), new
 
 
-def _fill(row, first, buffer: Float[Array, "*L B K T H"], new: Float[Array, "R K S H"], layer) -> Array:
+def _fill(row, first, buffer: Shaped[Array, "*L B K T H"], new: Shaped[Array, "R K S H"], layer) -> Array:
     """Writes a block to the same slots of consecutive rows; it must fit."""
     lead = () if layer is None else (layer,)
     at = [jnp.asarray(i, jnp.int32) for i in (*lead, row, 0, first, 0)]
@@ -312,15 +354,18 @@ def _window(layers: tuple[KV, ...] | KV, index, row, rows: int | None, first: In
         sizes = (*(1 for _ in lead), count if rows is None else rows, heads, size, width)
         return jax.lax.dynamic_slice(buffer, at, sizes).reshape(sizes[-4:])
 
-    kv = layers if isinstance(layers, KV) else layers[index]
-    return KV(read(kv.k), read(kv.v))
+    return _wide(jax.tree.map(read, layers if isinstance(layers, KV) else layers[index]))
 
 
 def one_layer(layers: tuple[KV, ...] | KV, index) -> KV:
-    """Keys and values of one layer, whose index is traced where layers are stacked."""
+    """Keys and values of one layer, widened; its index is traced where layers are stacked."""
     if isinstance(layers, KV):
-        return KV(*(jax.lax.dynamic_index_in_dim(a, index, keepdims=False) for a in layers))
-    return layers[index]
+        return _wide(jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), layers))
+    return _wide(layers[index])
+
+
+def _wide(kv: Any) -> KV:
+    return KV(widened(kv.k), widened(kv.v))
 
 
 def visibility(length: Int[Array, "B"], mask: Bool[Array, "... S N"], slots: int, rows: int) -> Bool[Array, "B S T"]:

@@ -8,9 +8,9 @@ import jax
 from specjax.models.cpu import cpu_products
 from specjax.models.products import PLAIN, Products, TPUProducts
 
-MAX_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16")
 NARROW = 256  # positions; arrays of prompts at most this wide are read in other blocks than wider ones
-INT8 = "int8"  # of weights that `quantize.py` made; checkpoints are not loaded so
+INT8 = "int8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +18,11 @@ class Format:
     """Layout of one model's weights in memory; hashable, so a static argument.
 
     Attributes:
-      dtype: of kernels and embedding tables; norms, biases, positions and relative biases stay float32. Those of INT8
-        have a float32 scale for each output channel beside them.
+      dtype: of kernels and embedding tables in products; norms, biases, positions and relative biases stay float32.
       stacked: layers are stacked to [L, ...] and run by `lax.scan`; else separate and unrolled.
-      cache_dtype: of keys and values.
+      cache_dtype: of keys and values in products.
+      int8_weights: kernels and embedding tables are stored in int8, with a float32 scale for each output channel.
+      int8_cache: keys and values are stored in int8, with a scale for each head and slot.
       narrow: positions of the blocks in which a decoder-only model reads narrow prompts, largest first. Each size is
         compiled for every layer.
       wide: those of prompts wider than `NARROW`.
@@ -34,6 +35,8 @@ class Format:
     dtype: str = "float32"
     stacked: bool = False
     cache_dtype: str = "float32"
+    int8_weights: bool = False
+    int8_cache: bool = False
     narrow: tuple[int, ...] = (32,)
     wide: tuple[int, ...] = (512, 128)
     fill: int = 32
@@ -42,8 +45,8 @@ class Format:
 
     def __post_init__(self) -> None:
         for name in (self.dtype, self.cache_dtype):
-            if name not in MAX_DTYPES and not name == self.dtype == INT8:
-                raise ValueError(f"dtype {name!r} is not one of {', '.join(MAX_DTYPES)}")
+            if name not in DTYPES:
+                raise ValueError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
 
     def reads_apart(self, rows: int, width: int) -> bool:
         """Whether prompts in an array [rows, width] are read one after another."""
@@ -61,6 +64,21 @@ class Format:
         fewer = lambda size: math.ceil(size * rows / max(small * rows, self.fill)) - 1  # small blocks that are faster
         return (*((size, fewer(size) * small) for size in sizes[:-1]), (small, 0))
 
+    def quantized(self) -> "Format":
+        """The same with int8 weights, whose kernels are stored whole."""
+        return dataclasses.replace(self, int8_weights=True, products=self.products.whole())
+
+    @property
+    def weight_dtype(self) -> str:
+        """Of stored kernels and tables."""
+        return INT8 if self.int8_weights else self.dtype
+
+    @property
+    def label(self) -> str:
+        """The number formats, for reports: "bfloat16", "float32, int8 cache"."""
+        parts = [self.dtype, *(["int8 weights"] if self.int8_weights else [])]
+        return ", ".join([*parts, *(["int8 cache"] if self.int8_cache else [])])
+
     @property
     def precision(self) -> jax.lax.Precision | None:
         """Of products: by default, those of float32 are products of bfloat16 on TPUs and of TF32 on GPUs."""
@@ -68,30 +86,45 @@ class Format:
 
 
 def default_format(
-    dtype: str = "float32", *, platform: str | None = None, sharded: bool = False, stacked: bool | None = None
+    dtype: str = "float32",
+    *,
+    weights: str | None = None,
+    cache_dtype: str | None = None,
+    platform: str | None = None,
+    sharded: bool = False,
+    stacked: bool | None = None,
 ) -> Format:
     """The fastest layout on `platform` (default: the platform that JAX runs on).
 
     Args:
       dtype: "float32", "bfloat16" or "float16" for kernels and tables.
+      weights: "int8": kernels and tables are stored so, and multiplied in `dtype`. None: stored in `dtype`.
+      cache_dtype: of keys and values: one of those of `dtype`, or "int8". None: that of the platform.
       platform: "cpu", "gpu" or "tpu".
       sharded: whether the weights will be laid over a mesh.
       stacked: overrides the platform's choice between scanned and unrolled layers.
     """
     platform = platform or jax.default_backend()
-    if dtype not in MAX_DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(MAX_DTYPES)}")
+    caches = (None, *DTYPES, INT8)
+    given = {"dtype": (dtype, DTYPES), "weights": (weights, (None, INT8)), "cache_dtype": (cache_dtype, caches)}
+    for name, (value, known) in given.items():
+        if value not in known:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(str(one) for one in known)}")
+    int8_cache = cache_dtype == INT8
+    chosen = None if int8_cache else cache_dtype
     if platform == "cpu":  # a scan copies every weight of the stack there, so layers are unrolled
         stacked = bool(stacked)
         products = cpu_products(dtype, stacked=stacked, sharded=sharded)
-        return Format(dtype, stacked, products=products, apart=None if sharded else Format.apart)
-    return Format(
-        dtype,
-        stacked=True if stacked is None else stacked,
-        cache_dtype=dtype,
-        narrow=(256, 32),
-        wide=(256, 32),
-        fill=256,
-        apart=None if sharded else 2048,  # on a mesh, each device has its own rows
-        products=TPUProducts() if platform == "tpu" else PLAIN,
-    )
+        fmt = Format(dtype, stacked, chosen or "float32", products=products, apart=None if sharded else Format.apart)
+    else:
+        fmt = Format(
+            dtype,
+            stacked=True if stacked is None else stacked,
+            cache_dtype=chosen or dtype,
+            narrow=(256, 32),
+            wide=(256, 32),
+            fill=256,
+            apart=None if sharded else 2048,  # on a mesh, each device has its own rows
+            products=TPUProducts() if platform == "tpu" else PLAIN,
+        )
+    return dataclasses.replace(fmt.quantized() if weights == INT8 else fmt, int8_cache=int8_cache)

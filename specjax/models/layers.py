@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Int8
 
-from specjax.models.format import INT8, Format
+from specjax.models.format import Format
 from specjax.models.products import in_order
 from specjax.types import Params, PyTree
 
@@ -24,11 +24,11 @@ def scaled_dot(
     *,
     out_in: bool,
 ) -> Float[Array, "*B F"]:
-    """`Products.dot`; of int8 weights, with each output channel's scale. The activations stay float32: the weights are
-    widened on the way into the product, for the compiler to fuse where it can."""
+    """`Products.dot`; of int8 weights, with each output channel's scale: the weights are widened on the way into the
+    product, for the compiler to fuse where it can."""
     if scale is None:
         return fmt.products.dot(x, kernel, out_in=out_in, precision=fmt.precision)
-    y = fmt.products.dot(x, cast(Array, kernel).astype(jnp.float32), out_in=out_in, precision=fmt.precision)
+    y = fmt.products.dot(x, cast(Array, kernel).astype(fmt.dtype), out_in=out_in, precision=fmt.precision)
     return y * scale.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
@@ -41,10 +41,10 @@ class Linear(nnx.Module):
     def __init__(self, d_in: int, d_out: int, fmt: Format, *, bias: bool, std: float, rngs: nnx.Rngs):
         self.fmt = fmt
         drawn = std * jax.random.normal(rngs.params(), (d_in, d_out))  # the same in every format
-        kernel = (drawn.T if fmt.products.out_in else drawn).astype(fmt.dtype)
+        kernel = (drawn.T if fmt.products.out_in else drawn).astype(fmt.weight_dtype)
         parts = [nnx.Param(part) for part in jnp.split(kernel, fmt.products.parts(d_in), axis=1)]
         self.kernel = parts[0] if len(parts) == 1 else nnx.Dict({str(i): part for i, part in enumerate(parts)})
-        self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.dtype == INT8 else None
+        self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.int8_weights else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
 
     def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
@@ -103,8 +103,8 @@ class Table(nnx.Module):
 
     def __init__(self, rows: int, width: int, fmt: Format, *, std: float, rngs: nnx.Rngs):
         self.fmt = fmt
-        self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(fmt.dtype))
-        self.scale = nnx.Param(jnp.ones((rows,), jnp.float32)) if fmt.dtype == INT8 else None
+        self.table = nnx.Param((std * jax.random.normal(rngs.params(), (rows, width))).astype(fmt.weight_dtype))
+        self.scale = nnx.Param(jnp.ones((rows,), jnp.float32)) if fmt.int8_weights else None
 
     def __call__(self, index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         if self.scale is not None:

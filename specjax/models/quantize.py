@@ -1,25 +1,21 @@
 """Weights as int8 with a float32 scale for each output channel; what is not a weight of a matrix product stays.
 
 W[i, o] is stored as round(W[i, o] / s[o]), s[o] = max_i |W[i, o]| / 127, so that no weight moves by more than s / 2.
-The scale multiplies the product's output: the weights are never spelled out in float. Activations stay float32.
+The scale multiplies the product's output.
 """
 
-import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int8
 
 from specjax import programs
-from specjax.models.format import INT8, Format
+from specjax.models.format import Format
 from specjax.models.products import in_order
 from specjax.types import Params
 
 LIMIT = 127.0  # symmetric: -128 is not used
-
-
-def format_of(fmt: Format) -> Format:
-    """The format of the quantized weights: layouts and caches are those of the format that they came from."""
-    return dataclasses.replace(fmt, dtype=INT8, products=fmt.products.whole())
 
 
 def quantize(params: Params, fmt: Format) -> Params:
@@ -46,13 +42,19 @@ def quantize(params: Params, fmt: Format) -> Params:
     return walk(params, ())
 
 
-def channels(weight: Float[Array, "..."], *, axis: int) -> tuple[Int8[Array, "..."], Float[Array, "..."]]:
-    """int8 weights and the scale of each output channel, `axis` being the one that a product sums over."""
-    weight = weight.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(weight), axis=axis) / LIMIT
-    safe = jnp.where(scale > 0, scale, 1.0)  # a channel of zeros stays one
-    whole = jnp.round(weight / jnp.expand_dims(safe, axis))
-    return jnp.clip(whole, -LIMIT, LIMIT).astype(jnp.int8), scale
+def channels(
+    weight: Float[Array | np.ndarray, "..."], *, axis: int, xp: Any = jnp
+) -> tuple[Int8[Array | np.ndarray, "..."], Float[Array | np.ndarray, "..."]]:
+    """int8 weights and the scale of each output channel, `axis` being the one that a product sums over.
+
+    Args:
+      xp: the namespace of the arrays, `numpy` on the host.
+    """
+    weight = weight.astype(xp.float32)
+    scale = xp.max(xp.abs(weight), axis=axis) * xp.float32(1 / LIMIT)  # XLA would divide so, numpy would not
+    safe = xp.where(scale > 0, scale, xp.float32(1.0))  # a channel of zeros stays one
+    whole = xp.round(weight / xp.expand_dims(safe, axis))
+    return xp.clip(whole, -LIMIT, LIMIT).astype(xp.int8), scale
 
 
 quantized = programs.jit(quantize, static=("fmt",))

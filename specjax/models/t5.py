@@ -257,8 +257,8 @@ class T5(nnx.Module):
         return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
 
     def stored(self, memory: Memory) -> Memory:
-        """Keys and values in the dtype of the caches."""
-        return memory._replace(layers=jax.tree.map(lambda a: a.astype(self.fmt.cache_dtype), memory.layers))
+        """Keys and values as the caches store them."""
+        return memory._replace(layers=jax.tree.map(lambda a: caches.stored(a, self.fmt), memory.layers))
 
     def decode(
         self, tokens: Int[Array, "B S"], visible, distance, memory: Memory, layers, start, capture=(),

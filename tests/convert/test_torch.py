@@ -89,6 +89,7 @@ def test_pickled_code_is_refused_and_never_run(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")  # torch 2.14
 def test_parameters_are_tensors_and_what_has_no_plain_values_is_refused(tmp_path):
     import torch
 

@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_rounded_weights(name, fmt):
     weights = quantize.quantized(built.params, fmt=fmt)
     tokens = jnp.asarray(small.tokens(3, 2, 9))
     module, _ = small.CONFIGS[name]
-    got = module.score(weights, built.config, quantize.format_of(fmt), tokens)
+    got = module.score(weights, built.config, fmt.quantized(), tokens)
 
     def spelled(path, node):
         if isinstance(node, dict) and "scale" in node and ("kernel" in node or "table" in node):
@@ -72,7 +72,7 @@ def test_int8_is_not_a_loading_format_and_is_not_quantized_twice():
         Format(cache_dtype="int8")
     target = battery.target("opt")
     with pytest.raises(ValueError, match="int8"):
-        drafters.quantized(dataclasses.replace(target, fmt=quantize.format_of(target.fmt)))
+        drafters.quantized(dataclasses.replace(target, fmt=target.fmt.quantized()))
 
 
 # --- bytes -------------------------------------------------------------------------------------------------------
