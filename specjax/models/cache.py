@@ -107,7 +107,10 @@ def allocate(batch: int, heads: int, slots: int, width: int, count: int, fmt: Fo
     """Zeroed keys and values for `count` layers."""
 
     def empty(*lead: int) -> Array | Int8:
-        return stored(jnp.zeros((*lead, batch, heads, slots, width), fmt.cache_dtype), fmt)
+        shape = (*lead, batch, heads, slots, width)
+        if not fmt.int8_cache:
+            return jnp.zeros(shape, fmt.cache_dtype)
+        return Int8(jnp.zeros(shape, jnp.int8), jnp.zeros((*shape[:-1], 1), fmt.cache_dtype))
 
     if fmt.stacked:
         return KV(empty(count), empty(count))
