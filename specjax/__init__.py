@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from specjax.model import Model as Model
     from specjax.programs import compiled_programs as compiled_programs
     from specjax.programs import limit_programs as limit_programs
+    from specjax.prompts import Prefix as Prefix
+    from specjax.prompts import prefix as prefix
     from specjax.stopping import Stop as Stop
     from specjax.strategy import Strategy as Strategy
     from specjax.trees import Tree as Tree
@@ -50,10 +52,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
-    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Siblings", "Stats", "Stop", "Strategy", "Stream", "Tree",
-    "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits", "drafters",
+    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Prefix", "Siblings", "Stats", "Stop", "Strategy", "Stream",
+    "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits", "drafters",
     "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step", "policies",
-    "stream", "trees", "verify",
+    "prefix", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -69,6 +71,7 @@ _NAMES = {
     "metrics": ("Stats",),
     "model": ("Model",),
     "programs": ("compiled_programs", "limit_programs"),
+    "prompts": ("Prefix", "prefix"),
     "strategy": ("Strategy",),
     "stopping": ("Stop",),
     "trees": ("Tree",),

@@ -15,7 +15,8 @@ from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.metrics import Stats, split_seconds, stats, steady
 from specjax.model import Model
-from specjax.request import Job, PerRow, Prompts, prepare
+from specjax.prompts import Prefix, Prompts
+from specjax.request import Job, PerRow, prepare
 from specjax.sampling import LogitBias
 from specjax.stopping import Stop
 from specjax.streaming import Writer, spelled
@@ -87,6 +88,7 @@ def generate(
     target: Model,
     prompts: Prompts,
     *,
+    prefix: Prefix | None = None,
     drafter: LoadedDrafter | None = None,
     verifier: str | Verifier | None = None,
     lossless: bool = False,
@@ -113,6 +115,7 @@ def generate(
     Args:
       target: a model from `specjax.load`.
       prompts: a string, a list of strings, or a list of lists of token ids.
+      prefix: from `specjax.prefix`: every prompt continues it, and it is not read again.
       drafter: from `specjax.drafters`; None decodes autoregressively, with the same loop.
       verifier: a name in `specjax.verify.TABLE`, or a `Verifier`. None selects one that supports the drafter
         (`verify.default`): "token" for chains.
@@ -149,10 +152,10 @@ def generate(
     (8, ['max_tokens'], True)
     """
     job = prepare(
-        target, prompts, drafter=drafter, verifier=verifier, lossless=lossless, max_new_tokens=max_new_tokens,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-        logit_bias=logit_bias, seed=seed, rows=rows, stop=stop, stop_tokens=stop_tokens, ignore_eos=ignore_eos,
-        cache_len=cache_len,
+        target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
+        stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
     )  # fmt: skip
     state, run, compiling = timed(lambda: loop.generate(job.params, job.state, **job.static))
     seconds = job.seconds | {"decode": run, "compile": job.seconds["compile"] + compiling}
@@ -167,6 +170,7 @@ def stream(
     target: Model,
     prompts: Prompts,
     *,
+    prefix: Prefix | None = None,
     drafter: LoadedDrafter | None = None,
     verifier: str | Verifier | None = None,
     lossless: bool = False,
@@ -198,10 +202,10 @@ def stream(
     ([1, 1, 1, 1], ['max_tokens'])
     """
     return Stream(prepare(
-        target, prompts, drafter=drafter, verifier=verifier, lossless=lossless, max_new_tokens=max_new_tokens,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-        logit_bias=logit_bias, seed=seed, rows=rows, stop=stop, stop_tokens=stop_tokens, ignore_eos=ignore_eos,
-        cache_len=cache_len,
+        target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
+        stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
     ))  # fmt: skip
 
 

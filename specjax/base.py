@@ -29,11 +29,24 @@ class Prefilled(NamedTuple):
     hiddens: tuple[Float[Array, "B P D"], ...] = ()  # captured residual streams, in the order of `capture`
 
 
+class Known(NamedTuple):
+    """A prefix of every prompt that was read before.
+
+    Attributes:
+      read: of a single row; its slots and positions from `count` on are undefined.
+      count: number of tokens that all prompts share with it.
+    """
+
+    read: Prefilled
+    count: Int[Array, ""]
+
+
 class LanguageModel(NamedTuple):
     """A language model as the decoding loop sees it.
 
-    prefill: (params, prompt [B,P], length [B], cache_len) -> Prefilled. `prompt` is left-aligned; tokens past
-        `length` are ignored. Decoder-only: the cache holds prompt[:length-1] and `pending` is the last prompt token.
+    prefill: (params, prompt [B,P], length [B], cache_len, known=None) -> Prefilled. `prompt` is left-aligned; tokens
+        past `length` are ignored. Decoder-only: the cache holds prompt[:length-1] and `pending` is the last prompt
+        token; `known` is a prefix of all rows that was read before.
         Encoder-decoder: the encoder has run, cross keys and values are in the cache, `pending` is the start token.
     extend: (params, tokens [B,S], cache, mask [S,S] or [B,S,S] bool, depth [S] or [B,S], offset=0)
         -> (Output, Cache). Writes keys and values of the S tokens into slots length + offset + (0..S-1) and does not

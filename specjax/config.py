@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specjax.api import Generation
     from specjax.drafters import LoadedDrafter
     from specjax.model import Model
-    from specjax.request import Prompts
+    from specjax.prompts import Prompts
     from specjax.verify import Verifier
 
 arg = tyro.conf.arg

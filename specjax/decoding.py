@@ -108,9 +108,9 @@ def make_init(model: LanguageModel, drafter: Drafter, *, cache_len: int, max_new
     width = drafter.tree.width
     slots = cache_len + drafter.tree.size
 
-    def init(params: DecodeParams, key, prompt, length, budget, limit=None) -> GenerationState:
+    def init(params: DecodeParams, key, prompt, length, budget, limit=None, known=None) -> GenerationState:
         rows = prompt.shape[0]
-        read = model.prefill(params.target, prompt, length, slots)
+        read = model.prefill(params.target, prompt, length, slots, known)
         check_capture(drafter, read.hiddens)
         state = drafter.init(params.draft, prompt, length, slots, read)
         # Decoder-only rows share the cache with their prompt; the last token of all never enters the cache.
@@ -387,12 +387,12 @@ def one_round(params, state, *, model, drafter, verify) -> tuple[GenerationState
 
 @functools.partial(programs.jit, static=("model", "drafter", "cache_len", "max_new"))
 def prefill(
-    params, key, prompt, length, budget, limit=None, *, model, drafter, cache_len: int, max_new: int
+    params, key, prompt, length, budget, limit=None, known=None, *, model, drafter, cache_len: int, max_new: int
 ) -> GenerationState:
     """`make_init(...)` jitted: reads the prompts and returns the state before the first round."""
     _count_trace()
     init = make_init(model, drafter, cache_len=cache_len, max_new=max_new)
-    return init(params, key, prompt, length, budget, limit)
+    return init(params, key, prompt, length, budget, limit, known)
 
 
 def stream(

@@ -10,14 +10,14 @@ import numpy as np
 
 from specjax import checks, defaults, drafters, placement, programs, sampling, stopping, verify
 from specjax import decoding as loop
+from specjax.base import Known
 from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.model import Model
-from specjax.models.format import NARROW
+from specjax.prompts import Prefix, Prompts, prompt_width, tokenize
 from specjax.sampling import LogitBias
 from specjax.verify import Verifier
 
-Prompts = str | Sequence[str | Sequence[int]]
 UNREAD: Any = None  # in place of arrays that a program does not read
 PerRow = float | int | Sequence[float] | Sequence[int]
 
@@ -31,6 +31,7 @@ class Prompt(NamedTuple):
       key: [B] typed keys, one random stream per row.
       budget: [B] int32, largest number of new tokens of each row.
       limit: int32, largest number of tokens of a row, prompt and new.
+      shared: int32, number of first tokens of every row that are those of the prefix.
     """
 
     tokens: jax.Array
@@ -38,13 +39,14 @@ class Prompt(NamedTuple):
     key: jax.Array
     budget: jax.Array
     limit: jax.Array
+    shared: jax.Array | None = None
 
 
 class Job(NamedTuple):
     """A checked request: static choices and arrays.
 
     `cache_len` is the number of cache slots for committed tokens, a bucket. `state` is the state after prefill; the
-    first round takes it.
+    first round takes it. `prefix` was read before.
     """
 
     target: Model
@@ -55,6 +57,7 @@ class Job(NamedTuple):
     cache_len: int
     stops: tuple[str, ...]
     traces: int
+    prefix: Prefix | None = None
     state: Any = None
     seconds: dict[str, float] = {}  # noqa: RUF012
 
@@ -70,8 +73,11 @@ class Job(NamedTuple):
         static = {name: value for name, value in self.static.items() if name != "verify"}
         given, slots = self.prompt, self.cache_len
         weights = self.params._replace(sampling=UNREAD, stop=UNREAD)  # so that all of them share one program
+        known = None
+        if self.prefix is not None and given.shared is not None:
+            known = Known(self.prefix.read(self.drafter.drafter.capture), given.shared)
         state = loop.prefill(
-            weights, given.key, given.tokens, given.length, given.budget, given.limit, **static, cache_len=slots,
+            weights, given.key, given.tokens, given.length, given.budget, given.limit, known, **static, cache_len=slots,
             max_new=slots,
         )  # fmt: skip
         target, source = self.target, self.drafter.source
@@ -85,6 +91,7 @@ def prepare(
     target: Model,
     prompts: Prompts,
     *,
+    prefix: Prefix | None = None,
     drafter: LoadedDrafter | None = None,
     verifier: str | Verifier | None = None,
     lossless: bool = False,
@@ -108,16 +115,17 @@ def prepare(
     chosen = check_parts(target, drafter, verifier)
     if checks.flag("lossless", lossless):
         chosen.require_lossless()
-    tokens, length = tokenize(target, prompts)
+    if prefix is not None:
+        check_prefix(prefix, target)
+    tokens, length = tokenize(target, prompts, prefix)
     batch = len(length)
     budget = checks.integer_rows("max_new_tokens", max_new_tokens, batch, least=1, most=defaults.LARGEST_NEW)
     if cache_len is not None:
         checks.integer("cache_len", cache_len, least=1)
     slots, limit = cache_size(target, length, budget, cache_len)
-    # Prefill of a decoder reads as many blocks as a prompt needs, so that two programs serve each cache size.
+    shared = None if prefix is None else np.int32(prefix.shared(tokens, length))
     longest = tokens.shape[1]
-    decoded = min(slots, NARROW) if longest <= NARROW else slots
-    width = programs.prompt_bucket(longest) if target.encoder_decoder else decoded
+    width = programs.prompt_bucket(longest) if target.encoder_decoder else prompt_width(longest, slots)
     tokens = np.pad(tokens, ((0, 0), (0, width - longest)))
     settings = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -138,13 +146,13 @@ def prepare(
     seed = checks.integer("seed", seed, least=0, most=defaults.LARGEST_SEED)
     streams = np.asarray(row_numbers(rows, batch), np.uint32)
     # numpy arrays are put on the device without compiling a program for each shape
-    given = (np.uint32(seed), streams, tokens, length, budget.astype(np.int32), np.int32(limit))
-    seed_, streams, tokens, length, budget, limit = jax.device_put(given)
-    prompt = Prompt(tokens, length, _row_keys(seed_, streams), budget, limit)
+    given = (np.uint32(seed), streams, tokens, length, budget.astype(np.int32), np.int32(limit), shared)
+    seed_, streams, tokens, length, budget, limit, shared = jax.device_put(given)
+    prompt = Prompt(tokens, length, _row_keys(seed_, streams), budget, limit, shared)
     decode = loop.DecodeParams(target.params, drafter.params, params, rules)
     if target.mesh is not None:
         decode, prompt = placement.place_params(decode, target.mesh), placement.place_rows(prompt, target.mesh)
-    job = Job(target, drafter, chosen, decode, jax.block_until_ready(prompt), slots, stops, traces)
+    job = Job(target, drafter, chosen, decode, jax.block_until_ready(prompt), slots, stops, traces, prefix)
     state, run, compiling = timed(job.prefill)
     return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
 
@@ -205,6 +213,14 @@ def row_numbers(rows: Sequence[int] | None, batch: int) -> np.ndarray:
     return checks.integer_rows("rows", given, batch, least=0, most=defaults.LARGEST_SEED)
 
 
+def check_prefix(prefix: Prefix, target: Model) -> None:
+    """Raises ValueError unless it is a prefix that the target has read."""
+    if not isinstance(prefix, Prefix):
+        raise ValueError(f"prefix must be one of specjax.prefix, got {type(prefix).__name__}")
+    if prefix.target is not target:
+        raise ValueError(f"{prefix!r} was not read by the target {target.name}: pass the same model to specjax.prefix")
+
+
 def check_mesh(target: Model, drafter: LoadedDrafter) -> None:
     """Raises ValueError if target and draft are on different meshes: a program runs on one."""
     source = drafter.source
@@ -214,36 +230,6 @@ def check_mesh(target: Model, drafter: LoadedDrafter) -> None:
             f"draft {source.name} is on a mesh of {shapes[0]} and target {target.name} on {shapes[1]}: load both with "
             "the same mesh (replicate=True places the whole draft on every device)"
         )
-
-
-def tokenize(target: Model, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-    """Left-aligned prompts [B,P] int32, as wide as the longest, and their lengths [B].
-
-    Raises:
-      ValueError: no prompt, an empty one, an object of another type, text without a tokenizer, or a token outside the
-        vocabulary.
-    """
-    ids: list[list[int]] = []
-    for row, prompt in enumerate(checks.prompt_rows(prompts)):
-        if isinstance(prompt, str):
-            if target.text is None:
-                raise ValueError(f"{target.name} has no tokenizer: pass prompts as lists of token ids")
-            try:
-                prompt.encode()
-            except UnicodeEncodeError:
-                raise ValueError(f"prompt {row} is not valid Unicode: it has half of a surrogate pair") from None
-            prompt = target.text.encode(prompt) if prompt else []  # not a start token alone
-        ids.append(prompt)
-        if not ids[-1]:
-            raise ValueError(f"prompt {row} is empty: pass at least one token")
-        worst = max(ids[-1], key=lambda t: abs(t - target.vocab_size / 2))
-        if not 0 <= worst < target.vocab_size:
-            raise ValueError(f"prompt {row} has token {worst}, outside the {target.vocab_size} tokens of {target.name}")
-    length = np.array([len(p) for p in ids], np.int32)
-    padded = np.zeros((len(ids), length.max()), np.int32)
-    for row, prompt in enumerate(ids):
-        padded[row, : len(prompt)] = prompt
-    return padded, length
 
 
 def cache_size(target: Model, length: np.ndarray, budget: np.ndarray, wanted: int | None) -> tuple[int, int]:

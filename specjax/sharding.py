@@ -209,9 +209,9 @@ def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
             logits = jax.lax.with_sharding_constraint(logits, NamedSharding(mesh, spec))
         return logits
 
-    def prefill(params, prompt, length, cache_len):
+    def prefill(params, prompt, length, cache_len, known=None):
         check_rows(prompt.shape[0], mesh)
-        read = model.prefill(params, prompt, length, cache_len)
+        read = model.prefill(params, prompt, length, cache_len, known)
         return read._replace(cache=pin(read.cache))
 
     def extend(params, tokens, cache, mask, depth, offset=0):

@@ -10,7 +10,7 @@ from specjax.advisor.rank import KINDS, SELF
 from specjax.advisor.report import Advice
 from specjax.heads import load_head
 from specjax.model import Model
-from specjax.request import tokenize
+from specjax.prompts import tokenize
 
 DRAFTS = 2  # most draft models: a cascade has two
 

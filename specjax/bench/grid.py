@@ -357,7 +357,7 @@ def acceptance(work: Workload, settings: dict[str, Any]) -> Row:
 def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:
     """Speed of single requests, each prompt interleaved; greedy outputs are compared, token for token."""
     from specjax import api, measuring
-    from specjax.request import tokenize
+    from specjax.prompts import tokenize
 
     def ours(place: int, settings: dict[str, Any]) -> tuple[list[int], float]:
         out = api.generate(work.target, [work.prompts[place]], rows=[place], **settings)

@@ -13,7 +13,7 @@ from specjax.api import Generation
 from specjax.cli.prompts import Prompt
 from specjax.config import Run
 from specjax.model import Model
-from specjax.request import tokenize
+from specjax.prompts import tokenize
 
 BUCKET = 32  # scored prefixes are padded to multiples of this
 PARTS = ("prefill", "decode")

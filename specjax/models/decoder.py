@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.base import Prefilled
+from specjax.base import Known, Prefilled
 from specjax.models import cache as caches
 from specjax.models.cache import Cache, Filling, ReadOnly
 from specjax.models.format import Format
@@ -100,11 +100,11 @@ class CausalLM(nnx.Module):
 
     def prefill(
         self, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int, *,
-        capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None,
+        capture: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None, known: Known | None = None,
     ) -> Prefilled:  # fmt: skip
         """Reads left-aligned prompts into an empty cache; see `LanguageModel.prefill` and `Family.language_model`."""
         layers = self.init_cache(prompt.shape[0], cache_len).layers
-        layers, streams = self.read_prompt(prompt, length, layers, capture, chosen)
+        layers, streams = self.read_prompt(prompt, length, layers, capture, chosen, known)
         pending = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)[:, 0]
         return Prefilled(Cache(layers, length - 1), pending, *streams)
 
@@ -135,7 +135,7 @@ class CausalLM(nnx.Module):
         return jax.tree.map(lambda q: q * self.config.head_width**-0.5, self.queries(out.hiddens, positions))
 
     def read_prompt(
-        self, prompt: Int[Array, "B P"], length: Int[Array, "B"], layers, capture, chosen
+        self, prompt: Int[Array, "B P"], length: Int[Array, "B"], layers, capture, chosen, known: Known | None
     ) -> tuple[Any, tuple[Float[Array, "B P D"], tuple[Float[Array, "B P D"], ...]]]:
         """Fills empty caches with a prompt, in blocks of `Format.prompt_blocks` positions.
 
@@ -162,7 +162,7 @@ class CausalLM(nnx.Module):
             return out, filled.layers
 
         zero = jnp.zeros((), jnp.int32)
-        if blocks == ((width, 0),) and not apart:
+        if blocks == ((width, 0),) and not apart and known is None:
             out, layers = block(width, zero, None, layers)
             return layers, (out.features, out.hiddens)
 
@@ -185,7 +185,17 @@ class CausalLM(nnx.Module):
 
         shapes = jax.eval_shape(lambda: block(blocks[-1][0], zero, zero, layers)[0])
         empty = lambda leaf: jnp.zeros((rows, width, leaf.shape[-1]), leaf.dtype)
-        carry = jnp.zeros_like(longest), layers, jax.tree.map(empty, (shapes.features, shapes.hiddens))
+        streams = jax.tree.map(empty, (shapes.features, shapes.hiddens))
+        done = jnp.zeros_like(longest)
+        if known is not None:
+            prefix, slots = known.read, caches.slot_count(layers)
+            first = jax.tree.map(lambda a: a[..., :slots, :], prefix.cache.layers)
+            layers = caches.put_front(layers, first, jnp.ones_like(length, bool))
+            held = min(width, prefix.features.shape[1])
+            put = lambda buffer, new: buffer.at[:, :held].set(new[:, :held])
+            streams = jax.tree.map(put, streams, (prefix.features, prefix.hiddens))
+            done = jnp.full_like(longest, known.count)
+        carry = done, layers, streams
         for size, least in blocks:
             carry = read(size, least, carry)
         return carry[1:]

@@ -254,8 +254,9 @@ class Family:
         """
         merged = self.merge(config, fmt)
 
-        def prefill(params, prompt, length, cache_len):
-            return merged(params).prefill(prompt, length, cache_len, capture=capture, chosen=chosen)
+        def prefill(params, prompt, length, cache_len, known=None):
+            given = {} if known is None else {"known": known}  # of decoder-only models
+            return merged(params).prefill(prompt, length, cache_len, capture=capture, chosen=chosen, **given)
 
         def extend(params, tokens, cache, mask, depth, offset=0):
             return merged(params).extend(tokens, cache, mask, depth, offset, capture=capture, chosen=chosen)

@@ -98,7 +98,7 @@ class AnswersRun:
 
     def _answers(self, model: "Model", part: list[tuple[str, tasks.Item]], first: int) -> Iterator[dict[str, Any]]:
         from specjax import api
-        from specjax.request import tokenize
+        from specjax.prompts import tokenize
 
         prompts = [self._prompt(model, name, item) for name, item in part]
         tokens, length = tokenize(model, prompts)

@@ -13,7 +13,7 @@ import specjax as sj
 from specjax.cli import main
 from specjax.cli.comparing import differences, logit_margin
 from specjax.cli.generate import main as generate_main
-from specjax.request import tokenize
+from specjax.prompts import tokenize
 
 NEW = ["--max-new-tokens", "12"]
 SAMPLED = ["--temperature", "0.7", "--logit-bias", "15=-inf"]
