@@ -1,6 +1,7 @@
 """Attention of a block of new positions over a row's slots: grouped heads, additive bias, float32 softmax."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from specjax.models.format import Format
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
 WHOLE = 256  # slots; a cache of at most so many is read whole
-FIRST = 128  # slots of a larger one that are always read: most requests need no loop
+FIRST = 128  # slots of a larger one that are always read, besides a block's own: most requests need no loop
+ALIGN = 8  # to which the latter are rounded up
 PIECE = 512  # slots; the others are read in pieces, as many as hold tokens
-PREFIX_PIECE = 256  # slots before a block of a prompt: larger pieces read prompts of a few hundred tokens more slowly
+PREFIX_PIECE = 256  # slots before a block of a prompt are read in pieces as large as the block, at least so large
+CAUSAL_PIECE = 128  # queries of a block of a prompt that are multiplied with the same keys of the block
 QUERY_CHUNK = 512  # more queries are taken in pieces, so that the scores of a long prompt fit
 
 
@@ -33,7 +36,7 @@ def attend(
       q: queries.
       kv: keys and values [B,K,T,D]; or those of a layer's cache, of which slots past the last visible one are not
         read; or, of a block of a prompt, its own (T = S) and a prefix that all queries see.
-      visible: slots that each query sees; of a block of a prompt, positions of the block.
+      visible: slots that each query sees; of a block of a prompt, positions of the block, none after the query's own.
       scale: multiplies the scores (T5 has 1.0: no scaling).
       fmt: of the model.
       bias: added to the scores (T5's relative positions); its batch axis may be 1.
@@ -50,35 +53,55 @@ def attend(
 
     slots = visible.shape[-1]
 
-    def masked(k: Array, visible: Bool[Array, "B S N"], bias: Array | None) -> Float[Array, "B K M N"]:
-        scores = fmt.products.scores(q.astype(k.dtype), k, fmt.precision).reshape(rows, heads, block, k.shape[2])
+    def masked(q: Array, k: Array, visible: Bool[Array, "B S N"], bias: Array | None) -> Float[Array, "B K M N"]:
+        queries = visible.shape[1]
+        scores = fmt.products.scores(q.astype(k.dtype), k, fmt.precision).reshape(rows, heads, queries, k.shape[2])
         if bias is not None:
             scores = scores + jnp.broadcast_to(bias, scores.shape)
         scores = jnp.where(visible[:, None], scores, MASKED)
-        return scores.reshape(rows, kv_heads, group * block, k.shape[2])
+        return scores.reshape(rows, kv_heads, group * queries, k.shape[2])
+
+    def triangle(kv: KV) -> Softmax:
+        """Of a causal block: some queries after the other, each with the keys up to its own."""
+        ends = [*range(CAUSAL_PIECE, block, CAUSAL_PIECE), block]
+        by_query = q.reshape(rows, kv_heads, group, block, width)
+        parts = []
+        for first, end in zip([0, *ends], ends, strict=False):
+            some = by_query[:, :, :, first:end].reshape(rows, kv_heads, group * (end - first), width)
+            seen = visible[:, first:end, :end], None if bias is None else bias[..., first:end, :end]
+            done = _weighted(masked(some, kv.k[:, :, :end], *seen), kv.v[:, :, :end], fmt)
+            parts.append([a.reshape(rows, kv_heads, group, end - first, -1) for a in done])
+        joined = [
+            jnp.concatenate(a, axis=3).reshape(rows, kv_heads, group * block, -1) for a in zip(*parts, strict=True)
+        ]
+        return Softmax(*joined)
 
     def whole(k: Array, v: Array) -> Float[Array, "B K M D"]:
-        weights = jax.nn.softmax(masked(k, visible, bias), axis=-1)
+        weights = jax.nn.softmax(masked(q, k, visible, bias), axis=-1)
         return fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
 
     def before(k: Array, first: Array, fresh: Bool[Array, "N"]) -> Float[Array, "B K M N"]:
         del first
-        return jnp.where(fresh[None, None, None], fmt.products.scores(q.astype(k.dtype), k, fmt.precision), MASKED)
+        scores = fmt.products.scores(q.astype(k.dtype), k, fmt.precision)
+        mask = lambda scores: jnp.where(fresh[None, None, None], scores, MASKED)
+        return jax.lax.cond(fresh.all(), lambda scores: scores, mask, scores)  # only the last piece is in parts
 
     def part_of(k: Array, first: Array, fresh: Bool[Array, "N"]) -> Float[Array, "B K M N"]:
         part = lambda a: jax.lax.dynamic_slice_in_dim(a, first, k.shape[2], axis=-1)
-        return masked(k, part(visible) & fresh[None, None], None if bias is None else part(bias))
+        return masked(q, k, part(visible) & fresh[None, None], None if bias is None else part(bias))
 
     def pieces(kv: Stored, live: Int[Array, ""]) -> Float[Array, "B K M D"]:
-        k, v = kv.window(jnp.zeros((), jnp.int32), FIRST)
-        scores = masked(k, visible[..., :FIRST], None if bias is None else bias[..., :FIRST])
-        return _accumulated(scores, v, kv, part_of, fmt, start=FIRST, stop=live, size=min(PIECE, slots // 2))
+        first = min(slots, FIRST + -(-(block - 1) // ALIGN) * ALIGN)
+        k, v = kv.window(jnp.zeros((), jnp.int32), first)
+        scores = masked(q, k, visible[..., :first], None if bias is None else bias[..., :first])
+        begun = _weighted(scores, v, fmt)
+        return _accumulated(begun, kv, part_of, fmt, start=first, stop=live, size=min(PIECE, slots // 2))
 
     if isinstance(kv, KV):
         out = whole(*kv)
     elif isinstance(kv, Prefix):
-        own, size = masked(kv.block.k, visible, bias), min(PREFIX_PIECE, slot_count(kv.layers))
-        out = _accumulated(own, kv.block.v, kv, before, fmt, start=0, stop=kv.start, size=size)
+        size = min(max(PREFIX_PIECE, block), slot_count(kv.layers))
+        out = _accumulated(triangle(kv.block), kv, before, fmt, start=0, stop=kv.start, size=size)
     elif slots <= WHOLE:
         out = whole(*one_layer(kv.layers, kv.index))
     else:
@@ -92,12 +115,30 @@ def attend(
     return out.reshape(rows, block, heads * width)
 
 
+class Softmax(NamedTuple):
+    """A softmax over some of the keys.
+
+    Attributes:
+      highest: of the scores. mass: sum of exp(score - highest). total: values weighted so, not divided.
+    """
+
+    highest: Float[Array, "B K M 1"]
+    mass: Float[Array, "B K M 1"]
+    total: Float[Array, "B K M D"]
+
+
+def _weighted(scores: Float[Array, "B K M N"], v: Float[Array, "B K N D"], fmt: Format) -> Softmax:
+    highest = scores.max(-1, keepdims=True)  # finite: masked scores are
+    weights = jnp.exp(scores - highest)
+    return Softmax(highest, weights.sum(-1, keepdims=True), fmt.products.mix(weights.astype(v.dtype), v, fmt.precision))
+
+
 def _accumulated(
-    scores: Float[Array, "B K M N"], v: Float[Array, "B K N D"], kv: Stored | Prefix,
-    masked: Callable[[Array, Array, Array], Float[Array, "B K M N"]], fmt: Format, *,
-    start: int, stop: Int[Array, ""], size: int,
+    begun: Softmax, kv: Stored | Prefix, masked: Callable[[Array, Array, Array], Float[Array, "B K M N"]], fmt: Format,
+    *, start: int, stop: Int[Array, ""], size: int,
 ) -> Float[Array, "B K M D"]:  # fmt: skip
-    """Softmax over some scores and those of a layer's slots from `start` to `stop`, in pieces of `size`.
+    """Values weighted by a softmax over what it was begun with and a layer's slots from `start` to `stop`, in pieces of
+    `size`.
 
     The softmax is accumulated (Milakov and Gimelshein 2018, arXiv 1805.02867), so that the cost follows the number of
     tokens and not the size of the cache.
@@ -106,31 +147,25 @@ def _accumulated(
                                                   ^ stop
 
     Args:
-      scores: masked scores of what was read already.
-      v: its values.
       masked: (keys of a piece, its first slot, which of its slots no earlier piece had) -> masked scores.
     """
     slots = slot_count(kv.layers)
-    highest = scores.max(-1, keepdims=True)  # finite: masked scores are
-    weights = jnp.exp(scores - highest)
-    mass = weights.sum(-1, keepdims=True)
-    total = fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
 
     def step(carry):
-        at, highest, mass, total = carry
+        at, done = carry
         first = jnp.minimum(at, slots - size)  # the last piece overlaps the one before
         k, v = kv.window(first, size)
         slot = first + jnp.arange(size, dtype=jnp.int32)
         scores = masked(k, first, (slot >= at) & (slot < stop))
-        higher = jnp.maximum(highest, scores.max(-1, keepdims=True))
-        shrink, weights = jnp.exp(highest - higher), jnp.exp(scores - higher)
-        mass = mass * shrink + weights.sum(-1, keepdims=True)
-        total = total * shrink + fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
-        return at + size, higher, mass, total
+        highest = jnp.maximum(done.highest, scores.max(-1, keepdims=True))
+        shrink, weights = jnp.exp(done.highest - highest), jnp.exp(scores - highest)
+        mass = done.mass * shrink + weights.sum(-1, keepdims=True)
+        total = done.total * shrink + fmt.products.mix(weights.astype(v.dtype), v, fmt.precision)
+        return at + size, Softmax(highest, mass, total)
 
-    carry = jnp.full((), start, jnp.int32), highest, mass, total
-    _, _, mass, total = jax.lax.while_loop(lambda carry: carry[0] < stop, step, carry)
-    return total / mass
+    carry = jnp.full((), start, jnp.int32), begun
+    _, done = jax.lax.while_loop(lambda carry: carry[0] < stop, step, carry)
+    return done.total / done.mass
 
 
 def _in_chunks(q, kv, visible, *, scale, fmt, bias):

@@ -110,8 +110,9 @@ def test_a_long_prompt_in_chunks_equals_the_whole(monkeypatch, name):
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("rows, biased", [(1, False), (2, True), (3, False)])
 def test_slots_past_the_last_visible_piece_are_not_read(monkeypatch, live, stacked, rows, biased):
-    """A cache of 24 slots: 4 of them, then pieces of 3; of a single row, from 13 live slots on all of it."""
-    for name, slots in {"WHOLE": 8, "FIRST": 4, "PIECE": 3}.items():
+    """A cache of 24 slots: 4 of them and those of a block, then pieces of 3; of a single row, from 13 live slots on
+    all of it."""
+    for name, slots in {"WHOLE": 8, "FIRST": 4, "ALIGN": 1, "PIECE": 3}.items():
         monkeypatch.setattr(attention, name, slots)
     rng, total, block = np.random.default_rng(live), 24, 3
     q = rng.normal(size=(rows, block, HEADS, WIDTH)).astype(np.float32)
@@ -122,7 +123,8 @@ def test_slots_past_the_last_visible_piece_are_not_read(monkeypatch, live, stack
     visible[..., live:] = False
     visible[1:, :, max(1, live // 2) :] = False  # shorter rows
     visible[0, :, live - 1] = True
-    read = total if rows == 1 and live > total // 2 else 4 + -(-max(live - 4, 0) // 3) * 3
+    first = 4 + block - 1
+    read = total if rows == 1 and live > total // 2 else first + -(-max(live - first, 0) // 3) * 3
     layers[..., read:, :] = np.nan
     caches = [KV(*map(jnp.asarray, one)) for one in layers]
     kv = Stored(KV(*(jnp.stack(side) for side in zip(*caches, strict=True))) if stacked else tuple(caches), 1)
