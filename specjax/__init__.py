@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from specjax.heads import Head as Head
     from specjax.heads import load_head as load_head
     from specjax.loading import load as load
+    from specjax.memory_use import Memory as Memory
+    from specjax.memory_use import memory as memory
     from specjax.metrics import Stats as Stats
     from specjax.model import Model as Model
     from specjax.programs import compiled_programs as compiled_programs
@@ -52,10 +54,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
-    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Prefix", "Siblings", "Stats", "Stop", "Strategy", "Stream",
-    "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits", "drafters",
-    "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step", "policies",
-    "prefix", "stream", "trees", "verify",
+    "LanguageModel", "LoadedDrafter", "Memory", "Model", "Prefilled", "Prefix", "Siblings", "Stats", "Stop",
+    "Strategy", "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs",
+    "draft_logits", "drafters", "enable_compilation_cache", "generate", "limit_programs", "load", "load_head",
+    "make_init", "make_step", "memory", "policies", "prefix", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -69,6 +71,7 @@ _NAMES = {
     "heads": ("Head", "load_head"),
     "loading": ("load",),
     "metrics": ("Stats",),
+    "memory_use": ("Memory", "memory"),
     "model": ("Model",),
     "programs": ("compiled_programs", "limit_programs"),
     "prompts": ("Prefix", "prefix"),

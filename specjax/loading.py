@@ -62,6 +62,7 @@ def load(
         place = None
         if mesh is not None:
             place = _placer(sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads))
+        tokenizer = _text(checkpoint)  # before the weights: while it is made, it takes more memory than afterwards
         table = family.names(checkpoint.config)
         params = convert.load_params(checkpoint.source, table, abstract, fmt=fmt, place=place, progress=progress)
     finally:
@@ -72,7 +73,7 @@ def load(
         config=config,
         fmt=fmt,
         params=params,
-        text=_text(checkpoint),
+        text=tokenizer,
         eos=eos,
         mesh=mesh,
         rules=rules,

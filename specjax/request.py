@@ -16,6 +16,7 @@ from specjax.measuring import timed
 from specjax.model import Model
 from specjax.prompts import Prefix, Prompts, prompt_width, tokenize
 from specjax.sampling import LogitBias
+from specjax.sharding import Rules
 from specjax.verify import Verifier
 
 UNREAD: Any = None  # in place of arrays that a program does not read
@@ -80,11 +81,11 @@ class Job(NamedTuple):
             weights, given.key, given.tokens, given.length, given.budget, given.limit, known, **static, cache_len=slots,
             max_new=slots,
         )  # fmt: skip
-        target, source = self.target, self.drafter.source
+        target = self.target
         if target.mesh is None or target.rules is None:
             return state
-        rules = None if source is None or source.mesh is None else source.rules
-        return jax.device_put(state, placement.state_shardings(state, target.mesh, target.rules, draft=rules))
+        draft = draft_rules(self.drafter)
+        return jax.device_put(state, placement.state_shardings(state, target.mesh, target.rules, draft=draft))
 
 
 def prepare(
@@ -219,6 +220,12 @@ def check_prefix(prefix: Prefix, target: Model) -> None:
         raise ValueError(f"prefix must be one of specjax.prefix, got {type(prefix).__name__}")
     if prefix.target is not target:
         raise ValueError(f"{prefix!r} was not read by the target {target.name}: pass the same model to specjax.prefix")
+
+
+def draft_rules(drafter: LoadedDrafter) -> Rules | None:
+    """Partition rules of a draft model on a mesh."""
+    source = drafter.source
+    return None if source is None or source.mesh is None else source.rules
 
 
 def check_mesh(target: Model, drafter: LoadedDrafter) -> None:
