@@ -113,7 +113,7 @@ print(json.dumps({
     "kernels": text.count("tpu_custom_call"),
     "pieces": [
         i.line[:100] for name, body in hlo.computations(text).items() if "fused" not in name for i in body
-        if i.shape[-2:] == (attention.PIECE, config.head_width)],
+        if len(i.shape) == 4 and i.shape[2:] == (attention.PIECE, config.head_width)],
 }))
 '''
 

@@ -103,7 +103,7 @@ class Splash(Kernel):
         size = min(KEYS, math.ceil(k.shape[2] / 128) * 128)
         pad = -k.shape[2] % size
         k, v = (jnp.pad(a, ((0, 0), (0, 0), (0, pad), (0, 0))) for a in (k, v))
-        kernel = splash_attention.make_splash_mha(
+        kernel: Any = splash_attention.make_splash_mha(
             jnp.pad(seen, ((0, 0), (0, pad)))[None],
             block_sizes=splash_attention.BlockSizes(block_q=math.gcd(q.shape[1], KEYS), block_kv=size),
             head_shards=1,

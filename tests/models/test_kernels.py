@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import checkpoint, sharding
+from specjax import checkpoint, loading, sharding
 from specjax.models import attention
 from specjax.models.cache import KV, Prefix
 from specjax.models.families import FAMILIES
@@ -168,7 +168,16 @@ def test_on_gpus_a_prompt_block_is_a_custom_call_of_cudnn(monkeypatch):
     assert "__cudnn$fmhaScaleBiasSoftmax" in text
 
 
-def test_a_checkpoint_keeps_no_kernel(tmp_path):
-    fmt, _, config, params = built("opt", KERNELS["splash"])
-    checkpoint.save(tmp_path / "tiny", params, family="opt", config=config, fmt=fmt)
-    assert checkpoint.about(tmp_path / "tiny").fmt == dataclasses.replace(fmt, kernel=None)
+def test_loading_and_restoring_choose_by_platform_and_mesh(monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "default_format", functools.partial(default_format, platform="tpu"))
+    monkeypatch.setattr(checkpoint, "prompt_kernel", lambda _, *given: prompt_kernel("tpu", *given))
+    mesh = sharding.make_mesh(2, 1, devices=jax.devices()[:2])
+    load = functools.partial(loading.load, "bundled/opt-tiny", dtype="bfloat16")
+    alone = load()
+    checkpoint.save_model(tmp_path / "tiny", alone)
+    assert checkpoint.about(tmp_path / "tiny").fmt == dataclasses.replace(alone.fmt, kernel=None)
+    restored = functools.partial(checkpoint.load_model, tmp_path / "tiny")
+    for made in (load, restored):
+        assert made().fmt.kernel == Splash()
+        assert made(mesh=mesh).fmt.kernel == Splash(Split(mesh, sharding.DATA, "model"))
+        assert made(mesh=mesh, replicate=True).fmt.kernel == Splash(Split(mesh, sharding.DATA, None))
