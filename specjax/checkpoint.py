@@ -25,6 +25,7 @@ from specjax.model import Model
 from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
 from specjax.models.format import Format
+from specjax.models.kernels import Split, prompt_kernel
 from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
@@ -111,7 +112,8 @@ def about(folder: str | Path) -> About:
 
 
 def _format_record(fmt: Format) -> dict[str, Any]:
-    fields = dataclasses.asdict(fmt)
+    fields = dataclasses.asdict(dataclasses.replace(fmt, kernel=None))  # of the platform, not of the arrays
+    fields.pop("kernel")
     return fields.pop("products") | fields | {"out_in": fmt.products.out_in}
 
 
@@ -211,10 +213,12 @@ def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool 
         raise ValueError(f"{folder} holds no model of save_model: restore its arrays with `checkpoint.restore`")
     family = lookup(family, FAMILIES, "family")
     config = family.from_published(notes["published"])
+    rules, split = sharding.replicated(family.rules) if replicate else family.rules, None
     if mesh is not None:
         fmt = dataclasses.replace(fmt, apart=None)  # each device has its own rows
+        split = Split(mesh, sharding.DATA, rules.heads)
+    fmt = dataclasses.replace(fmt, kernel=prompt_kernel(jax.default_backend(), fmt.cache_dtype, split))
     abstract = family.abstract(config, fmt)
-    rules = sharding.replicated(family.rules) if replicate else family.rules
     if mesh is None:
         device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         where = jax.tree.map(lambda _: device, abstract)

@@ -13,6 +13,7 @@ from specjax import convert, sharding, text
 from specjax.convert.assemble import Progress
 from specjax.model import Model
 from specjax.models.format import default_format
+from specjax.models.kernels import Split
 from specjax.models.published import refuse_quantized
 from specjax.types import Params
 
@@ -56,9 +57,12 @@ def load(
         family = checkpoint.family
         eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is reported before weights are read
         config = _shape(checkpoint, name)
-        fmt = default_format(dtype, weights=weights, cache_dtype=cache_dtype, sharded=mesh is not None, stacked=stacked)
-        abstract = family.abstract(config, fmt)
         rules = sharding.replicated(family.rules) if replicate else family.rules
+        split = None if mesh is None else Split(mesh, sharding.DATA, rules.heads)
+        fmt = default_format(
+            dtype, weights=weights, cache_dtype=cache_dtype, sharded=mesh is not None, stacked=stacked, split=split
+        )
+        abstract = family.abstract(config, fmt)
         place = None
         if mesh is not None:
             place = _placer(sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads))

@@ -74,7 +74,7 @@ def test_about_describes_the_checkpoint(saved):
 def test_a_restored_format_is_an_equal_static_argument(tmp_path, platform, dtype):
     fmt = default_format(dtype, platform=platform)
     checkpoint.save(tmp_path / "of", {"x": jnp.zeros(3)}, family="opt", config=CONFIG, fmt=fmt)
-    held = checkpoint.about(tmp_path / "of").fmt
+    held, fmt = checkpoint.about(tmp_path / "of").fmt, dataclasses.replace(fmt, kernel=None)  # not of the arrays
     assert held == fmt and hash(held) == hash(fmt)
 
 

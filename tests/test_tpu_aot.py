@@ -28,24 +28,26 @@ from jax.experimental import topologies
 from specjax import checkpoint, decoding, placement, sampling, sharding, stopping
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
-from specjax.models import opt
+from specjax.models import attention, llama, opt
 from specjax.models.format import default_format
+from specjax.models.kernels import Split
 from specjax.verify.token import token_level
 from tests import hlo
 
 case = json.loads(sys.argv[1])
 devices = topologies.get_topology_desc(topology_name=case["topology"], platform="tpu").devices
 mesh = sharding.make_mesh(case["data"], case["model"], devices=devices)
-fmt = default_format("bfloat16", platform="tpu", sharded=True)
 rows, slots = case["rows"], case["slots"]
 
 
-def load(size, rules):
+def load(size, rules, module=opt):
     """(model on the mesh, shapes of its parameters with their shardings)."""
-    config = opt.sizes()[size]
-    shapes = jax.eval_shape(lambda key: opt.FAMILY.init(key, config, fmt), jax.random.key(0))
-    placed = sharding.shardings(shapes, mesh, rules, fmt, kv_heads=config.heads)
-    lm = opt.FAMILY.language_model(config, fmt)
+    config, family = module.sizes()[size], module.FAMILY
+    split = Split(mesh, sharding.DATA, rules.heads) if case["kernel"] else None
+    fmt = default_format("bfloat16", platform="tpu", sharded=True, split=split)
+    shapes = jax.eval_shape(lambda key: family.init(key, config, fmt), jax.random.key(0))
+    placed = sharding.shardings(shapes, mesh, rules, fmt, kv_heads=config.kv_heads)
+    lm = family.language_model(config, fmt)
     return sharding.on_mesh(lm, mesh, rules), checkpoint.like(shapes, placed), config
 
 
@@ -53,7 +55,8 @@ def on_rows(shape, dtype=jnp.int32):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.row_sharding(mesh))
 
 
-target, params, config = load("13b", opt.FAMILY.rules)
+module = opt if case["target"] in opt.sizes() else llama
+target, params, config = load(case["target"], module.FAMILY.rules, module)
 if case["prompt"] is not None:
 
     def read(params, prompt, length):
@@ -100,21 +103,29 @@ for _ in range(3):  # a neighbor on the same core slows the processor's own time
     if seconds < case["limit"]:
         break
 memory = compiled.memory_analysis()
-moved = [(i.opcode.removesuffix("-start"), i.elements) for i in hlo.program(compiled.as_text())]
+text = compiled.as_text()
+moved = [(i.opcode.removesuffix("-start"), i.elements) for i in hlo.program(text)]
 print(json.dumps({
     "seconds": seconds,
     "arguments": memory.argument_size_in_bytes,
     "temporaries": memory.temp_size_in_bytes,
     "collectives": [each for each in moved if each[0] in hlo.COLLECTIVES],
+    "kernels": text.count("tpu_custom_call"),
+    "pieces": [
+        i.line[:100] for name, body in hlo.computations(text).items() if "fused" not in name for i in body
+        if len(i.shape) == 4 and i.shape[2:] == (attention.PIECE, config.head_width)],
 }))
 '''
 
 
 @functools.cache
-def compiled(*, topology="v5e:2x4", data=1, model=8, rows=1, slots=1024, block=2, draft=None, prompt=None) -> dict:
+def compiled(
+    *, topology="v5e:2x4", data=1, model=8, rows=1, slots=1024, block=2, target="13b", draft=None, prompt=None,
+    kernel=True,
+) -> dict:  # fmt: skip
     case = {
         "topology": topology, "data": data, "model": model, "rows": rows, "slots": slots, "block": block,
-        "draft": draft, "prompt": prompt, "limit": COMPILE_SECONDS,
+        "target": target, "draft": draft, "prompt": prompt, "kernel": kernel, "limit": COMPILE_SECONDS,
     }  # fmt: skip
     environment = os.environ | {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -180,3 +191,27 @@ def test_a_prompt_of_opt_13b_is_read_in_blocks():
     assert {size for _, size in got["collectives"]} == {32 * 5120, 256 * 5120}
     assert 3.0 * GIB < got["arguments"] < 3.1 * GIB  # weights alone: the cache is made here
     assert got["temporaries"] <= MIB
+
+
+KERNEL_CASES = [("v5e:2x4", 1, 8), ("v5e:2x4", 2, 4), ("v6e:2x4", 1, 8), ("v5p:2x2x2", 1, 8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "data", "model"), KERNEL_CASES)
+def test_a_kernel_reads_the_large_blocks_of_a_prompt_of_llama_3_8b(topology, data, model):
+    """One program of the kernel for each number of slots that it reads: 256, 512, ..., 8,192. What it writes for itself
+    is bounded by the block and not by the cache."""
+    given = {"topology": topology, "data": data, "model": model, "rows": 2 * data, "target": "llama-3-8b"}
+    reference, got = (compiled(**given, prompt=8000, slots=8192, kernel=kernel) for kernel in (False, True))
+    assert (reference["kernels"], got["kernels"]) == (0, 6)
+    assert kinds(got) == kinds(reference) and got["arguments"] == reference["arguments"]
+    assert got["temporaries"] <= reference["temporaries"] + 2 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", [None, 1000])
+def test_a_decode_step_reads_live_slots_once(prompt):
+    """No piece of the cache is written to memory: it is sliced within the product that reads it. A kernel, as for
+    prompts, reads a copy."""
+    got = compiled(topology="v5e:2x4", data=2, model=4, rows=8, slots=2048, block=5, target="llama-3-8b", prompt=prompt)
+    assert (got["kernels"], got["pieces"] == []) == ((0, True) if prompt is None else (4, False))

@@ -1,5 +1,6 @@
 """Attention of a block of new positions over a row's slots: grouped heads, additive bias, float32 softmax."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.cache import KV, Prefix, Stored, one_layer, slot_count
 from specjax.models.format import Format
+from specjax.models.kernels import Kernel
 
 MASKED = float(np.finfo(np.float32).min)  # not -inf: a row that sees nothing must not become NaN
 WHOLE = 256  # slots; a cache of at most so many is read whole
@@ -38,10 +40,12 @@ def attend(
         read; or, of a block of a prompt, its own (T = S) and a prefix that all queries see.
       visible: slots that each query sees; of a block of a prompt, positions of the block, none after the query's own.
       scale: multiplies the scores (T5 has 1.0: no scaling).
-      fmt: of the model.
+      fmt: of the model; its kernel reads blocks of a prompt, where there is no bias.
       bias: added to the scores (T5's relative positions); its batch axis may be 1.
     """
     rows, block, heads, width = q.shape
+    if isinstance(kv, Prefix) and bias is None and fmt.kernel is not None and fmt.kernel.takes(block, width):
+        return _by_kernel(q * scale, kv, fmt.kernel).reshape(rows, block, heads * width)
     if block > QUERY_CHUNK and not isinstance(kv, Prefix):
         return _in_chunks(q, kv, visible, scale=scale, fmt=fmt, bias=bias)
     stored = kv.layers if isinstance(kv, Stored | Prefix) else kv
@@ -131,6 +135,28 @@ def _weighted(scores: Float[Array, "B K M N"], v: Float[Array, "B K N D"], fmt: 
     highest = scores.max(-1, keepdims=True)  # finite: masked scores are
     weights = jnp.exp(scores - highest)
     return Softmax(highest, weights.sum(-1, keepdims=True), fmt.products.mix(weights.astype(v.dtype), v, fmt.precision))
+
+
+def _by_kernel(q: Float[Array, "B S H D"], kv: Prefix, kernel: Kernel) -> Float[Array, "B S H D"]:
+    """A block of a prompt and the slots before it, in one call of a kernel: a softmax in parts would be merged by
+    normalizers that not all kernels return.
+
+        slots    0 ............ start ............ start + S ......... T
+        seen     [ all queries |  by later queries ]
+        read     the first S, 2S, 4S, ... or T slots, whichever hold them: the shapes of a kernel are static
+    """
+    block, slots = q.shape[1], slot_count(kv.layers)
+    sizes = [block]
+    while sizes[-1] < slots:
+        sizes.append(min(2 * sizes[-1], slots))
+    last = kv.start + jnp.arange(block, dtype=jnp.int32)  # slot that each query sees last: its own
+
+    def read(size: int) -> Float[Array, "B S H D"]:
+        k, v = kv.window(jnp.zeros((), jnp.int32), size)
+        return kernel.attend(q, k, v, jnp.arange(size, dtype=jnp.int32)[None] <= last[:, None])
+
+    smaller = sum((last[-1] >= size).astype(jnp.int32) for size in sizes)
+    return jax.lax.switch(smaller, [functools.partial(read, size) for size in sizes])
 
 
 def _accumulated(

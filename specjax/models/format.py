@@ -6,6 +6,7 @@ import math
 import jax
 
 from specjax.models.cpu import cpu_products
+from specjax.models.kernels import Kernel, Split, prompt_kernel
 from specjax.models.products import PLAIN, Products, TPUProducts
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -30,6 +31,7 @@ class Format:
       apart: rows of prompts at least this wide are read one after another, each at the cost of its own length; None:
         all rows are read together, at the cost of the longest.
       products: how kernels are stored and multiplied.
+      kernel: attention of the blocks of prompts; None: by the reference (`models/attention.py`).
     """
 
     dtype: str = "float32"
@@ -42,6 +44,7 @@ class Format:
     fill: int = 32
     apart: int | None = NARROW + 1
     products: Products = PLAIN
+    kernel: Kernel | None = None
 
     def __post_init__(self) -> None:
         for name in (self.dtype, self.cache_dtype):
@@ -93,6 +96,7 @@ def default_format(
     platform: str | None = None,
     sharded: bool = False,
     stacked: bool | None = None,
+    split: Split | None = None,
 ) -> Format:
     """The fastest layout on `platform` (default: the platform that JAX runs on).
 
@@ -103,6 +107,7 @@ def default_format(
       platform: "cpu", "gpu" or "tpu".
       sharded: whether the weights will be laid over a mesh.
       stacked: overrides the platform's choice between scanned and unrolled layers.
+      split: of weights laid over a mesh; None: attention without a kernel there.
     """
     platform = platform or jax.default_backend()
     caches = (None, *DTYPES, INT8)
@@ -126,5 +131,6 @@ def default_format(
             fill=256,
             apart=None if sharded else 2048,  # on a mesh, each device has its own rows
             products=TPUProducts() if platform == "tpu" else PLAIN,
+            kernel=None if sharded and split is None else prompt_kernel(platform, chosen or dtype, split),
         )
     return dataclasses.replace(fmt.quantized() if weights == INT8 else fmt, int8_cache=int8_cache)
