@@ -233,12 +233,19 @@ def agree(**what: Any) -> None:
     for name in dict.fromkeys(name for one in answers for name in one["digests"]):
         for number, one in enumerate(answers):
             if one["digests"].get(name) != first["digests"].get(name):
-                values = [f"{each['shown'][name]!r}" if name in each["shown"] else "" for each in (first, one)]
+                values = [_shown(each, name) for each in (first, one)]
                 quoted = f": {values[0]} and {values[1]}" if all(values) else ""
                 raise ValueError(
                     f"processes 0 and {number} differ in {name}{quoted}: start all processes with the same command "
                     "and files"
                 )
+
+
+def _shown(answer: Mapping[str, Any], name: str) -> str:
+    """A value for the error; empty for long ones."""
+    if name not in answer["digests"]:
+        return "absent"
+    return repr(answer["shown"][name]) if name in answer["shown"] else ""
 
 
 def _exchange(answer: str) -> list[dict[str, Any]]:
@@ -267,6 +274,18 @@ def fail(message: str) -> None:
         client.key_value_set(_key(_open, jax.process_index()), json.dumps({"error": message}))
 
 
+def end_together(patience: float) -> bool:
+    """Waits for the other processes to end, too; False if they do not come within `patience` seconds."""
+    client = _client()
+    if client is None:
+        return True
+    try:
+        client.wait_at_barrier("specjax/end", int(patience * 1000))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def leader_first() -> Iterator[None]:
     """Within it, the leader runs the block before the others do: it writes the files of a shared folder, which the
@@ -293,11 +312,18 @@ class StopTogether:
     """
 
     def __init__(self, requested: Callable[[], bool], *, ahead: int):
-        self._requested, self._ahead, self._at = requested, ahead, None
+        self._requested, self._ahead = requested, ahead
+        self._at: int | None = None
         self._key = f"specjax/stop/{next(_stops)}"
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last step was the last one."""
+        return self._requested() if count() == 1 else self._stopped
 
     def __call__(self, step: int) -> bool:
-        """Call it once after each step, with its number."""
+        """Whether `step` is the last one. Call it once after each step."""
         if count() == 1:
             return self._requested()
         client = _client()
@@ -307,7 +333,8 @@ class StopTogether:
         if self._at is None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # nobody was asked to stop
                 self._at = int(client.key_value_try_get(self._key))
-        return self._at is not None and step >= self._at
+        self._stopped = self._at is not None and step >= self._at
+        return self._stopped
 
 
 _stops = itertools.count()

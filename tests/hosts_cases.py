@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def decode(
         stream = specjax.stream(model(family, mesh), PROMPTS, **given)
         parts = [event.tokens for event in stream]
         out = stream.result()
-        assert [sum(rows, []) for rows in zip(*parts, strict=True)] == out.tokens
+        assert [list(itertools.chain(*rows)) for rows in zip(*parts, strict=True)] == out.tokens
     else:
         out = specjax.generate(model(family, mesh), PROMPTS, **given)
     counts = {"drafted": out.stats.drafted, "accepted": out.stats.accepted, "by_row": dict(out.stats.by_row)}
