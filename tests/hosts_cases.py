@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,10 +13,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 import specjax
-from specjax import drafters, sharding, trees
+from specjax import drafters, hosts, sharding, trees
+from specjax.convert.sources import TensorSource
 from specjax.model import Model
 from specjax.models import llama, opt, t5
 from specjax.models.format import default_format
+from specjax.training import lm, recipe, tasks
 from tests.models.small import noisy
 
 VOCAB, NEW, DRAFT = 24, 16, 0.3
@@ -106,12 +110,53 @@ def score(mesh: Mesh, family: str) -> Any:
     return np.asarray(model(family, mesh).score(*given)).round(5).tolist()
 
 
+def train(mesh: Mesh, folder: Path) -> Any:
+    """Losses, weights and files of a short run, in a folder that the processes share."""
+    packed = np.random.default_rng(0).integers(0, VOCAB, 400).astype(np.uint16)
+    config = FAMILIES["opt"][1]
+    task = tasks.text_task(config, packed, packed[:100], rows=4, length=8, evaluations=2)
+    task = lm.on_mesh(task, mesh, opt.FAMILY.rules, config.kv_heads)
+    run = recipe.Recipe(steps=20, every=10, warmup=2)
+    state = lm.train(task, run, folder / "run", family="opt", config=config)
+    hosts.agree()  # the leader has written everything
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    kept = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
+    again = lm.resume(task, run, folder / "run")
+    params, restored = (jax.tree.map(lambda a: hosts.fetch(a).tolist(), one.params) for one in (state, again))
+    assert params == restored
+    return {"rows": [[row["step"], row["loss"], row["held_out_nats"]] for row in rows], "kept": kept, "params": params}
+
+
+def load(mesh: Mesh) -> Any:
+    """Numbers that this process reads of a checkpoint, and those that its devices hold."""
+    read = []
+    plain = TensorSource.read
+
+    def counted(self, name, index=None):
+        found = plain(self, name, index)
+        read.append(found.size)
+        return found
+
+    TensorSource.read = counted
+    try:
+        target = specjax.load("bundled/opt-draft", mesh=mesh)
+    finally:
+        TensorSource.read = plain
+    held = sum(sum(shard.data.size for shard in leaf.addressable_shards) for leaf in jax.tree.leaves(target.params))
+    return {"read": sum(read), "held": held, "size": target.size}
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function of a mesh of this shape."""
+    """A function of a mesh of this shape, and with `files` of a folder that the processes share."""
 
     shape: tuple[int, int]
-    run: Callable[[Mesh], Any]
+    function: Callable[..., Any]
+    files: bool = False
+
+    def run(self, folder: Path) -> Any:
+        mesh = mesh_of(self.shape)
+        return self.function(mesh, folder) if self.files else self.function(mesh)
 
 
 def _case(shape: tuple[int, int], family: str, make: Callable, **options: Any) -> Case:
@@ -127,6 +172,8 @@ CASES = {
     "tree": _case((4, 1), "opt", tree),
     "cascade": _case((4, 1), "opt", cascade),
     "score": Case((2, 2), functools.partial(score, family="opt")),
+    "load": Case((1, 2), load),
+    "train": Case((2, 2), train, files=True),
 }
 SLOW = {
     f"{family}-{data}x{parts}-{name}": _case((data, parts), family, make, temperature=warm)

@@ -24,7 +24,7 @@ def main() -> None:
     for name in names:
         started = time.perf_counter()
         try:
-            found[name] = cases[name].run(hosts_cases.mesh_of(cases[name].shape))
+            found[name] = cases[name].run(Path(folder))
         except Exception:
             found[name] = traceback.format_exc()
         print(name, f"{time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)

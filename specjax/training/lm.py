@@ -326,7 +326,8 @@ def saved(folder: Path) -> list[Path]:
 
 
 def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype: str, tokenizer: Path) -> None:
-    """Writes a Hugging Face folder, which the leader does: config.json, model.safetensors in `dtype`, and the tokenizer files."""
+    """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer files. Of several
+    processes, all must call it, and the leader writes."""
     fmt = dataclasses.replace(FORMAT, dtype=dtype)
     params = jax.tree.map(hosts.fetch, params) if hosts.count() > 1 else params
     if not hosts.leader():
