@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from tests import hosts_cases
