@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from specjax import sharding, text
+from specjax import hosts, sharding, text
 from specjax.checks import lookup
 from specjax.model import Model
 from specjax.models.cpu import CPUProducts
@@ -83,6 +83,7 @@ def save(
         json.dumps(about)
     except TypeError as error:
         raise ValueError(f"config and notes must be JSON: {error}") from None
+    hosts.agree(checkpoint=folder.name)  # nobody looks for the folder once another process writes it
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _checkpointer() as checkpointer:
         items = {_TREE: ocp.args.StandardSave(tree), _ABOUT: ocp.args.JsonSave(about)}
@@ -184,7 +185,7 @@ def save_model(folder: str | Path, model: Model) -> None:
     """
     notes = {"published": model.described(), "eos": list(model.eos)}
     save(folder, model.params, family=model.family.name, config=model.config, fmt=model.fmt, notes=notes)
-    if model.text is not None and model.text.save_pretrained is not None:
+    if hosts.leader() and model.text is not None and model.text.save_pretrained is not None:
         tokenizer = Path(folder) / _TOKENIZER
         tokenizer.mkdir()
         model.text.save_pretrained(tokenizer)
@@ -220,7 +221,7 @@ def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool 
     fmt = dataclasses.replace(fmt, kernel=prompt_kernel(jax.default_backend(), fmt.cache_dtype, split))
     abstract = family.abstract(config, fmt)
     if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         where = jax.tree.map(lambda _: device, abstract)
     else:
         where = sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads)
