@@ -40,6 +40,8 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text with speculative decoding"),
+    "job run": Command("specjax.cli.job", "continue the prompts of a file; resumable, and split over slices"),
+    "convert": Command("specjax.cli.convert", "write a model as a checkpoint that hosts read shards from"),
     "trace": Command("specjax.cli.trace", "show each round: drafted, accepted and rejected tokens, and its time"),
     "advise": Command("specjax.cli.advise", "measure which drafter, draft length or tree is fastest here"),
     "bench": Command("specjax.cli.bench", "measure speed on this machine, next to transformers"),

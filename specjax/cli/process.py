@@ -109,8 +109,11 @@ def interrupts_wait(busy: Callable[[], bool]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C makes the yielded function return True; a second one raises KeyboardInterrupt.
+def deferred_interrupt(
+    once: Callable[[], bool] = lambda: True, signals: Collection[signal.Signals] = (signal.SIGINT,)
+) -> Iterator[Callable[[], bool]]:
+    """Within it, the first Ctrl-C makes the yielded function return True; a second one raises KeyboardInterrupt. So do
+    other `signals`.
 
     Until `once()` is true there is nothing to lose, and every Ctrl-C raises. If the exception is swallowed, as in
     callbacks of the garbage collector, the function returns True from then on.
@@ -127,8 +130,9 @@ def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Call
     if threading.current_thread() is not threading.main_thread():
         yield lambda: requested
         return
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_interrupt) for number in signals}
     try:
         yield lambda: requested
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
