@@ -242,15 +242,12 @@ def _copy(source: AnyPath, target: AnyPath) -> None:
 
 
 def _tokenizer(folder: AnyPath) -> text.Text | None:
-    """The tokenizer of a checkpoint; that of a store is copied to a temporary folder, which lives as long as it."""
+    """The tokenizer of a checkpoint; that of a store is copied to this machine."""
     if not stores.is_remote(str(folder)):
         return text.from_folder(Path(folder))
     if not folder.exists():
         return None
-    local = tempfile.TemporaryDirectory()
-    _copy(folder, Path(local.name))
-    found = text.from_folder(local.name)
-    return found and found._replace(save_pretrained=lambda into: _copy(Path(local.name), Path(into)))
+    return text.from_folder(stores.copied(str(folder)))
 
 
 @contextlib.contextmanager

@@ -4,9 +4,14 @@ A name with `://`, such as `gs://bucket/folder` or `memory://folder`, is that of
 `gs://` requires the extra `gcs`.
 """
 
+import atexit
+import fnmatch
 import gzip
 import lzma
 import os
+import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +60,26 @@ def read(name: str | os.PathLike[str], what: str = "file") -> bytes:
         raise ValueError(f"{text} is no whole archive, though its name ends in {Path(text).suffix}: {error}") from None
     except OSError as error:
         raise ValueError(f"cannot read the {what} {text}: {error.strerror or error}") from None
+
+
+def copied(name: str, patterns: Sequence[str] = ("*",)) -> Path:
+    """A local folder with the files of a remote one whose names match, for the rest of the process.
+
+    Raises:
+      FileNotFoundError: there is no such folder.
+    """
+    system, root = opened(name.rstrip("/"))
+    local = Path(tempfile.mkdtemp(prefix="specjax-"))
+    atexit.register(shutil.rmtree, local, ignore_errors=True)
+    try:
+        entries = system.ls(root, detail=True)
+    except OSError as error:
+        raise FileNotFoundError(f"{name} is not a folder: {error}") from None
+    for entry in entries:
+        short = str(entry["name"]).rsplit("/", 1)[-1]
+        if entry["type"] == "file" and any(fnmatch.fnmatch(short, pattern) for pattern in patterns):
+            (local / short).write_bytes(system.cat_file(entry["name"]))
+    return local
 
 
 class Folder:
