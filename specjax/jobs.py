@@ -356,7 +356,7 @@ class _Progress:
 def duration(seconds: float) -> str:
     """Seconds for people.
 
-    >>> duration(42.4), duration(750), duration(90000)
+    >>> duration(42.4), duration(750.0), duration(90000.0)
     ('42 s', '12 min', '25.0 h')
     """
     if seconds < 120:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,37 @@ if YAMLLINT := tool("yamllint"):
         rules = "{extends: relaxed, rules: {line-length: {max: 120}}}"
         text = render(template, *JOB, CACHE="gs://b/programs", SPOT="true")
         subprocess.run([str(YAMLLINT), "-s", "-d", rules, "-"], input=text, text=True, check=True)
+
+
+def test_the_ray_example_decodes_batches(monkeypatch):
+    """With a ray that maps in this process: every row has its own random stream, and batches are of one size."""
+    from specjax import config
+
+    rows, decoded, out = {"prompt": ["Once", "The old"], "row": [5, 7]}, [], []
+
+    class Dataset:
+        def map_batches(self, kind, *, fn_constructor_args, batch_size, concurrency, resources):
+            assert (batch_size, concurrency, resources) == (16, 2, {"TPU": 8})
+            out.append(kind(*fn_constructor_args)(rows))
+            return self
+
+        def write_json(self, path):
+            out.append(path)
+
+    def generate(prompts, *, rows):
+        decoded.append((prompts, rows))
+        return types.SimpleNamespace(texts=[f"text {row}" for row in rows], stop_reasons=["eos"] * len(rows))
+
+    def build(given):
+        assert (given.target, given.draft, given.max_new_tokens) == ("bundled/opt-tiny", ("bundled/opt-tiny",), 4)
+        return types.SimpleNamespace(generate=generate)
+
+    ray = types.ModuleType("ray")
+    vars(ray)["data"] = types.SimpleNamespace(read_json=lambda path: Dataset())
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(config, "build", build)
+    models = ["--target", "bundled/opt-tiny", "--draft", "bundled/opt-tiny", "--new-tokens", "4"]
+    monkeypatch.setattr(sys, "argv", ["ray_data.py", "in.jsonl", "out", "--hosts", "2", *models])
+    runpy.run_path(str(SCRIPTS / "ray_data.py"), run_name="__main__")
+    assert decoded == [(["Once", "The old", *["Once"] * 14], [5, 7, *[5] * 14])]
+    assert out == [{**rows, "text": ["text 5", "text 7"], "stop": ["eos"] * 2}, "out"]
