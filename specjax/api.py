@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoding as loop
-from specjax import defaults, files
+from specjax import defaults, files, hosts
 from specjax.drafters import LoadedDrafter
 from specjax.measuring import timed
 from specjax.metrics import Stats, split_seconds, stats, steady
@@ -159,7 +159,7 @@ def generate(
     )  # fmt: skip
     state, run, compiling = timed(lambda: loop.generate(job.params, job.state, **job.static))
     seconds = job.seconds | {"decode": run, "compile": job.seconds["compile"] + compiling}
-    tokens, length, stops, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
+    tokens, length, stops, totals = hosts.fetch((state.tokens, state.length, state.stop, state.totals))
     if profile:
         seconds |= split_seconds(job.params, state, run, **job.static)
     new = [tokens[b, : length[b]].tolist() for b in range(len(length))]
@@ -232,7 +232,7 @@ class Stream:
 
     def __init__(self, job: Job):
         self._job = job
-        stop, totals = jax.device_get((job.state.stop, job.state.totals))
+        stop, totals = hosts.fetch((job.state.stop, job.state.totals))
         text = job.target.text
         writers = tuple(Writer(text, job.stops) for _ in stop) if text else ()
         self._at = _Point(job.state, Progress([[] for _ in stop], stop, totals), writers, None, (), 0.0)
@@ -263,7 +263,7 @@ class Stream:
         if self.in_round:
             before = before._replace(state=self._replay())
         (state, info), run, compiling = timed(lambda: loop.one_round(job.params, before.state, **job.static))
-        info, stop, totals = jax.device_get((info, state.stop, state.totals))
+        info, stop, totals = hosts.fetch((info, state.stop, state.totals))
         new = [info.committed[b, : info.emitted[b]].tolist() for b in range(len(stop))]
         ended = (before.done.stop == Stop.RUNNING) & (stop != Stop.RUNNING)
         writers = tuple(writer.copy() for writer in before.writers)
@@ -310,7 +310,7 @@ def _warn(job: Job, done: Progress) -> None:
     """Warns of rows that are shorter than requested for a reason that the text does not show."""
     target, rows = job.target, lambda chosen: ", ".join(str(row) for row, one in enumerate(chosen) if one)
     if full := rows(done.stop == Stop.CACHE_FULL):
-        length, budget, limit = jax.device_get((job.prompt.length, job.prompt.budget, job.prompt.limit))
+        length, budget, limit = hosts.fetch((job.prompt.length, job.prompt.budget, job.prompt.limit))
         room = f"the {limit} positions of {target.name}" if limit == target.positions else f"cache_len={limit}"
         row = int(np.argmax(done.stop == Stop.CACHE_FULL))
         warnings.warn(

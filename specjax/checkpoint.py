@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.sharding import Mesh
 
-from specjax import sharding, stores, text
+from specjax import hosts, sharding, stores, text
 from specjax.checks import lookup
 from specjax.model import Model
 from specjax.models.cpu import CPUProducts
@@ -84,6 +84,7 @@ def save(
         json.dumps(about)
     except TypeError as error:
         raise ValueError(f"config and notes must be JSON: {error}") from None
+    hosts.agree(checkpoint=home.name)  # nobody looks for the folder once another process writes it
     home.parent.mkdir(parents=True, exist_ok=True)
     with _checkpointer() as checkpointer:
         items = {_TREE: ocp.args.StandardSave(tree), _ABOUT: ocp.args.JsonSave(about)}
@@ -184,7 +185,7 @@ def save_model(folder: str | Path, model: Model) -> None:
     """
     notes = {"published": model.described(), "eos": list(model.eos)}
     save(folder, model.params, family=model.family.name, config=model.config, fmt=model.fmt, notes=notes)
-    if model.text is not None and model.text.save_pretrained is not None:
+    if hosts.leader() and model.text is not None and model.text.save_pretrained is not None:
         with tempfile.TemporaryDirectory() as local:
             model.text.save_pretrained(Path(local))
             _copy(Path(local), _path(folder) / _TOKENIZER)
@@ -224,7 +225,7 @@ def load_model(
     abstract = family.abstract(config, fmt)
     rules = sharding.replicated(family.rules) if replicate else family.rules
     if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         where = jax.tree.map(lambda _: device, abstract)
     else:
         where = sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads)

@@ -90,6 +90,20 @@ class Models:
 
 
 @dataclasses.dataclass(frozen=True)
+class Processes:
+    """Several processes run the same command, each with its own devices, and a mesh spans all of them. The first one
+    prints and writes files. On TPU slices and in Slurm steps these options are not needed: start the command on every
+    host."""
+
+    coordinator: Annotated[str | None, arg(metavar="HOST:PORT", help_behavior_hint="(default: found)")] = None
+    """Address of process 0."""
+    processes: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: found)")] = None
+    """Number of processes."""
+    index: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: found)")] = None
+    """Number of this process, from 0."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Drafting:
     """How draft tokens are proposed and verified. With a lossless verifier the output distribution is the target's."""
 

@@ -5,7 +5,8 @@
     DIR/unfinished-00008    finished rows of a shard that is being decoded, in any order
 
 A row of the result depends on the seed, its number and its prompt, not on the process that wrote it: a job that was
-killed and resumed, or split over several slices, has the files of an uninterrupted one, byte for byte.
+killed and resumed, or split over several slices, has the files of an uninterrupted one, byte for byte. A group may be
+several processes (`specjax.hosts`), of which the leader writes; all of them must see the folder.
 
 Importing this module does not import jax.
 """
@@ -117,32 +118,45 @@ def run(
     >>> done.finished, done.rows, done.errors
     (True, 3, 1)
     """
+    from specjax import hosts
+
     split = Split() if split is None else split
-    folder = stores.folder(out)
-    check_manifest(folder, manifest(job, items, split, chat))
+    folder, leader = stores.folder(out), hosts.leader()
     count = -(-len(items) // split.shard)
-    mine = range(split.index, count, split.of)
-    progress = _Progress(sum(len(_numbers(number, items, split)) for number in mine), report)
-    there = folder.names()
-    for number in mine:
+    mine = {number: _numbers(number, items, split) for number in range(split.index, count, split.of)}
+    wanted, there = manifest(job, items, split, chat), folder.names()
+    if MANIFEST in there:
+        check_manifest(folder, wanted)
+    progress = _Progress(sum(map(len, mine.values())), report)
+    unfinished: dict[int, dict[int, Row]] = {}
+    for number, numbers in mine.items():
         if _part(number) in there:
-            progress.known(_errors(folder.read(_part(number))), len(_numbers(number, items, split)))
+            progress.known(_errors(folder.read(_part(number))), len(numbers))
+        else:
+            unfinished[number] = _rows(folder.appended(_unfinished(number)), set(numbers))
+            progress.known(sum("error" in row for row in unfinished[number].values()), len(unfinished[number]))
+    # All processes have read the folder, which all must see, before the leader writes to it.
+    hosts.agree(job=wanted, split=split, done=[(number, sorted(rows)) for number, rows in unfinished.items()])
+    if leader:
+        if MANIFEST not in there:
+            folder.write(MANIFEST, (json.dumps(wanted, indent=1) + "\n").encode())
+            check_manifest(folder, wanted)  # another group may have written its own
+        for number in mine.keys() - unfinished.keys():
             folder.discard(_unfinished(number))  # where a kill came between the part and this
-    for number in mine:
-        if _part(number) in there:
-            continue
-        numbers, rows_file = _numbers(number, items, split), _unfinished(number)
-        done = _rows(folder.appended(rows_file), set(numbers))
-        progress.known(sum("error" in row for row in done.values()), len(done))
-        for new in _decoded(job, {row: items[row] for row in numbers}, done, split, chat):
+    together, step = hosts.StopTogether(stop, ahead=2), 0  # a batch ends on all processes before the next but one
+    for number, done in unfinished.items():
+        for new in _decoded(job, {row: items[row] for row in mine[number]}, done, split, chat):
             if new:
-                folder.append(rows_file, _lines(new))
+                if leader:
+                    folder.append(_unfinished(number), _lines(new))
                 done |= {row["row"]: row for row in new}
                 progress.add(new)
-            if stop():
+            step += 1
+            if together(step):
                 return progress.summary(finished=False)
-        folder.write(_part(number), _lines([done[row] for row in numbers]))
-        folder.discard(rows_file)
+        if leader:
+            folder.write(_part(number), _lines([done[row] for row in mine[number]]))
+            folder.discard(_unfinished(number))
     return progress.summary(finished=True)
 
 
@@ -271,15 +285,13 @@ def settings(config: "RunConfig") -> dict[str, Any]:
 
 
 def check_manifest(folder: stores.Folder, wanted: Mapping[str, Any]) -> None:
-    """Writes the manifest, or compares it with that of an earlier call.
+    """Compares the manifest of a folder.
 
     Raises:
       ValueError: the folder was started with other settings; names the first.
     """
-    if MANIFEST not in folder.names():
-        folder.write(MANIFEST, (json.dumps(wanted, indent=1) + "\n").encode())
     try:
-        found = json.loads(folder.read(MANIFEST))  # of whichever group wrote it last
+        found = json.loads(folder.read(MANIFEST))
         started = {name: found[name] for name in wanted} | {"options": dict(found["options"])}
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{folder.name}/{MANIFEST} is not the manifest of a job: choose another folder") from None

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from specjax import convert, programs, sharding
+from specjax import convert, hosts, programs, sharding
 from specjax.base import LanguageModel
 from specjax.models.family import Family
 from specjax.models.format import Format
@@ -142,7 +142,8 @@ class Model:
             if not lengths.all():
                 raise ValueError(f"encoder row {int(lengths.argmin())} begins with padding: give at least one token")
             given = {"encoder_length": lengths}
-        return _score(self.params, *arrays, **given, family=self.family, config=self.config, fmt=self.fmt)
+        out = _score(self.params, *arrays, **given, family=self.family, config=self.config, fmt=self.fmt)
+        return hosts.replicate(out)  # each process can read all of it
 
     def chat(self, messages: str | Sequence[Mapping[str, str]]) -> str:
         """The prompt for the next message of a conversation, by the model's own chat template.

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax import hosts
 from specjax.decoding import DecodeParams, GenerationState
 from specjax.sharding import Rules, cache_shardings, check_rows, replicated, row_sharding
 from specjax.types import PyTree
@@ -19,8 +20,7 @@ from specjax.types import PyTree
 def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, *, draft: Rules | None = None) -> GenerationState:
     """Shardings of a generation state: rows on data, the target's heads by `rules`, the draft's by `draft`.
 
-    Place the state that `prefill` returned by these (`jax.device_put`): a round then returns it with the same
-    shardings.
+    Place the state that `prefill` returned by these (`hosts.lay`): a round then returns it with the same shardings.
 
     Args:
       draft: rules of a draft model on the same mesh; None: its caches are split by rows alone.
@@ -37,7 +37,7 @@ def place_params(params: DecodeParams, mesh: Mesh) -> DecodeParams:
 
     def on_mesh(leaf) -> jax.Array:
         there = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
-        return leaf if there else jax.device_put(leaf, whole)
+        return leaf if there else hosts.lay(leaf, whole)
 
     return DecodeParams(
         target=jax.tree.map(on_mesh, params.target),
@@ -50,4 +50,4 @@ def place_params(params: DecodeParams, mesh: Mesh) -> DecodeParams:
 def place_rows(arrays: PyTree, mesh: Mesh) -> PyTree:
     """Places arrays [B, ...] by rows, scalars whole: prompts, lengths, budgets and keys."""
     rows, whole = row_sharding(mesh), NamedSharding(mesh, P())
-    return jax.device_put(arrays, jax.tree.map(lambda leaf: rows if leaf.ndim else whole, arrays))
+    return hosts.lay(arrays, jax.tree.map(lambda leaf: rows if leaf.ndim else whole, arrays))

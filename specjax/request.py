@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import checks, defaults, drafters, placement, programs, sampling, stopping, verify
+from specjax import checks, defaults, drafters, hosts, placement, programs, sampling, stopping, verify
 from specjax import decoding as loop
 from specjax.base import Known
 from specjax.drafters import LoadedDrafter
@@ -84,7 +84,7 @@ class Job(NamedTuple):
         if target.mesh is None or target.rules is None:
             return state
         rules = None if source is None or source.mesh is None else source.rules
-        return jax.device_put(state, placement.state_shardings(state, target.mesh, target.rules, draft=rules))
+        return hosts.lay(state, placement.state_shardings(state, target.mesh, target.rules, draft=rules))
 
 
 def prepare(
@@ -147,6 +147,12 @@ def prepare(
     streams = np.asarray(row_numbers(rows, batch), np.uint32)
     # numpy arrays are put on the device without compiling a program for each shape
     given = (np.uint32(seed), streams, tokens, length, budget.astype(np.int32), np.int32(limit), shared)
+    if hosts.spans_processes(target.mesh):  # a difference would be a program that waits for ever, or a mixed one
+        hosts.agree(
+            target=repr(target), drafter=drafter.name, verifier=chosen.name, prompts=[tokens, length], rows=streams,
+            seed=seed, max_new_tokens=budget, sampling=settings, logit_bias=logit_bias, eos=target.eos, stop=stops,
+            stop_tokens=list(stop_tokens), ignore_eos=ignore_eos, cache_len=[slots, limit],
+        )  # fmt: skip
     seed_, streams, tokens, length, budget, limit, shared = jax.device_put(given)
     prompt = Prompt(tokens, length, _row_keys(seed_, streams), budget, limit, shared)
     decode = loop.DecodeParams(target.params, drafter.params, params, rules)

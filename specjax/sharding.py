@@ -18,6 +18,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax import hosts
 from specjax.base import LanguageModel
 from specjax.models.cache import KV
 from specjax.models.family import MODEL, Rule, Rules
@@ -151,7 +152,7 @@ def check_heads(mesh: Mesh, rules: Rules, *, kv_heads: int) -> None:
 
 def place(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads: int) -> Params:
     """Places parameters on the mesh; each device receives only its own shards. See `shardings`."""
-    return jax.device_put(params, shardings(params, mesh, rules, fmt, kv_heads=kv_heads))
+    return hosts.lay(params, shardings(params, mesh, rules, fmt, kv_heads=kv_heads))
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:

@@ -64,6 +64,8 @@ class Grid:
     """Draft models, the largest first."""
     dtype: Annotated[str, arg(metavar="{float32,bfloat16,float16}")] = "float32"
     """Of all models."""
+    mesh: Annotated[str, arg(metavar="1xMODEL", help_behavior_hint="(default: one device)")] = ""
+    """Devices that the target is split over, such as 1x4; single requests are timed, so rows are not split."""
     file: Annotated[str, arg(metavar="FILE", help_behavior_hint=NONE)] = ""
     """Prompts for one task: MT-bench's or Spec-Bench's question.jsonl, HumanEval.jsonl.gz, GSM8K's test.jsonl, .tsv
     (prompt, tab, reference), .txt (one prompt per line), .jsonl with "prompt"; also packed as .gz or .xz."""
@@ -119,6 +121,12 @@ class Grid:
             check_name(task, tasks.TASKS, "task")
         ranged = ("max_new_tokens", "seed", "gammas", "temperatures")
         checks.decoding(**{name: getattr(self, name) for name in ranged})
+        if self.mesh and checks.mesh_shape(self.mesh)[0] != 1:
+            raise ValueError(
+                f"mesh must be 1xMODEL, got {self.mesh}: single requests are timed, whose row is not split"
+            )
+        if self.mesh and self.peer:
+            raise ValueError(f"peer {self.peer} runs on one device: leave out peer or mesh")
         if self.file and self.dataset:
             raise ValueError("pass either file or dataset, not both")
         if (self.file or self.dataset) and len(self.tasks) > 1:
@@ -243,6 +251,7 @@ def cases(grid: Grid, every: Sequence[Point], items: Mapping[str, Sequence[tasks
     """A case for each point; its key contains everything that the row depends on, the texts of the prompts included."""
     names = ("target", "dtype", "style", "ignore_eos", "seed", "peer", "scores", *SIZES)
     common = {name: getattr(grid, name) for name in names} | {"bench": "sweep"}
+    common |= {"mesh": grid.mesh} if grid.mesh else {}  # rows of older files have none
     return [
         Case(
             common | {
@@ -284,7 +293,7 @@ def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Cal
         from specjax.request import named_verifier
 
         strategy, target = point.strategy, shelf.model(grid.target)
-        drafts = [shelf.model(name) for name in point.drafts]
+        drafts = [shelf.draft(name) for name in point.drafts]
         key = ("drafter", strategy.text, point.drafts)
         drafter = shelf.keep(key, lambda: strategy.build(target, drafts))
         verifier, part = named_verifier(drafter, strategy.verifier), drafter.drafter

@@ -28,13 +28,14 @@ class Record:
     Args:
       file: the file to resume from and to append to; None: rows are not stored.
       about: versions and device; rows of the file that differ are measured again.
+      writes: whether new rows are appended to the file; of several processes, only the leader does.
 
     Raises:
       ValueError: the file contains something else.
     """
 
-    def __init__(self, file: Path | None, about: Mapping[str, str]):
-        self.file = file
+    def __init__(self, file: Path | None, about: Mapping[str, str], *, writes: bool = True):
+        self.file, self.writes = file, writes
         self.about = dict(about) | {"revision": revision()}
         self.known: dict[str, list[Row]] = {}
         if file is None or not file.is_file():
@@ -58,7 +59,7 @@ class Record:
             seen.append(row)
             yield row
         self.known[name(case)] = seen
-        if self.file is None:
+        if self.file is None or not self.writes:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as stream:
@@ -74,10 +75,15 @@ def name(case: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that are measured, and the kind of device."""
+    """Versions of Python and of the packages that are measured, the kind of device, and the number of processes if
+    there are several."""
     import jax  # not at the top: options are checked without it
 
+    from specjax import hosts
+
     found = {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
+    if hosts.count() > 1:
+        found["processes"] = str(hosts.count())
     for package in ("specjax", "jax", "jaxlib", "flax", "torch", "transformers"):
         try:
             found[package] = metadata.version(package)
@@ -130,29 +136,37 @@ class Shelf:
       dtype: of all models.
       notify: receives what is being loaded.
       sizes: parameters of models whose size is known; such a model is not downloaded if it does not fit.
+      mesh: that targets are split over; drafts are whole on each of its devices.
     """
 
-    def __init__(self, dtype: str, notify: Callable[[str], None], *, sizes: dict[str, float] | None = None):
-        self._dtype, self._notify, self._sizes = dtype, notify, sizes or {}
+    def __init__(
+        self, dtype: str, notify: Callable[[str], None], *, sizes: dict[str, float] | None = None, mesh: Any = None
+    ):
+        self._dtype, self._notify, self._sizes, self._mesh = dtype, notify, sizes or {}, mesh
         self._models: dict[str, Any] = {}
         self._kept: dict[Any, Any] = {}
         self.missing: dict[str, str] = {}
 
-    def model(self, name: str) -> Any:
+    def draft(self, name: str) -> Any:
+        """`model`, under a mesh whole on each device."""
+        return self.model(name, replicate=self._mesh is not None)
+
+    def model(self, name: str, *, replicate: bool = False) -> Any:
         """Raises Missing if the model is not available: no such files, no network, or too little memory."""
         if name in self.missing:
             raise Missing(self.missing[name])
-        if name not in self._models:
+        place = f"{name}, replicated" if replicate else name
+        if place not in self._models:
             from specjax import loading  # not at the top: options are checked without jax
 
             try:
                 self._check_memory(name)
                 self._notify(f"loading {name}")
-                self._models[name] = loading.load(name, dtype=self._dtype)
+                self._models[place] = loading.load(name, dtype=self._dtype, mesh=self._mesh, replicate=replicate)
             except (OSError, Missing) as error:
                 self.missing[name] = f"{name} is not available: {' '.join(str(error).split())}"
                 raise Missing(self.missing[name]) from None
-        return self._models[name]
+        return self._models[place]
 
     def keep(self, key: Any, make: Callable[[], Any]) -> Any:
         """The value of `make`, made once for each key."""

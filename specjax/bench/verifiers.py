@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import decoding as loop
-from specjax import estimates, measuring, trees, verify
+from specjax import estimates, hosts, measuring, trees, verify
 from specjax.base import Drafter, LanguageModel, VerifyFn
 from specjax.bench.decode import random_model
 from specjax.bench.record import Row
@@ -144,7 +144,7 @@ def _judged(job: Any, chosen: Sequence[verify.Verifier], key: jax.Array) -> Iter
     number = 0
     while bool(jnp.any(state.stop == int(Stop.RUNNING))):
         same_draft = state._replace(key=jax.random.clone(state.key))  # the round below draws it again
-        yield jax.device_get(judge(job.params, same_draft, jax.random.fold_in(key, number)))
+        yield hosts.fetch(judge(job.params, same_draft, jax.random.fold_in(key, number)))
         state, _ = loop.one_round(job.params, state, **static)
         number += 1
 

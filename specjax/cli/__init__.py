@@ -36,24 +36,34 @@ class Command(NamedTuple):
     module: str
     summary: str
     first: tuple[str, ...] = ()
+    joins: bool = False  # may run as several processes, see `specjax.hosts`
+    index: str = "--index"  # the option for the number of the process
 
 
 COMMANDS = {
-    "generate": Command("specjax.cli.generate", "continue text with speculative decoding"),
-    "job run": Command("specjax.cli.job", "continue the prompts of a file; resumable, and split over slices"),
+    "generate": Command("specjax.cli.generate", "continue text with speculative decoding", joins=True),
+    "job run": Command(
+        "specjax.cli.job",
+        "continue the prompts of a file; resumable, and split over slices",
+        joins=True,
+        index="--process-index",
+    ),
     "convert": Command("specjax.cli.convert", "write a model as a checkpoint that hosts read shards from"),
     "trace": Command("specjax.cli.trace", "show each round: drafted, accepted and rejected tokens, and its time"),
     "advise": Command("specjax.cli.advise", "measure which drafter, draft length or tree is fastest here"),
-    "bench": Command("specjax.cli.bench", "measure speed on this machine, next to transformers"),
+    "bench": Command("specjax.cli.bench", "measure speed on this machine, next to transformers", joins=True),
     "bench shapes": Command("specjax.cli.bench_shapes", "measure speculation at the size of published models"),
-    "sweep": Command("specjax.cli.sweep", "measure drafters, verifiers and settings on your prompts"),
+    "sweep": Command("specjax.cli.sweep", "measure drafters, verifiers and settings on your prompts", joins=True),
     "reproduce": Command("specjax.cli.reproduce", "measure published tables and figures again, side by side"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),
     "train lm": Command(
-        "specjax.cli.train", "train a language model on text, or distill a draft from its target", ("lm",)
+        "specjax.cli.train", "train a language model on text, or distill a draft from its target", ("lm",), joins=True
     ),
     "train t5": Command(
-        "specjax.cli.train", "train an encoder-decoder on pairs, or distill a draft from its target", ("t5",)
+        "specjax.cli.train",
+        "train an encoder-decoder on pairs, or distill a draft from its target",
+        ("t5",),
+        joins=True,
     ),
     "train answers": Command("specjax.cli.train", "write a target's answers, to train heads on", ("answers",)),
     "train head": Command("specjax.cli.train", "train a head that drafts for a target", ("head",)),
@@ -106,7 +116,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             rest.remove(NO_COMPILE_CACHE)
             process.disable_compile_cache()
         command = COMMANDS[name]
-        code = importlib.import_module(command.module).main([*command.first, *rest])
+        with process.errors_of_all():
+            if command.joins and not {"-h", "--help"} & set(rest):
+                process.join(name, rest, command.index)
+            code = importlib.import_module(command.module).main([*command.first, *rest])
         return _interrupted(whole=argv is None) if code == INTERRUPTED else code
     except KeyboardInterrupt:
         say(f"{prog}: interrupted")
@@ -123,18 +136,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop(sys.stdout)
             return FAILED
         say(f"{prog}: error: {one_line(error)}")
+        process.end_together(BAD_INPUT, one_line(error))
         return BAD_INPUT
     except (ImportError, MemoryError, RuntimeError, FloatingPointError) as error:
         # a missing extra, JAX out of memory, a loss that is not finite
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
         say(f"{prog}: failed: {type(error).__name__}: {one_line(error)}")
+        process.end_together(FAILED, one_line(error))
         return FAILED
 
 
 def _interrupted(*, whole: bool) -> int:
     """The exit code. If we are the whole process, it ends here: JAX may still be computing, and crashes in an ordinary
     exit."""
+    process.end_together(INTERRUPTED)
     if whole:
         for output in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

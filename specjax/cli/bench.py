@@ -15,7 +15,7 @@ from specjax.checks import check_name
 from specjax.cli import process
 from specjax.cli.arguments import parse
 from specjax.cli.rows import NO_FILE, RowFiles
-from specjax.config import arg
+from specjax.config import Processes, arg
 from specjax.strategy import Strategy
 
 Name = Literal[
@@ -97,6 +97,9 @@ class Bench:
     """committed: rounds that all verifiers judge."""
     repeats: Annotated[int, N] = 5
     """Interleaved runs; medians are reported."""
+    mesh: Annotated[str, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = ""
+    """committed: devices that rows and the target are split over."""
+    hosts: Processes = dataclasses.field(default_factory=Processes)
     files: RowFiles = dataclasses.field(default_factory=RowFiles)
 
 
@@ -120,7 +123,7 @@ def main(args: Sequence[str]) -> int:
                 print(line(row), flush=True)
                 shown.append(row)
                 progress.update(title)
-            if options.files.markdown is not None:
+            if options.files.markdown is not None and process.peers().leader:
                 record.write_markdown(options.files.markdown, shown)
     return 0
 
@@ -161,6 +164,14 @@ def check(options: Bench) -> None:
         row = max(options.prompt_tokens or PROMPTS["context"]) + context.NEW
         if min(options.cache_len) < row:
             raise ValueError(f"--cache-len {min(options.cache_len)} is too small: a row has up to {row} tokens")
+    if options.name == "committed":
+        process.check_mesh(options.mesh or None)
+        if options.mesh and 8 % checks.mesh_shape(options.mesh)[0]:
+            raise ValueError(f"--mesh {options.mesh}: committed decodes 8 rows, which DATA must divide")
+    elif options.mesh or process.peers().count > 1:
+        raise ValueError(
+            f"bench {options.name} measures one process and device: --mesh and --processes are for committed"
+        )
     if options.style != Bench.style and options.name != "committed":
         raise ValueError(f"--style is an option of bench committed, not of bench {options.name}")
     if options.name == "committed":
@@ -206,6 +217,7 @@ def cases(options: Bench) -> Iterator[tuple[Row, Callable[[], Iterator[Row]]]]:
                 "target": target, "draft": options.draft, "prompts": str(options.prompts),
                 "rounds": options.rounds, "new": options.max_new_tokens,
                 **({} if options.style == Bench.style else {"style": options.style}),
+                **({"mesh": options.mesh} if options.mesh else {}),
             },
         ),
         "long-context": (
@@ -244,12 +256,15 @@ def committed(
     rounds: int,
     new: int,
     style: str = "auto",
+    mesh: str = "",
 ) -> Iterator[Row]:
     """`verifiers.committed` for models by name on a file of prompts."""
     import specjax
+    from specjax import sharding
     from specjax.bench import tasks, verifiers
 
-    strategy, big = Strategy.parse(drafter), specjax.load(target, dtype=dtype)
+    split = sharding.make_mesh(*checks.mesh_shape(mesh)) if mesh else None
+    strategy, big = Strategy.parse(drafter), specjax.load(target, dtype=dtype, mesh=split)
     built = strategy.build(big, [specjax.load(draft, dtype=dtype) for _ in range(strategy.needs)])
     form, items = tasks.read(prompts)
     task = tasks.FORMATS[form].task

@@ -31,11 +31,15 @@ def main(args: Sequence[str]) -> int:
     if found is None:
         return DONE
     options, config, prompts = found
+    from specjax import hosts
     from specjax.cli.progress import Progress, open_console
     from specjax.config import build
 
     checks.at_least(1, repeats=options.printing.repeats)
-    outputs.writable(output=options.printing.output)
+    process.check_mesh(config.mesh)
+    if process.peers().leader:
+        outputs.writable(output=options.printing.output)
+    hosts.agree(options=config, prompts=prompts)
     console, errors = open_console(), open_console(stderr=True)
     with Progress(errors, show=not options.printing.quiet) as progress:
         with process.interrupts_wait(lambda: False):
@@ -75,7 +79,7 @@ def decode_and_report(options: Options, work: Work, console: "Console", errors: 
 
     def write(out: "Generation", compared: "Comparison | None" = None) -> str:
         content = files.to_json(report.record(run, out, work.prompts, printing, compared))
-        if printing.output is not None:
+        if printing.output is not None and process.peers().leader:
             files.write_text(printing.output, content + "\n")
         return content
 
@@ -128,7 +132,7 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
     Raises:
       Unshown: the sink failed.
     """
-    from specjax import api
+    from specjax import api, hosts
 
     progress = work.progress
     progress.update("compiling, and reading the prompt")
@@ -137,11 +141,12 @@ def decode(work: Work, open_sink: "Callable[[], Sink]", *, marks: bool, split: b
         stream = api.stream(run.target, work.prompts, drafter=run.drafter, **run.config.options)
     progress.update("compiling a round")
     with process.deferred_interrupt(once=lambda: stream.rounds > 0 or stream.in_round) as stop:
+        together = hosts.StopTogether(stop, ahead=2)  # each round ends on all processes before the next one
         try:
-            _show(stream, work, open_sink, stop, marks=marks)
+            _show(stream, work, open_sink, lambda: together(stream.rounds), marks=marks)
         except (OSError, SystemExit) as error:  # a full disk, or (raised by rich) a closed pipe
             raise Unshown(stream.result()) from error
-        interrupted = stop()
+        interrupted = together.stopped
     out = stream.result()
     if split and not interrupted and out.stats.drafted:
         progress.update("timing draft and verify separately")

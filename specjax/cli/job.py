@@ -19,6 +19,19 @@ INDEX = "JOB_INDEX"  # environment variable
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
+@dataclasses.dataclass(frozen=True)
+class JobProcesses:
+    """The processes of one group, each with its own devices, which a mesh spans. On TPU slices and in Slurm steps these
+    options are not needed: start the command on every host."""
+
+    coordinator: Annotated[str | None, arg(metavar="HOST:PORT", help_behavior_hint="(default: found)")] = None
+    """Address of process 0, which prints and writes files."""
+    processes: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: found)")] = None
+    """Number of processes."""
+    process_index: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: found)")] = None
+    """Number of this process, from 0; --index is that of the group."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(Configured):
     """Continue the prompts of a file, in shards that become files of a folder.
@@ -46,6 +59,7 @@ class JobOptions(Configured):
     """Number of independent process groups, such as slices, that share the job."""
     index: Annotated[int | None, arg(metavar="I", help_behavior_hint=f"(default: the variable {INDEX}, else 0)")] = None
     """Number of this group, from 0: it takes the shards s with s modulo N equal to I."""
+    hosts: JobProcesses = dataclasses.field(default_factory=JobProcesses)
 
 
 def main(args: Sequence[str]) -> int:
@@ -62,6 +76,7 @@ def main(args: Sequence[str]) -> int:
     split = jobs.Split(shard=options.shard, rows=options.rows, of=options.of, index=index)
     config = merged(options, preset)
     checks_of_job(options, config)
+    process.check_mesh(config.mesh)
     items = read_items(options.file)
     process.import_library()
     from specjax.cli.progress import Progress, open_console

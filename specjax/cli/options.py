@@ -12,7 +12,7 @@ from specjax import registry
 from specjax.cli import process
 from specjax.cli.arguments import parse
 from specjax.cli.prompts import Prompt, read_prompts
-from specjax.config import Drafting, Flag, Models, RunConfig, Sampling, Stopping, arg
+from specjax.config import Drafting, Flag, Models, Processes, RunConfig, Sampling, Stopping, arg
 from specjax.strategy import Strategy
 
 R = TypeVar("R", bound="Request")
@@ -81,6 +81,7 @@ class Options(Request):
     """
 
     printing: Printing = Printing()
+    hosts: Processes = dataclasses.field(default_factory=Processes)
 
 
 def read_request(kind: type[R], args: Sequence[str], prog: str) -> tuple[R, RunConfig, list[Prompt]] | None:

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from specjax.cli import outputs
+from specjax.cli import outputs, process
 from specjax.config import arg
 
 if TYPE_CHECKING:
@@ -25,16 +25,20 @@ class RowFiles:
     """Write the table as Markdown."""
 
     def check(self) -> None:
-        """Raises ValueError for files that cannot be written."""
+        """Raises ValueError for files that cannot be written; of several processes, by the leader."""
+        if not process.peers().leader:
+            return
         outputs.writable(json=self.json, markdown=self.markdown)
 
     def open(self) -> "tuple[Record, Console, Console]":
         """The record of the JSON file, and consoles on stdout and stderr; prints the versions."""
+        from specjax import hosts
         from specjax.bench import record
         from specjax.cli.progress import tables_and_errors
 
         about = record.versions()
-        kept = record.Record(self.json, about)
+        kept = record.Record(self.json, about, writes=process.peers().leader)
+        hosts.agree(rows=kept.known)
         console, errors = tables_and_errors()
         console.print("  ".join(f"{name} {version}" for name, version in about.items()), soft_wrap=True, markup=False)
         return kept, console, errors

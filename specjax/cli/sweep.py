@@ -14,7 +14,7 @@ from specjax.checks import lookup
 from specjax.cli import outputs, process
 from specjax.cli.arguments import parse
 from specjax.cli.rows import NO_FILE, RowFiles
-from specjax.config import Flag, arg
+from specjax.config import Flag, Processes, arg
 
 PROG = "specjax sweep"
 DRAFTERS = arg(metavar="NAME[:KEY=VALUE,...] ...", help_behavior_hint="(default: model if there is a draft, ngram)")
@@ -53,6 +53,7 @@ class SweepOptions:
     """As for specjax generate --drafter; "specjax generate --drafter help" lists them. Every combination with the
     gammas, verifiers, temperatures and tasks is measured, and plain decoding is timed beside each."""
     grid: Annotated[Grid, tyro.conf.SuppressFixed] = dataclasses.field(default_factory=Grid)
+    hosts: Processes = dataclasses.field(default_factory=Processes)
     results: Results = Results()
 
 
@@ -76,8 +77,12 @@ def main(args: Sequence[str]) -> int:
         grid = grid.quick()
     if file and results.json is None:
         results = dataclasses.replace(results, json=Path(f"{file.stem}.jsonl"))
-    results.check()
-    outputs.picture(picture=results.picture)
+    process.check_mesh(grid.mesh or None)
+    if process.peers().leader:
+        results.check()
+        outputs.picture(picture=results.picture)
+    else:
+        results = dataclasses.replace(results, markdown=None, picture=None)
     if grid.peer:
         from specjax.bench import peer
 
@@ -115,15 +120,18 @@ def run(grid: Grid, title: str, results: Results) -> int:
     cases = grids.cases(grid, points, items)
 
     process.import_library()
+    from specjax import checks, hosts, sharding
     from specjax.bench import record
     from specjax.cli.progress import Progress
 
+    hosts.agree(cases=[case.key for case in cases])
+    mesh = sharding.make_mesh(*checks.mesh_shape(grid.mesh)) if grid.mesh else None
     kept, console, errors = results.open()
     found: list[tuple[Any, record.Row]] = []
     left_out: list[str] = []
     done = 0
     with Progress(errors, show=True) as progress:
-        shelf = record.Shelf(grid.dtype, progress.update)
+        shelf = record.Shelf(grid.dtype, progress.update, mesh=mesh)
         try:
             for point, (_, rows) in zip(points, record.run(cases, kept, shelf, progress.update, left_out), strict=True):
                 found += [(point, row) for row in rows]

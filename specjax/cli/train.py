@@ -20,6 +20,8 @@ def main(args: Sequence[str]) -> int:
     word, *rest = args
     run: TextRun | PairRun | AnswersRun | HeadRun = parse(RUNS[word], rest, prog=f"specjax train {word}")
     process.import_library()
+    if isinstance(run, TextRun | PairRun):
+        process.check_mesh(run.mesh)
     console = open_console(stderr=True)
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         line = progress.add_task("starting", total=None)

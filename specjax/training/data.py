@@ -150,12 +150,13 @@ def own_outputs(
 
     The result is cached in `folder`, so that a run can resume. Outputs are truncated at the width of the pairs.
     """
-    from specjax import api
+    from specjax import api, hosts
 
     file = folder / f"own_{name}.npz"
     width = pairs.target.shape[1]
     count = min(most, len(pairs.source))
     sources = pairs.source[np.linspace(0, len(pairs.source) - 1, count).astype(np.int64)]
+    hosts.agree(own_outputs=file.is_file())  # before the leader writes it
     if file.is_file():
         with np.load(file, allow_pickle=False) as kept:
             found = Pairs(kept["source"], kept["target"])
@@ -170,8 +171,9 @@ def own_outputs(
             targets[start + row, : len(tokens)] = tokens
         say(f"the teacher's own outputs: {min(start + rows, len(sources))} of {len(sources)}")
     folder.mkdir(parents=True, exist_ok=True)
-    with files.whole(file) as aside:
-        np.savez(aside, source=sources, target=targets)  # named .npz already, so numpy adds nothing
+    if hosts.leader():
+        with files.whole(file) as aside:
+            np.savez(aside, source=sources, target=targets)  # named .npz already, so numpy adds nothing
     return Pairs(sources, targets)
 
 

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from specjax import checkpoint, convert, files, sharding
+from specjax import checkpoint, convert, files, hosts, sharding
 from specjax.models.family import Rules
 from specjax.models.format import Format
 from specjax.training.recipe import Recipe
@@ -77,7 +77,7 @@ class TrainingTask(NamedTuple):
             return batch
         mesh, parts = self.mesh, self.mesh.shape[sharding.DATA]
         rows, whole = sharding.row_sharding(mesh), NamedSharding(mesh, P())
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, whole if len(leaf) % parts else rows), batch)
+        return hosts.lay(batch, jax.tree.map(lambda leaf: whole if len(leaf) % parts else rows, batch))
 
 
 def on_mesh(task: TrainingTask, mesh: Mesh | None, rules: Rules, kv_heads: int) -> TrainingTask:
@@ -153,7 +153,7 @@ def make_evaluate(task: TrainingTask) -> Callable[[Params], dict[str, float]]:
         sums: dict[str, float] = {}
         weight = 0
         for batch in task.held_out:
-            found, count = jax.device_get(one(params, task.fixed, task.place(batch)))
+            found, count = hosts.fetch(one(params, task.fixed, task.place(batch)))
             weight += int(count)
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * int(count)
@@ -174,7 +174,8 @@ def train(
 ) -> TrainState:
     """Trains until `recipe.steps`, from the newest checkpoint in the folder if there is one.
 
-    SIGTERM and Ctrl-C save a checkpoint and end the run; another call resumes it. Steps are dispatched ahead of the
+    SIGTERM and Ctrl-C save a checkpoint and end the run, also of all processes if one receives the signal; another call
+    resumes it. Steps are dispatched ahead of the
     device; metrics are fetched only for a record, every LOG_EVERY steps and at evaluations.
 
     Args:
@@ -198,8 +199,10 @@ def train(
         begun, since = time.perf_counter(), int(state.step)
         at = since  # on the host: reading state.step would wait for the device
         in_flight: collections.deque[Any] = collections.deque()
-        forget_after(folder / "metrics.jsonl", since)
-        while at < recipe.steps and not received:
+        if hosts.leader():
+            forget_after(folder / "metrics.jsonl", since)
+        stop = hosts.StopTogether(lambda: bool(received), ahead=IN_FLIGHT + 2)
+        while at < recipe.steps and not stop(at):
             each = range(at * recipe.accumulate, (at + 1) * recipe.accumulate)
             state, metrics = step(state, task.fixed, *(task.place(task.batch(number)) for number in each))
             at += 1
@@ -209,19 +212,20 @@ def train(
             due = at % recipe.every == 0 or at >= recipe.steps
             if at % LOG_EVERY and not due:
                 continue
-            shown = {"step": at} | {name: float(value) for name, value in jax.device_get(metrics).items()}
+            shown = {"step": at} | {name: float(value) for name, value in hosts.fetch(metrics).items()}
             shown["seconds_per_step"] = (time.perf_counter() - begun) / (at - since)
             if not math.isfinite(shown["loss"]):
                 raise FloatingPointError(f"the loss is {shown['loss']} at step {at}: lower the learning rate")
             if due:
                 shown |= evaluate(state.params)
-            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(shown) + "\n")
+            if hosts.leader():
+                with (folder / "metrics.jsonl").open("a", encoding="utf-8") as log:
+                    log.write(json.dumps(shown) + "\n")
             if due:
                 # After its record: a run that dies in between drops the record and writes it again.
                 save(state, folder, family=family, config=config)
             report(shown)
-        if received and all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params)):
+        if stop.stopped and all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params)):
             save(state, folder, family=family, config=config)
     return state
 
@@ -255,12 +259,13 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
         return TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
 
     found, key = saved(folder), jax.random.key(recipe.seed)
+    hosts.agree(checkpoints=[file.name for file in found])
     if task.mesh is not None:
         new = placed(task, recipe, key)
         wanted, places = new, jax.tree.map(lambda leaf: leaf.sharding, new)
     else:
         new, wanted = None, jax.eval_shape(fresh, key)
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         places = jax.tree.map(lambda _: device, wanted)
     if not found:
         return jax.jit(fresh)(key) if new is None else new
@@ -272,8 +277,9 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
             damaged.append((file, error))
             continue
         for other, error in damaged:  # only now: if none is readable, the checkpoints may not be at fault
-            shutil.rmtree(aside := other.with_suffix(".damaged"), ignore_errors=True)
-            other.rename(aside)
+            if hosts.leader():
+                shutil.rmtree(aside := other.with_suffix(".damaged"), ignore_errors=True)
+                other.rename(aside)
             warnings.warn(f"{error}; resuming from step {int(state.step)}", stacklevel=2)
         return state
     raise damaged[0][1]
@@ -285,7 +291,7 @@ def placed(task: TrainingTask, recipe: Recipe, key: jax.Array) -> TrainState:
     params = jax.jit(task.init, out_shardings=task.shardings(jax.eval_shape(task.init, key)))(key)
     state = TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
     whole = NamedSharding(task.mesh, P())
-    on_mesh = lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, whole)
+    on_mesh = lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else hosts.lay(leaf, whole)
     return jax.tree.map(on_mesh, state)
 
 
@@ -309,8 +315,9 @@ def save(state: TrainState, folder: Path, *, family: str, config: Any) -> None:
     if not target.exists():
         stored = {"params": state.params, "optimizer": dict(enumerate_leaves(state.optimizer)), "step": state.step}
         checkpoint.save(target, stored, family=family, config=config, fmt=FORMAT)
-    for old in saved(folder)[:-KEPT]:
-        shutil.rmtree(old)
+    if hosts.leader():
+        for old in saved(folder)[:-KEPT]:
+            shutil.rmtree(old)
 
 
 def saved(folder: Path) -> list[Path]:
@@ -319,8 +326,12 @@ def saved(folder: Path) -> list[Path]:
 
 
 def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype: str, tokenizer: Path) -> None:
-    """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer files."""
+    """Writes a Hugging Face folder: config.json, model.safetensors in `dtype`, and the tokenizer files. Of several
+    processes, all must call it, and the leader writes."""
     fmt = dataclasses.replace(FORMAT, dtype=dtype)
+    params = jax.tree.map(hosts.fetch, params) if hosts.count() > 1 else params
+    if not hosts.leader():
+        return
     convert.save_pretrained(folder, halved(params) if dtype == "bfloat16" else params, published, fmt=fmt)
     for file in sorted(tokenizer.glob("tokenizer*.json")):
         shutil.copyfile(file, folder / file.name)
@@ -328,7 +339,7 @@ def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype:
 
 def draw_curve(folder: Path) -> Path | None:
     """Plots the loss of metrics.jsonl as curve.png; None without matplotlib or before the first record."""
-    if not (folder / "metrics.jsonl").is_file():
+    if not hosts.leader() or not (folder / "metrics.jsonl").is_file():
         return None
     try:
         import matplotlib

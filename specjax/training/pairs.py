@@ -65,24 +65,27 @@ class PairRun(TrainingRun):
         Raises:
           ValueError, FileNotFoundError: invalid options, before any work; or a run that was started with others.
         """
+        from specjax import hosts
         from specjax.models import t5
         from specjax.training import data, tasks, tokenizer
 
         self._check(tokenizer.T5_SPECIALS)
-        self.check_record()
-        say("reading the pairs")
-        parts = data.split_pairs(itertools.chain.from_iterable(map(data.pairs, self.data)), self.held_out)
-        kept, held_out = (data.prefixed(part, self.prefix) for part in parts)
-        texts = lambda: (side for pair in kept for side in pair)
-        bpe = self.load_tokenizer(texts, say, specials=tokenizer.T5_SPECIALS, template="$A </s>")
-        encode = lambda texts: [one.ids for one in bpe.encode_batch(texts)]
-        say("encoding the pairs")
-        arrays = [data.encode_pairs(part, encode, width=self.widths[-1]) for part in (kept, held_out)]
-        if any(len(array.source) == 0 for array in arrays):
-            raise ValueError(f"data: no training pair or no held-out pair fits widths {self.widths}")
-        self.run.mkdir(parents=True, exist_ok=True)
-        files.write_text(self.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in parts[1]))
-        self.write_record()
+        with self.preparing():
+            self.check_record()
+            say("reading the pairs")
+            parts = data.split_pairs(itertools.chain.from_iterable(map(data.pairs, self.data)), self.held_out)
+            kept, held_out = (data.prefixed(part, self.prefix) for part in parts)
+            texts = lambda: (side for pair in kept for side in pair)
+            bpe = self.load_tokenizer(texts, say, specials=tokenizer.T5_SPECIALS, template="$A </s>")
+            encode = lambda texts: [one.ids for one in bpe.encode_batch(texts)]
+            say("encoding the pairs")
+            arrays = [data.encode_pairs(part, encode, width=self.widths[-1]) for part in (kept, held_out)]
+            if any(len(array.source) == 0 for array in arrays):
+                raise ValueError(f"data: no training pair or no held-out pair fits widths {self.widths}")
+            self.run.mkdir(parents=True, exist_ok=True)
+            if hosts.leader():
+                files.write_text(self.run / "held_out.tsv", "".join(f"{a}\t{b}\n" for a, b in parts[1]))
+            self.write_record()
         config = t5.T5Config(
             vocab_size=bpe.get_vocab_size(), width=self.width, head_width=self.head_width, heads=self.heads,
             mlp_width=4 * self.width, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers,

@@ -3,17 +3,19 @@
 Importing this module does not import jax.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from specjax import checks, files
+from specjax.config import Processes
 from specjax.training.recipe import Distillation, Recipe
 
 if TYPE_CHECKING:
@@ -27,7 +29,17 @@ BYTES = 256  # each is a token of a byte-level vocabulary
 TRAINED = "of its own"  # in place of the hash of a given tokenizer
 LARGEST_SIDE = 2**16  # of a model's or a batch's shape
 LARGEST_VOCABULARY = 2**16  # text is packed as uint16
-FREE = ("run", "data", "tokenizer", "teacher", "dtype", "mesh", "recipe", "distillation")  # may change on resumption
+FREE = (
+    "run",
+    "data",
+    "tokenizer",
+    "teacher",
+    "dtype",
+    "mesh",
+    "hosts",
+    "recipe",
+    "distillation",
+)  # may change on resumption
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +62,7 @@ class TrainingRun:
     """Dtype of the exported weights."""
     mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
     """Devices that rows and weights are split over, such as 2x4."""
+    hosts: Processes = dataclasses.field(default_factory=Processes)
     distillation: Distillation = dataclasses.field(default_factory=Distillation)
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
 
@@ -122,7 +135,25 @@ class TrainingRun:
 
     def write_record(self) -> None:
         """Call after the data was validated, so that a failed start can be repeated with other inputs."""
-        files.write_text(self.record, json.dumps(self.inputs(), indent=1) + "\n")
+        from specjax import hosts
+
+        if hosts.leader():
+            files.write_text(self.record, json.dumps(self.inputs(), indent=1) + "\n")
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """The leader prepares the folder of the run, and then the other processes read it.
+
+        Raises:
+          ValueError: another folder on another process.
+        """
+        from specjax import hosts
+
+        hosts.agree(inputs=self.inputs(), recipe=self.recipe, distillation=self.distillation)
+        with hosts.leader_first():
+            if not (hosts.leader() or self.record.is_file()):
+                raise ValueError(f"{self.run} is not there: all processes must share the folder of the run")
+            yield
 
     # --- tokenizer, teacher, training ---
 

@@ -59,27 +59,30 @@ class TextRun(TrainingRun):
         Raises:
           ValueError, FileNotFoundError: invalid options, before any work; or a run that was started with others.
         """
+        from specjax import hosts
         from specjax.models import opt
         from specjax.training import data, tasks, tokenizer
 
         self._check(tokenizer.OPT_SPECIALS)
-        self.check_record()
-        texts = lambda: dict.fromkeys(data.split(self._documents(), self.held_out).train)
-        bpe = self.load_tokenizer(texts, say, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
-        if bpe.id_to_token(END) != "</s>":
-            raise ValueError(f"token {END} of {self.tokenizer_folder} must be '</s>', got {bpe.id_to_token(END)!r}")
-        packs = {name: self.run / f"{name}.bin" for name in ("train", "held_out")}
-        if not all(file.is_file() for file in (self.record, *packs.values())):
-            say("packing the text")
-            self._pack(packs, bpe)
-        packed = {name: data.tokens(file) for name, file in packs.items()}
-        for name, array in packed.items():
-            if len(array) <= self.length + 1:
-                raise ValueError(
-                    f"the {name} text has {len(array)} tokens, fewer than a window of length {self.length}"
-                )
-        self.write_record()
-        write_prompts(self.run / "prompts.txt", packed["held_out"], bpe)
+        with self.preparing():
+            self.check_record()
+            texts = lambda: dict.fromkeys(data.split(self._documents(), self.held_out).train)
+            bpe = self.load_tokenizer(texts, say, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
+            if bpe.id_to_token(END) != "</s>":
+                raise ValueError(f"token {END} of {self.tokenizer_folder} must be '</s>', got {bpe.id_to_token(END)!r}")
+            packs = {name: self.run / f"{name}.bin" for name in ("train", "held_out")}
+            if not all(file.is_file() for file in (self.record, *packs.values())):
+                say("packing the text")
+                self._pack(packs, bpe)
+            packed = {name: data.tokens(file) for name, file in packs.items()}
+            for name, array in packed.items():
+                if len(array) <= self.length + 1:
+                    raise ValueError(
+                        f"the {name} text has {len(array)} tokens, fewer than a window of length {self.length}"
+                    )
+            self.write_record()
+            if hosts.leader():
+                write_prompts(self.run / "prompts.txt", packed["held_out"], bpe)
         config = self._config(bpe.get_vocab_size())
         teacher = self.load_teacher(config.vocab_size, encoder_decoder=False, length=self.length)
         task = tasks.text_task(

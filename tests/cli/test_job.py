@@ -15,6 +15,7 @@ import pytest
 
 from specjax import config, jobs, stores
 from specjax.cli.prompts import read_items
+from tests.test_hosts import ended, environment, free_port
 
 COUNT, SHARD, ROWS = 14, 5, 2
 OPTIONS = ["--drafter", "ngram", "--gamma", "3", "--max-new-tokens", "6", "--ignore-eos"]
@@ -265,3 +266,54 @@ def test_kill_9_at_random_moments(models, tmp_path):
     with start(models, prompts, tmp_path / "killed", *sizes) as run:
         assert run.wait(timeout=300) == 0
     assert kills and contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def start_two(models: dict[str, str], prompts: str, out: Path) -> list[subprocess.Popen]:
+    """Two processes of one group."""
+    where, sizes = f"localhost:{free_port()}", ["--shard", "16", "--rows", "4", "--mesh", "2x1"]
+    command = [sys.executable, "-m", "specjax.cli", "job", "run", prompts, "--out", str(out), *OPTIONS, *sizes]
+    command += ["--target", models["target"], "--coordinator", where, "--processes", "2", "--process-index"]
+    return [
+        subprocess.Popen([*command, str(index)], env=environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for index in range(2)
+    ]
+
+
+def one_process(models: dict[str, str], prompts: str, out: Path) -> dict[str, bytes]:
+    command = [sys.executable, "-m", "specjax.cli", "job", "run", prompts, "--out", str(out), *OPTIONS]
+    command += ["--target", models["target"], "--shard", "16", "--rows", "4", "--mesh", "2x1"]
+    subprocess.run(command, env=environment(2), check=True, capture_output=True, timeout=300)
+    return contents(out)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_stops_both(models, tmp_path):
+    """After the same batch, with whole files; the same command finishes, and has the files of one process."""
+    prompts, out = str(write_prompts(tmp_path / "p.jsonl", 60)), tmp_path / "two"
+    with ended(start_two(models, prompts, out)) as processes:
+        while not list(out.glob("unfinished-*")) and processes[0].poll() is None:
+            time.sleep(0.01)
+        processes[1].send_signal(signal.SIGTERM)
+        assert [one.wait(timeout=120) for one in processes] == [130, 130]
+    assert len(list(out.glob("part-*"))) < 4
+    with ended(start_two(models, prompts, out)) as processes:
+        assert [one.wait(timeout=120) for one in processes] == [0, 0]
+    assert contents(out) == one_process(models, prompts, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_kill_9_of_one_of_two_processes(victim, models, tmp_path):
+    """The other one ends by itself; the same command finishes."""
+    prompts, out = str(write_prompts(tmp_path / "p.jsonl", 60)), tmp_path / "two"
+    with ended(start_two(models, prompts, out)) as processes:
+        while not list(out.glob("unfinished-*")) and processes[0].poll() is None:
+            time.sleep(0.01)
+        processes[victim].kill()
+        assert processes[1 - victim].wait(timeout=60) != 0
+    with ended(start_two(models, prompts, out)) as processes:
+        assert [one.wait(timeout=120) for one in processes] == [0, 0]
+    assert contents(out) == one_process(models, prompts, tmp_path / "one")

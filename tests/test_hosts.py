@@ -1,0 +1,159 @@
+"""Several processes: the tokens of one process with as many devices, differences reported, signals, and files."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests import hosts_cases
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT = 240  # seconds
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]
+
+
+def environment(devices: int) -> dict[str, str]:
+    return os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT), "SPECJAX_COMPILE_CACHE": "off"}
+
+
+def start(*commands: list[str], devices: int = 1, cwd: Path = ROOT) -> list[subprocess.Popen]:
+    """Processes of one program."""
+    return [
+        subprocess.Popen(
+            [sys.executable, *command], cwd=cwd, env=environment(devices), stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for command in commands
+    ]  # fmt: skip
+
+
+def finish(processes: list[subprocess.Popen], timeout: float = TIMEOUT) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each."""
+    with ended(processes):
+        found = [one.communicate(timeout=timeout) for one in processes]
+        return [(one.returncode, *texts) for one, texts in zip(processes, found, strict=True)]
+
+
+@contextlib.contextmanager
+def ended(processes: list[subprocess.Popen]) -> Iterator[None]:
+    """No process outlives the block."""
+    try:
+        yield
+    finally:
+        for one in processes:
+            one.kill()
+            one.communicate()
+
+
+def decoded(processes: int, devices: int, names: list[str], folder: Path) -> list[dict]:
+    """What each process found."""
+    where = f"localhost:{free_port()}"
+    worker = lambda index: ["-m", "tests.hosts_worker", where, str(processes), str(index), str(folder), *names]
+    for code, _, errors in finish(start(*map(worker, range(processes)), devices=devices)):
+        assert code == 0, errors
+    return [json.loads((folder / f"{index}.json").read_text()) for index in range(processes)]
+
+
+def alone(name: str, folder: Path):
+    """The case in this process, with devices of its own."""
+    return json.loads(json.dumps((hosts_cases.CASES | hosts_cases.SLOW)[name].run(folder)))
+
+
+def assert_equal(name: str, found: list[dict], folder: Path) -> None:
+    """What the processes found is what one process finds."""
+    expected = alone(name, folder)
+    for one in found:
+        assert one[name] == expected
+    if "tokens" in expected and "plain" not in name:
+        assert 0 < expected["accepted"] < expected["drafted"]
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory) -> list[dict]:
+    """Every case of the default tier on 2 processes of 2 devices."""
+    return decoded(2, 2, list(hosts_cases.CASES), tmp_path_factory.mktemp("two"))
+
+
+@pytest.mark.parametrize("name", [name for name in hosts_cases.CASES if name not in ("load", "train")])
+def test_two_processes_give_what_one_gives(of_two, name, tmp_path):
+    assert_equal(name, of_two, tmp_path)
+
+
+def test_a_process_reads_its_own_shards_only(of_two):
+    for one in of_two:
+        found = one["load"]
+        assert found["read"] <= 1.05 * found["held"] < 0.6 * found["size"]
+
+
+def test_training_takes_the_steps_of_one_process(of_two, tmp_path):
+    expected, found = alone("train", tmp_path), [one["train"] for one in of_two]
+    assert found[0] == found[1]
+    assert [row[0] for row in found[0]["rows"]] == [10, 20] and found[0]["kept"] == expected["kept"]
+    np.testing.assert_allclose(found[0]["rows"], expected["rows"], rtol=1e-6)
+    for mine, theirs in zip(*map(jax.tree.leaves, (found[0]["params"], expected["params"])), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, devices", [(2, 2), (4, 1)])
+def test_more_models_drafters_and_processes(processes, devices, tmp_path):
+    names = [*hosts_cases.SLOW, *(() if processes == 2 else ("chain", "stream", "t5", "llama", "score", "cascade"))]
+    found = decoded(processes, devices, names, tmp_path)
+    for name in names:
+        assert_equal(name, found, tmp_path)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def command(words: list[str], count: int = 2) -> list[list[str]]:
+    """The same command for each process."""
+    where = f"localhost:{free_port()}"
+    joined = lambda index: ["--coordinator", where, "--processes", str(count), "--index", str(index)]
+    return [["-m", "specjax.cli", *words, *joined(index)] for index in range(count)]
+
+
+GENERATE = ["generate", "--target", "bundled/opt-tiny", "--mesh", "2x1", "--ignore-eos"]
+
+
+def test_different_prompts_are_one_line_on_all(tmp_path):
+    for index, text in enumerate(("Once upon a time\nA dog\n", "Once upon a time\nA cat\n")):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "prompts.txt").write_text(text)
+    pair = command([*GENERATE, "--prompts", "prompts.txt"])
+    began = time.monotonic()
+    started = [start(one, cwd=tmp_path / str(index))[0] for index, one in enumerate(pair)]
+    for code, out, errors in finish(started):
+        lines = [line for line in errors.splitlines() if not line.startswith("[Gloo]")]
+        assert code == 2 and not out and len(lines) == 1 and "prompts" in lines[0]
+    assert time.monotonic() - began < 15
+
+
+def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
+    file = tmp_path / "out.json"
+    words = [*GENERATE, "Once upon", "The dog", "--max-new-tokens", "400", "--quiet", "--output", str(file)]
+    processes = start(*command(words))
+    with ended(processes):
+        assert processes[0].stdout.read(1)
+        processes[1].send_signal(signal.SIGTERM)
+        (code, _, errors), (other, out, _) = finish(processes)
+    assert (code, other) == (130, 130), errors
+    assert not out
+    record = json.loads(file.read_text())
+    assert record["stop_reasons"] == ["interrupted"] * 2
+    assert all(0 < len(row) < 400 for row in record["tokens"])
