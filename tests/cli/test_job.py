@@ -293,13 +293,15 @@ def one_process(models: dict[str, str], prompts: str, out: Path) -> dict[str, by
 def test_sigterm_to_one_process_stops_both(models, tmp_path):
     """After the same batch, with whole files; the same command finishes, and has the files of one process."""
     prompts, out = str(write_prompts(tmp_path / "p.jsonl", 60)), tmp_path / "two"
-    with ended(start_two(models, prompts, out)) as processes:
+    processes = start_two(models, prompts, out)
+    with ended(processes):
         while not list(out.glob("unfinished-*")) and processes[0].poll() is None:
             time.sleep(0.01)
         processes[1].send_signal(signal.SIGTERM)
         assert [one.wait(timeout=120) for one in processes] == [130, 130]
     assert len(list(out.glob("part-*"))) < 4
-    with ended(start_two(models, prompts, out)) as processes:
+    processes = start_two(models, prompts, out)
+    with ended(processes):
         assert [one.wait(timeout=120) for one in processes] == [0, 0]
     assert contents(out) == one_process(models, prompts, tmp_path / "one")
 
@@ -309,11 +311,13 @@ def test_sigterm_to_one_process_stops_both(models, tmp_path):
 def test_kill_9_of_one_of_two_processes(victim, models, tmp_path):
     """The other one ends by itself; the same command finishes."""
     prompts, out = str(write_prompts(tmp_path / "p.jsonl", 60)), tmp_path / "two"
-    with ended(start_two(models, prompts, out)) as processes:
+    processes = start_two(models, prompts, out)
+    with ended(processes):
         while not list(out.glob("unfinished-*")) and processes[0].poll() is None:
             time.sleep(0.01)
         processes[victim].kill()
         assert processes[1 - victim].wait(timeout=60) != 0
-    with ended(start_two(models, prompts, out)) as processes:
+    processes = start_two(models, prompts, out)
+    with ended(processes):
         assert [one.wait(timeout=120) for one in processes] == [0, 0]
     assert contents(out) == one_process(models, prompts, tmp_path / "one")
