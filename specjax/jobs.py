@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specjax import checks, stores
 
 if TYPE_CHECKING:
+    from specjax.api import Generation
     from specjax.config import Run, RunConfig
     from specjax.model import Model
 
@@ -200,7 +201,7 @@ def _decoded(
         batch = order[at : at + split.rows]
         if all(row in done for row in batch):
             continue
-        found = decode(job, [prompts[row] for row in batch], batch, split.rows)
+        found = decode(job.generate, [prompts[row] for row in batch], batch, split.rows)
         yield [
             {"row": row} | _id(items[row]) | one
             for row, one in zip(batch, found, strict=True)
@@ -208,15 +209,20 @@ def _decoded(
         ]  # fmt: skip
 
 
-def decode(job: "Run", prompts: Sequence[list[int]], numbers: Sequence[int], rows: int) -> list[Row]:
-    """Text, tokens and stop reason of each prompt. `numbers` are those of their random streams.
+def decode(
+    generate: Callable[..., "Generation"], prompts: Sequence[str | list[int]], numbers: Sequence[int], rows: int
+) -> list[Row]:
+    """Text, tokens and stop reason of each prompt.
 
-    A batch of fewer than `rows` prompts repeats its first one, so that one batch size is compiled.
+    Args:
+      generate: `specjax.generate` with the model and options.
+      numbers: of the random streams of the prompts.
+      rows: of the batch; one of fewer prompts repeats its first one, so that one batch size is compiled.
     """
     missing = rows - len(prompts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of rows by their place in the batch; their `stop` says the same
-        out = job.generate([*prompts, *[prompts[0]] * missing], rows=[*numbers, *[numbers[0]] * missing])
+        out = generate([*prompts, *[prompts[0]] * missing], rows=[*numbers, *[numbers[0]] * missing])
     return [
         ({} if out.texts is None else {"text": out.texts[row]})
         | {"tokens": out.tokens[row], "stop": out.stop_reasons[row]}

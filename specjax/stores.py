@@ -156,8 +156,11 @@ class RemoteFolder(Folder):
         self._system.makedirs(self._root, exist_ok=True)
 
     def _objects(self) -> dict[str, str]:
-        self._system.invalidate_cache()
-        return {str(path).rsplit("/", 1)[-1]: path for path in self._system.ls(self._root, detail=False)}
+        self._system.invalidate_cache()  # other processes write, too
+        try:
+            return {str(path).rsplit("/", 1)[-1]: path for path in self._system.ls(self._root, detail=False)}
+        except FileNotFoundError:  # a folder is the common name of its objects, and there are none yet
+            return {}
 
     def _parts(self, name: str) -> list[str]:
         return sorted(path for short, path in self._objects().items() if short.startswith(name + SEPARATOR))

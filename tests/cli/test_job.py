@@ -146,6 +146,7 @@ def test_a_kill_while_a_part_is_written_leaves_no_part(built, prompts, whole, tm
 def test_an_object_store_has_the_same_files(built, prompts, whole, monkeypatch):
     """Prompts and answers in memory://, stopped after a batch, whose rows are an object of their own."""
     system = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(system), "makedirs", lambda *args, **options: None)  # most stores have no empty folders
     system.pipe_file("/in/prompts.jsonl", Path(prompts).read_bytes())
     items, split = read_items("memory://in/prompts.jsonl"), jobs.Split(shard=SHARD, rows=ROWS)
     first = jobs.run(built(), items, "memory://out/job", split=split, stop=lambda: True)
