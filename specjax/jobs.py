@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specjax import checks, stores
@@ -182,11 +182,7 @@ Row = dict[str, Any]
 def _decoded(
     job: "Run", items: Mapping[int, Item], done: Mapping[int, Row], split: Split, chat: bool
 ) -> Iterator[list[Row]]:
-    """The rows of a shard that are not done: invalid prompts first, then batch by batch.
-
-    Batches hold prompts of similar lengths. They are the same whatever is done, so that a resumed job runs the
-    programs of an uninterrupted one on the same arrays; rows that a batch has again are left out.
-    """
+    """The rows of a shard that are not done, invalid prompts first."""
     prompts: dict[int, list[int]] = {}
     bad: list[Row] = []
     for row, item in items.items():
@@ -196,17 +192,23 @@ def _decoded(
             why = " ".join(str(error).split()).replace("prompt 0", "the prompt")  # checked alone, it has number 0
             bad.append({"row": row} | _id(item) | {"error": why})
     yield [row for row in bad if row["row"] not in done]
+    for found in finished(job, prompts, done, split.rows):
+        yield [{"row": row} | _id(items[row]) | one for row, one in found.items()]
+
+
+def finished(job: "Run", prompts: Mapping[int, list[int]], done: Container[int], rows: int) -> Iterator[dict[int, Row]]:
+    """Decodes the prompts of a shard that are not done, and yields rows by number as they finish.
+
+    Batches hold prompts of similar lengths. They are the same whatever is done, so that a resumed job runs the programs
+    of an uninterrupted one on the same arrays; rows that a batch decodes again are left out.
+    """
     order = sorted(prompts, key=lambda row: (len(prompts[row]), row))
-    for at in range(0, len(order), split.rows):
-        batch = order[at : at + split.rows]
+    for at in range(0, len(order), rows):
+        batch = order[at : at + rows]
         if all(row in done for row in batch):
             continue
-        found = decode(job.generate, [prompts[row] for row in batch], batch, split.rows)
-        yield [
-            {"row": row} | _id(items[row]) | one
-            for row, one in zip(batch, found, strict=True)
-            if row not in done
-        ]  # fmt: skip
+        found = decode(job.generate, [prompts[row] for row in batch], batch, rows)
+        yield {row: one for row, one in zip(batch, found, strict=True) if row not in done}
 
 
 def decode(
