@@ -179,15 +179,15 @@ def test_other_settings_are_refused(change, built, prompts, whole, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_after_the_batch(number, specjax_program, models, prompts, whole, tmp_path, monkeypatch):
     """The program exits with 130 and whole files; called again, it finishes."""
-    real, sent = jobs.decode, []
+    real, sent = stores.Folder.append, []
 
-    def decode(*args):
-        if sent == [1]:
+    def append(self, name, content):
+        sent.append(name)
+        if len(sent) == 2:
             signal.raise_signal(number)
-        sent.append(1)
-        return real(*args)
+        real(self, name, content)
 
-    monkeypatch.setattr(jobs, "decode", decode)
+    monkeypatch.setattr(stores.Folder, "append", append)
     args = ["job", "run", prompts, "--out", str(tmp_path), "--target", models["target"], *OPTIONS, *SIZES]
     handler = signal.getsignal(number)
     ran = specjax_program(*args)
