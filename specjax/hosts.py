@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
@@ -37,7 +38,7 @@ SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", 
 TPU_WORKERS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # set by GKE
 
 _rounds = itertools.count()  # of `agree`; equal on all processes, because they run one program
-_open = 0  # the round that no process of this program has answered yet, see `fail`
+_open = 0  # the first round that this process has not answered, see `fail`
 
 
 # --- joining ---------------------------------------------------------------------------------------------------------
@@ -98,8 +99,10 @@ def join(coordinator: str | None = None, processes: int | None = None, index: in
             raise ValueError(f"coordinator must be HOST:PORT of process 0, got {coordinator!r}")
     # Its handler of SIGTERM would hide the signal from Python, and the other way around: see StopTogether.
     jax.config.update("jax_enable_preemption_service", False)
-    explicit = {} if coordinator is None else {"cluster_detection_method": "deactivate"}
-    jax.distributed.initialize(coordinator, processes, index, heartbeat_timeout_seconds=HEARTBEAT, **explicit)
+    jax.distributed.initialize(
+        coordinator, processes, index, heartbeat_timeout_seconds=HEARTBEAT,
+        cluster_detection_method=None if coordinator is None else "deactivate",
+    )  # fmt: skip
 
 
 def count() -> int:
@@ -145,7 +148,7 @@ def _lay(leaf: Any, sharding: Sharding) -> jax.Array:
             return leaf
         if not leaf.is_fully_addressable:  # device_put of typed keys is not supported there
             return _identity(sharding)(leaf)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = _lay(np.asarray(jax.random.key_data(leaf)), sharding)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     array = np.asarray(leaf)

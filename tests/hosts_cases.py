@@ -40,7 +40,7 @@ def weights(family: str, noise: float) -> Any:
     module, config = FAMILIES[family]
     params = noisy(module.init(jax.random.key(0), config, FMT), 1, lambda leaf: 0.6)
     if noise:
-        params = noisy(params, 9, lambda leaf: noise * np.std(leaf))
+        params = noisy(params, 9, lambda leaf: noise * float(np.std(leaf)))
     return jax.device_get(params)
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from specjax import hosts
 from tests import hosts_cases
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,7 +151,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
     words = [*GENERATE, "Once upon", "The dog", "--max-new-tokens", "400", "--quiet", "--output", str(file)]
     processes = start(*command(words))
     with ended(processes):
-        assert processes[0].stdout.read(1)
+        assert processes[0].stdout is not None and processes[0].stdout.read(1)
         processes[1].send_signal(signal.SIGTERM)
         (code, _, errors), (other, out, _) = finish(processes)
     assert (code, other) == (130, 130), errors
@@ -157,3 +159,113 @@ def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
     record = json.loads(file.read_text())
     assert record["stop_reasons"] == ["interrupted"] * 2
     assert all(0 < len(row) < 400 for row in record["tokens"])
+
+
+def test_a_process_that_fails_alone_ends_the_others(tmp_path):
+    """The second one has no prompts: it reports the file, and the first one repeats its report."""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "0" / "prompts.txt").write_text("Once upon a time\nA dog\n")
+    pair = command([*GENERATE, "--prompts", "prompts.txt"])
+    started = [start(one, cwd=tmp_path / str(index))[0] for index, one in enumerate(pair)]
+    for code, out, errors in finish(started, timeout=15):
+        assert code == 2 and not out and "prompts.txt" in errors
+
+
+# --- training by the commands ----------------------------------------------------------------------------------------
+
+
+LM = ["train", "lm", "--vocab-size", "300", "--width", "16", "--layers", "1", "--heads", "2", "--length", "16",
+      "--positions", "32", "--rows", "4", "--every", "10", "--warmup", "2",
+      "--held-out", "0.2", "--dtype", "float32"]  # fmt: skip
+T5 = ["train", "t5", "--vocab-size", "300", "--width", "16", "--encoder-layers", "1", "--decoder-layers", "1",
+      "--heads", "2", "--head-width", "8", "--tokens", "64", "--widths", "8", "16", "--every", "10", "--warmup", "2",
+      "--held-out", "0.2", "--dtype", "float32"]  # fmt: skip
+
+
+WORDS = ["dog", "cat", "house", "river", "old", "runs", "sees", "red"]
+
+
+def corpus(folder: Path, kind: str) -> Path:
+    """Documents, or pairs of texts."""
+    rng = np.random.default_rng(0)
+    words = [
+        " ".join(rng.choice(["dog", "cat", "house", "river", "old", "runs", "sees", "red"], 12)) for _ in range(80)
+    ]
+    if kind == "lm":
+        (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
+        return folder / "text.jsonl"
+    (folder / "pairs.tsv").write_text("".join(f"{text[:15]}\t{text[:12].upper()}\n" for text in words))
+    return folder / "pairs.tsv"
+
+
+def trained(words: list[str], *, processes: int = 1, devices: int = 2) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each process."""
+    commands = command(words, processes) if processes > 1 else [["-m", "specjax.cli", *words]]
+    return finish(start(*commands, devices=devices))
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lm", "t5"])
+def test_runs_are_those_of_one_process_and_go_on_anywhere(kind, tmp_path):
+    words, data = {"lm": LM, "t5": T5}[kind], corpus(tmp_path, kind)
+    run = lambda name, steps, mesh: [*words, "--data", str(data), "--run", str(tmp_path / name), "--steps", str(steps),
+                                     *(["--mesh", mesh] if mesh else [])]  # fmt: skip
+    assert trained(run("one", 20, "2x1"))[0][0] == 0
+    for code, out, errors in trained(run("two", 20, "2x1"), processes=2, devices=1):
+        assert code == 0 and not out, errors
+    for mine, theirs in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
+        assert mine["step"] == theirs["step"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+    weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two")]
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], array, atol=1e-6)
+    assert trained(run("two", 30, ""), devices=1)[0][0] == 0
+    for code, _, errors in trained(run("two", 40, "1x2"), processes=2, devices=1):
+        assert code == 0, errors
+    assert [row["step"] for row in metrics(tmp_path / "two")] == [10, 20, 30, 40]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_one_process_of_a_run_stops_all_after_the_same_step(signalled, tmp_path):
+    run = tmp_path / "run"
+    words = [*LM, "--data", str(corpus(tmp_path, "lm")), "--run", str(run), "--steps", "100000", "--mesh", "2x1"]
+    processes = start(*command(words))
+    with ended(processes):
+        wait_for(run / "metrics.jsonl", processes)
+        processes[signalled].send_signal(signal.SIGTERM)
+        for code, _, errors in finish(processes):
+            assert code == 130, errors
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert all(name.isdecimal() for name in kept) and int(kept[-1]) % 10
+    stopped = int(kept[-1])
+    more = [*words[: words.index("--steps")], "--steps", str(stopped + 2)]
+    assert trained(more, devices=1)[0][0] == 0
+    assert metrics(run)[-1]["step"] == stopped + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_others(killed, tmp_path):
+    run = tmp_path / "run"
+    words = [*LM, "--data", str(corpus(tmp_path, "lm")), "--run", str(run), "--steps", "100000", "--mesh", "2x1"]
+    processes = start(*command(words))
+    with ended(processes):
+        wait_for(run / "metrics.jsonl", processes)
+        processes[killed].kill()
+        assert processes[1 - killed].wait(hosts.HEARTBEAT + 10) != 0
+    rows = len(metrics(run))
+    assert rows and all(path.name.isdecimal() or "tmp" in path.name for path in (run / "checkpoints").iterdir())
+
+
+def wait_for(file: Path, processes: list[subprocess.Popen]) -> None:
+    """Until the file exists."""
+    began = time.monotonic()
+    while not file.exists():
+        assert time.monotonic() < began + TIMEOUT and all(one.poll() is None for one in processes)
+        time.sleep(0.1)
