@@ -5,32 +5,38 @@
     FOLDER/tokenizer    of `save_model`: the tokenizer, if the model has one
 
 A checkpoint is written under a temporary name and renamed when complete, so a folder of the given name is either
-complete or absent. It can be restored onto another mesh than the one it was saved from.
+complete or absent. It can be restored onto another mesh than the one it was saved from. FOLDER may be on Cloud Storage,
+`gs://bucket/name`, with the extra `gcs`.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import Mesh
 
-from specjax import hosts, sharding, text
+from specjax import hosts, sharding, stores, text
 from specjax.checks import lookup
 from specjax.model import Model
 from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
-from specjax.models.format import Format
+from specjax.models.format import Format, default_format
 from specjax.models.kernels import Split, prompt_kernel
 from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
 
 VERSION = 2
+AnyPath = Any  # a Path, or that of a store, an epath.Path
 PLAIN_FIELDS = ("dtype", "stacked", "cache_dtype", "int8_weights", "int8_cache", "fill", "apart")  # of a format
 _TREE, _ABOUT, _TOKENIZER = "tree", "about", "tokenizer"
 
@@ -67,11 +73,7 @@ def save(
     Raises:
       ValueError: the folder exists, or `notes` or `config` are not JSON.
     """
-    folder = Path(folder).absolute()
-    if folder.exists():
-        raise ValueError(
-            f"folder {folder} exists, and checkpoints are never overwritten: choose another name or remove it"
-        )
+    home = check_new(folder)
     about = {
         "version": VERSION,
         "family": family,
@@ -83,11 +85,11 @@ def save(
         json.dumps(about)
     except TypeError as error:
         raise ValueError(f"config and notes must be JSON: {error}") from None
-    hosts.agree(checkpoint=folder.name)  # nobody looks for the folder once another process writes it
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    hosts.agree(checkpoint=home.name)  # nobody looks for the folder once another process writes it
+    home.parent.mkdir(parents=True, exist_ok=True)
     with _checkpointer() as checkpointer:
         items = {_TREE: ocp.args.StandardSave(tree), _ABOUT: ocp.args.JsonSave(about)}
-        checkpointer.save(folder, ocp.args.Composite(**items))
+        checkpointer.save(home, ocp.args.Composite(**items))
 
 
 def about(folder: str | Path) -> About:
@@ -186,15 +188,18 @@ def save_model(folder: str | Path, model: Model) -> None:
     notes = {"published": model.described(), "eos": list(model.eos)}
     save(folder, model.params, family=model.family.name, config=model.config, fmt=model.fmt, notes=notes)
     if hosts.leader() and model.text is not None and model.text.save_pretrained is not None:
-        tokenizer = Path(folder) / _TOKENIZER
-        tokenizer.mkdir()
-        model.text.save_pretrained(tokenizer)
+        with tempfile.TemporaryDirectory() as local:
+            model.text.save_pretrained(Path(local))
+            _copy(Path(local), _path(folder) / _TOKENIZER)
 
 
-def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool = False) -> Model:
-    """Restores a model that `save_model` wrote, in the weight format that it had.
+def load_model(
+    folder: str | Path, *, mesh: Mesh | None = None, replicate: bool = False, cache_dtype: str | None = None
+) -> Model:
+    """Restores a model that `save_model` wrote, in the weight format that it had. `specjax.load(folder)` calls this.
 
     Args:
+      cache_dtype: of keys and values, as for `specjax.load`; None: that of the checkpoint.
       mesh: from `sharding.make_mesh`, of any shape; each device reads its own shards. None: one device.
       replicate: under a mesh, the whole model on every device.
 
@@ -218,6 +223,9 @@ def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool 
     if mesh is not None:
         fmt = dataclasses.replace(fmt, apart=None)  # each device has its own rows
         split = Split(mesh, sharding.DATA, rules.heads)
+    if cache_dtype is not None:
+        caches = default_format(fmt.dtype, cache_dtype=cache_dtype)
+        fmt = dataclasses.replace(fmt, cache_dtype=caches.cache_dtype, int8_cache=caches.int8_cache)
     fmt = dataclasses.replace(fmt, kernel=prompt_kernel(jax.default_backend(), fmt.cache_dtype, split))
     abstract = family.abstract(config, fmt)
     if mesh is None:
@@ -226,31 +234,85 @@ def load_model(folder: str | Path, *, mesh: Mesh | None = None, replicate: bool 
     else:
         where = sharding.shardings(abstract, mesh, rules, fmt, kv_heads=config.kv_heads)
     params = restore(folder, like(abstract, where), fmt=fmt)
-    tokenizer = text.from_folder(Path(folder) / _TOKENIZER)
+    tokenizer = _tokenizer(_path(folder) / _TOKENIZER)
     return Model(
         str(folder), family, config, fmt, params, tokenizer, tuple(notes["eos"]), mesh, rules, notes["published"]
     )
 
 
-def _checkpointer() -> ocp.Checkpointer:
+def _copy(source: AnyPath, target: AnyPath) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+
+
+def _tokenizer(folder: AnyPath) -> text.Text | None:
+    """The tokenizer of a checkpoint; that of a store is copied to this machine."""
+    if not stores.is_remote(str(folder)):
+        return text.from_folder(Path(folder))
+    if not folder.exists():
+        return None
+    return text.from_folder(stores.copied(str(folder)))
+
+
+@contextlib.contextmanager
+def _checkpointer() -> Iterator[Any]:
+    """A checkpointer that does not warn of the tokenizer, which is no item of its own."""
     handlers = {_TREE: ocp.StandardCheckpointHandler(), _ABOUT: ocp.JsonCheckpointHandler()}
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
+    quiet = lambda record: f'Item "{_TOKENIZER}"' not in record.getMessage()
+    logger = logging.getLogger("absl")
+    logger.addFilter(quiet)
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as checkpointer:
+            yield checkpointer
+    finally:
+        logger.removeFilter(quiet)
 
 
-def _checked(folder: str | Path) -> Path:
-    folder = Path(folder).absolute()
-    if not folder.is_dir():
-        raise ValueError(f"folder {folder} does not exist")
-    if not (folder / _TREE).is_dir() or not (folder / _ABOUT).is_dir():
-        raise ValueError(f"{folder} is not a checkpoint of specjax: it lacks {_TREE!r} or {_ABOUT!r}")
-    return folder
+def check_new(folder: str | Path) -> AnyPath:
+    """The folder of a checkpoint to write.
+
+    Raises:
+      ValueError: it exists.
+    """
+    path = _path(folder)
+    if path.exists():
+        raise ValueError(
+            f"folder {path} exists, and checkpoints are never overwritten: choose another name or remove it"
+        )
+    return path
 
 
-def _damaged(folder: Path, error: Exception) -> ValueError:
+def is_checkpoint(folder: str | Path) -> bool:
+    """Whether the folder holds what `save` wrote."""
+    try:
+        path = _path(folder)
+        return (path / _TREE).is_dir() and (path / _ABOUT).is_dir()
+    except (KeyError, RuntimeError, ImportError):  # a store that orbax does not write to, ~ of an unknown user
+        return False
+
+
+def _path(folder: str | Path) -> AnyPath:
+    """The folder, absolute; orbax and TensorStore know `gs://` themselves."""
+    if stores.is_remote(str(folder)):
+        return epath.Path(folder)
+    return Path(folder).expanduser().absolute()
+
+
+def _checked(folder: str | Path) -> AnyPath:
+    path = _path(folder)
+    if not path.is_dir():
+        raise ValueError(f"folder {path} does not exist")
+    if not is_checkpoint(folder):
+        raise ValueError(f"{path} is not a checkpoint of specjax: it lacks {_TREE!r} or {_ABOUT!r}")
+    return path
+
+
+def _damaged(folder: AnyPath, error: Exception) -> ValueError:
     return ValueError(f"checkpoint {folder} is damaged or truncated: {str(error).splitlines()[0]}")
 
 
-def _check_format(folder: Path, held: Format, wanted: Format) -> None:
+def _check_format(folder: AnyPath, held: Format, wanted: Format) -> None:
     """Compares the fields that change the arrays; others (padding of rows, caches) may differ."""
     here, there = _format_record(held), _format_record(wanted)
     for field in ("dtype", "out_in", "stacked", "part"):
@@ -272,7 +334,7 @@ def _shapes(tree: PyTree) -> dict[str, tuple[tuple[int, ...], str]]:
     return shapes
 
 
-def _check_arrays(folder: Path, held: dict, wanted: dict) -> None:
+def _check_arrays(folder: AnyPath, held: dict, wanted: dict) -> None:
     for what, names in (("lacks", wanted.keys() - held.keys()), ("has unexpected", held.keys() - wanted.keys())):
         if names:
             raise ValueError(

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from specjax import convert, sharding, text
+from specjax import convert, sharding, stores, text
 from specjax.convert.assemble import Progress
 from specjax.model import Model
-from specjax.models.format import default_format
+from specjax.models.format import Format, default_format
 from specjax.models.kernels import Split
 from specjax.models.published import refuse_quantized
 from specjax.types import Params
@@ -27,13 +27,15 @@ def load(
     mesh: Mesh | None = None,
     replicate: bool = False,
     stacked: bool | None = None,
+    platform: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Reads a model: tensor by tensor into the wanted dtype and place, about one copy in host memory.
 
     Args:
-      name: a folder in Hugging Face's layout, a GGUF file, "bundled/<name>", or a Hugging Face id (looked up in the
-        local cache first; the only case that may use the network).
+      name: a folder in Hugging Face's layout, a GGUF file, "bundled/<name>", a checkpoint of `specjax convert`, or a
+        Hugging Face id (looked up in the local cache first). Folders may be in an object store, "gs://bucket/folder",
+        of which each device's part is read by ranges. Only ids and stores use the network.
       dtype: of kernels and tables: "float32", "bfloat16" or "float16".
       weights: "int8": kernels and tables are stored in int8 with a scale for each output channel, a quarter of the
         memory of float32, and multiplied in `dtype`. Lossy: the output follows the distribution of the quantized model.
@@ -42,6 +44,8 @@ def load(
       mesh: from `sharding.make_mesh`; each device is handed its own shard, and no host holds the whole model.
       replicate: under a mesh, the whole model on every device: what a small draft model wants.
       stacked: layers stacked and scanned, or separate and unrolled; default by platform.
+      platform: "cpu", "gpu" or "tpu", whose layout of the weights is wanted, to save a checkpoint for other machines;
+        None: that of JAX.
       progress: called after each parameter with the bytes read and the bytes in all.
 
     Raises:
@@ -52,6 +56,12 @@ def load(
         raise ValueError(f"a model is named by a text or a path, got {type(name).__name__}")
     if mesh is not None:
         sharding.check_axes(mesh)
+    if stores.is_remote(name) or Path(name).is_dir():
+        from specjax import checkpoint as checkpoints  # imports orbax
+
+        if checkpoints.is_checkpoint(name):
+            _check_stored(name, checkpoints.about(name).fmt, dtype=dtype, weights=weights, stacked=stacked)
+            return checkpoints.load_model(name, mesh=mesh, replicate=replicate, cache_dtype=cache_dtype)
     checkpoint = convert.locate(name)
     try:
         family = checkpoint.family
@@ -60,8 +70,9 @@ def load(
         rules = sharding.replicated(family.rules) if replicate else family.rules
         split = None if mesh is None else Split(mesh, sharding.DATA, rules.heads)
         fmt = default_format(
-            dtype, weights=weights, cache_dtype=cache_dtype, sharded=mesh is not None, stacked=stacked, split=split
-        )
+            dtype, weights=weights, cache_dtype=cache_dtype, sharded=mesh is not None, stacked=stacked, split=split,
+            platform=platform,
+        )  # fmt: skip
         abstract = family.abstract(config, fmt)
         place = None
         if mesh is not None:
@@ -83,6 +94,17 @@ def load(
         rules=rules,
         published=checkpoint.config,
     )
+
+
+def _check_stored(name: str | Path, fmt: Format, *, dtype: str, weights: str | None, stacked: bool | None) -> None:
+    """Raises ValueError if a checkpoint is not stored as requested: it is read as it is."""
+    stored = {"dtype": fmt.dtype, "weights": "int8" if fmt.int8_weights else None, "stacked": fmt.stacked}
+    for option, wanted in {"dtype": dtype, "weights": weights, "stacked": stacked}.items():
+        if wanted != stored[option] and not (option == "stacked" and wanted is None):
+            raise ValueError(
+                f"checkpoint {name} has {option} {stored[option]}, not {wanted}: load it with {option}="
+                f"{stored[option]!r}, or convert the model again"
+            )
 
 
 def _shape(checkpoint: convert.Checkpoint, name: str | Path) -> Any:

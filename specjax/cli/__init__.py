@@ -37,10 +37,18 @@ class Command(NamedTuple):
     summary: str
     first: tuple[str, ...] = ()
     joins: bool = False  # may run as several processes, see `specjax.hosts`
+    index: str = "--index"  # the option for the number of the process
 
 
 COMMANDS = {
     "generate": Command("specjax.cli.generate", "continue text with speculative decoding", joins=True),
+    "job run": Command(
+        "specjax.cli.job",
+        "continue the prompts of a file; resumable, and split over slices",
+        joins=True,
+        index="--process-index",
+    ),
+    "convert": Command("specjax.cli.convert", "write a model as a checkpoint that hosts read shards from"),
     "trace": Command("specjax.cli.trace", "show each round: drafted, accepted and rejected tokens, and its time"),
     "advise": Command("specjax.cli.advise", "measure which drafter, draft length or tree is fastest here"),
     "bench": Command("specjax.cli.bench", "measure speed on this machine, next to transformers", joins=True),
@@ -110,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = COMMANDS[name]
         with process.errors_of_all():
             if command.joins and not {"-h", "--help"} & set(rest):
-                process.join(name, rest)
+                process.join(name, rest, command.index)
             code = importlib.import_module(command.module).main([*command.first, *rest])
         return _interrupted(whole=argv is None) if code == INTERRUPTED else code
     except KeyboardInterrupt:

@@ -16,19 +16,15 @@ from specjax.config import Drafting, Flag, Models, Processes, RunConfig, Samplin
 from specjax.strategy import Strategy
 
 R = TypeVar("R", bound="Request")
+C = TypeVar("C", bound="Configured")
 HELP = "help"  # instead of the name of a drafter or a policy
 LISTS = ("draft", "stop", "stop_token", "logit_bias")  # tyro appends to their default, so a preset's is filled in later
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """What is decoded, with which models and options."""
+class Configured:
+    """With which models and options is decoded."""
 
-    prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
-    """Text to continue; several prompts form a batch."""
-    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line, text or a list of
-    token ids; - reads stdin."""
     chat: Flag = False
     """The prompts are messages to a chat model, by its own template."""
     config: Annotated[Path | None, arg(metavar="FILE.py", help_behavior_hint="(default: none)")] = None
@@ -37,6 +33,17 @@ class Request:
     drafting: Drafting = dataclasses.field(default_factory=Drafting)
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request(Configured):
+    """What is decoded, with which models and options."""
+
+    prompt: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="PROMPT ...", help_behavior_hint="")] = ()
+    """Text to continue; several prompts form a batch."""
+    prompts: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """File of prompts: text with one prompt per line, or .jsonl with a "prompt" in each line, text or a list of
+    token ids; - reads stdin."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,22 +90,40 @@ def read_request(kind: type[R], args: Sequence[str], prog: str) -> tuple[R, RunC
     Raises:
       ValueError, OSError: bad input.
     """
+    found = read_options(kind, args, prog)
+    if found is None:
+        return None
+    options, preset = found
+    prompts = read_prompts(options.prompt, options.prompts)
+    if options.chat and not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("--chat takes messages as text, and --prompts has token ids: leave one of them out")
+    process.import_library()
+    return options, merged(options, preset), prompts
+
+
+def read_options(kind: type[C], args: Sequence[str], prog: str) -> tuple[C, RunConfig | None] | None:
+    """Options of a command line over those of its preset, and the preset; None after printing what `help` names.
+
+    Raises:
+      ValueError, OSError: bad input.
+    """
     args = joined(args, "--temperature")
     options = parse(kind, args, prog=prog)
     if HELP in (options.drafting.drafter, options.drafting.policy):
         process.import_library()
         print(registry.help_text("drafter" if options.drafting.drafter == HELP else "policy"))
         return None
-    preset = None
-    if options.config is not None:
-        process.import_library()
-        preset = presets.read(options.config)
-        options = parse(kind, args, prog=prog, default=with_defaults(kind(), preset))
-    prompts = read_prompts(options.prompt, options.prompts)
-    if options.chat and not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError("--chat takes messages as text, and --prompts has token ids: leave one of them out")
+    if options.config is None:
+        return options, None
     process.import_library()
-    return options, merged(options, preset), prompts
+    preset = presets.read(options.config)
+    required = [field.name for field in dataclasses.fields(kind) if _is_required(field)]
+    base = kind(**{name: getattr(options, name) for name in required})
+    return parse(kind, args, prog=prog, default=with_defaults(base, preset)), preset
+
+
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def joined(args: Sequence[str], option: str) -> list[str]:
@@ -130,7 +155,7 @@ def is_number(word: str) -> bool:
     return True
 
 
-def with_defaults(options: R, preset: RunConfig) -> R:
+def with_defaults(options: C, preset: RunConfig) -> C:
     """The options with the values of a preset, apart from lists and the drafter, which `merged` fills in."""
     groups = {}
     for name in ("models", "sampling", "stopping"):
@@ -140,7 +165,7 @@ def with_defaults(options: R, preset: RunConfig) -> R:
     return dataclasses.replace(options, **groups)
 
 
-def merged(options: Request, preset: RunConfig | None = None) -> RunConfig:
+def merged(options: Configured, preset: RunConfig | None = None) -> RunConfig:
     """The configuration that options parsed over `with_defaults(..., preset)` describe.
 
     A list on the command line replaces that of the preset. A drafter or draft model on the command line replaces draft,

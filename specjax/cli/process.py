@@ -101,11 +101,14 @@ def peers() -> Peers:
     return _peers
 
 
-def join(name: str, args: Sequence[str]) -> None:
+def join(name: str, args: Sequence[str], index: str = "--index") -> None:
     """Connects with the other processes of the command, if options or the environment say that there are some, and
     compares command lines and versions.
 
     Call it before the options are read, so that an invalid one ends all processes.
+
+    Args:
+      index: the option for the number of this process.
 
     Raises:
       ValueError: the processes differ.
@@ -114,7 +117,7 @@ def join(name: str, args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int)
-    parser.add_argument("--index", type=int)
+    parser.add_argument(index, dest="index", type=int)
     words = list(itertools.takewhile(lambda arg: arg != "--", args))
     try:
         given, rest = parser.parse_known_args(words)
@@ -243,8 +246,11 @@ def interrupts_wait(busy: Callable[[], bool]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Callable[[], bool]]:
-    """Within it, the first Ctrl-C makes the yielded function return True; a second one raises KeyboardInterrupt.
+def deferred_interrupt(
+    once: Callable[[], bool] = lambda: True, signals: Collection[signal.Signals] = (signal.SIGINT,)
+) -> Iterator[Callable[[], bool]]:
+    """Within it, the first Ctrl-C makes the yielded function return True; a second one raises KeyboardInterrupt. So do
+    other `signals`.
 
     Until `once()` is true there is nothing to lose, and every Ctrl-C raises. If the exception is swallowed, as in
     callbacks of the garbage collector, the function returns True from then on.
@@ -252,7 +258,7 @@ def deferred_interrupt(once: Callable[[], bool] = lambda: True) -> Iterator[Call
     With several processes, SIGTERM does the same, and the first signal never raises: the others must stop, too.
     """
     requested = False
-    numbers = (signal.SIGINT, signal.SIGTERM) if _peers.count > 1 else (signal.SIGINT,)
+    numbers = {*signals, signal.SIGINT, signal.SIGTERM} if _peers.count > 1 else set(signals)
 
     def on_interrupt(*_) -> None:
         nonlocal requested

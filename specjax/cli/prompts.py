@@ -1,11 +1,13 @@
-"""Prompts from the command line, a text file, a JSONL file or stdin. Errors name the line."""
+"""Prompts from the command line, a text file, a JSONL file or stdin, and the items of a job. Errors name the line."""
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
 
-from specjax import files
+from specjax import files, stores
 from specjax.checks import is_integer
+from specjax.jobs import Item
 
 STDIN = "-"
 
@@ -42,6 +44,40 @@ def read_file(file: str) -> list[Prompt]:
     if not json_lines:
         return [_checked(line, f"{name} line {number}") for number, line in lines]
     return [_from_json(line, f"{name} line {number}") for number, line in lines]
+
+
+def read_items(file: str) -> list[Item]:
+    """The prompts of a job: as `read_file` reads them, from a local file or an object store, with the `id` of each.
+
+    An invalid line becomes an item with its error; blank lines are skipped.
+
+    Raises:
+      ValueError: a file that cannot be read, or without a prompt.
+    """
+    name = file.removesuffix(".gz").removesuffix(".xz")
+    items = []
+    for number, line in enumerate(stores.read(file, "prompts").removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if line.strip():
+            items.append(_item(line.rstrip(b"\r"), f"line {number}", json_lines=name.endswith(".jsonl")))
+    if not items:
+        raise ValueError(f"{file} contains no prompt: write one per line")
+    return items
+
+
+def _item(line: bytes, where: str, *, json_lines: bool) -> Item:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return Item(None, error=f"{where} is not UTF-8")
+    found = None
+    try:
+        if not json_lines:
+            return Item(_checked(text, where))
+        with contextlib.suppress(ValueError, AttributeError):
+            found = json.loads(text).get("id")
+        return Item(_from_json(text, where), found)
+    except (ValueError, RecursionError) as error:
+        return Item(None, found, str(error))
 
 
 def _from_json(line: str, where: str) -> Prompt:

@@ -1,6 +1,7 @@
 """From a name to a checkpoint: a folder, a GGUF file, a bundled model or a Hugging Face id; only ids download."""
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -8,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from specjax import stores
 from specjax.convert.gguf_config import gguf_config, gguf_tokenizer
 from specjax.convert.gguf_source import gguf_source, open_gguf
+from specjax.convert.remote import open_remote
 from specjax.convert.shards import FORMATS, FileFormat, open_source
 from specjax.convert.sources import TensorSource
 from specjax.models.families import family_of
@@ -47,14 +50,17 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
 
     Args:
       name: a folder in Hugging Face's layout, a GGUF file (or a folder with one and no other weights),
-        "bundled/<name>", or a Hugging Face hub id. A hub id is looked up in the local cache first and downloaded only
-        if it is absent: safetensors, else Flax, else PyTorch.
+        "bundled/<name>", a folder of safetensors in an object store such as "gs://bucket/folder", or a Hugging Face hub
+        id. A hub id is looked up in the local cache first and downloaded only if it is absent: safetensors, else Flax,
+        else PyTorch.
 
     Raises:
       FileNotFoundError: nothing was found; the message lists where.
       ValueError: not a model, corrupted, or of an unsupported kind.
     """
     text = os.fspath(name)
+    if stores.is_remote(text):
+        return _from_store(text)
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:  # ~name of an unknown user
@@ -107,7 +113,7 @@ def _complete(path: Path, make: Callable[[], Any]) -> Any:
         raise ValueError(f"{path} has an incomplete tokenizer: it lacks {missing}") from None
 
 
-def _from_folder(folder: Path) -> Checkpoint:
+def _from_folder(folder: Path, opened: Callable[[Path], TensorSource] = open_source) -> Checkpoint:
     if not (folder / "config.json").is_file():
         ggufs = sorted(folder.glob("*.gguf"))
         if len(ggufs) == 1:
@@ -124,10 +130,17 @@ def _from_folder(folder: Path) -> Checkpoint:
         family = family_of(config)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    source = open_source(folder)
+    source = opened(folder)
     return Checkpoint(
         folder, family, family.ties(config, source.names(), source.same), source, lambda: _tokenizer(folder)
     )
+
+
+def _from_store(name: str) -> Checkpoint:
+    folder = stores.copied(name, CONFIG_FILES)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{name} is not a model: it has no config.json")
+    return _from_folder(folder, functools.partial(open_remote, name))
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -6,8 +6,9 @@ bfloat16 and float8 need no framework, and errors name the file.
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -34,15 +35,44 @@ DTYPES = {
 }
 
 
+class Entry(NamedTuple):
+    """A tensor of a file: `offset` is that of its first byte in the file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+
 def read_safetensors(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file.
 
     Raises:
       ValueError: not safetensors, corrupted, or truncated.
     """
-    header, start, size = _header(file)
+    with file.open("rb") as stream:
+
+        def read(start: int, stop: int) -> bytes:
+            stream.seek(start)
+            return stream.read(stop - start)
+
+        found = entries(read, file.stat().st_size, str(file))
+    return {name: mapped(file, *entry) for name, entry in found.items()}
+
+
+def entries(read: Callable[[int, int], bytes], size: int, file: str) -> dict[str, Entry]:
+    """The tensors that the header of a file lists.
+
+    Args:
+      read: (start, stop) -> those bytes of the file.
+      size: of the file.
+      file: its name, for messages.
+
+    Raises:
+      ValueError: not safetensors, corrupted, or truncated.
+    """
+    header, start = _header(read, size, file)
     header.pop("__metadata__", None)
-    tensors = {}
+    found = {}
     for name, entry in header.items():
         try:
             dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(int(n) for n in entry["shape"])
@@ -55,28 +85,26 @@ def read_safetensors(file: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{file} is corrupted: {name} has {end - begin} bytes for shape {shape} of {dtype}")
         if start + end > size:
             raise ValueError(f"{file} is truncated: {size} bytes, but {name} ends at byte {start + end}")
-        tensors[name] = mapped(file, dtype, shape, start + begin)
-    return tensors
+        found[name] = Entry(dtype, shape, start + begin)
+    return found
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int, int]:
-    """(JSON header, offset of the data, size of the file)."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        if len(prefix) < 8:
-            raise ValueError(f"{file} is truncated: {size} bytes are too few for a safetensors header")
-        if prefix == b"version ":
-            raise ValueError(f"{file} is a git-lfs pointer instead of the weights: run git lfs pull")
-        (length,) = struct.unpack("<Q", prefix)
-        if length > HEADER_LIMIT:
-            raise ValueError(f"{file} is not a safetensors file, or is corrupted: header of {length} bytes")
-        if 8 + length > size:
-            raise ValueError(f"{file} is truncated: {size} bytes, but its header alone ends at byte {8 + length}")
-        try:
-            header = json.loads(stream.read(length))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is corrupted: its safetensors header is not JSON") from error
+def _header(read: Callable[[int, int], bytes], size: int, file: str) -> tuple[dict[str, Any], int]:
+    """(JSON header, offset of the data)."""
+    prefix = read(0, min(size, 8))
+    if len(prefix) < 8:
+        raise ValueError(f"{file} is truncated: {size} bytes are too few for a safetensors header")
+    if prefix == b"version ":
+        raise ValueError(f"{file} is a git-lfs pointer instead of the weights: run git lfs pull")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > HEADER_LIMIT:
+        raise ValueError(f"{file} is not a safetensors file, or is corrupted: header of {length} bytes")
+    if 8 + length > size:
+        raise ValueError(f"{file} is truncated: {size} bytes, but its header alone ends at byte {8 + length}")
+    try:
+        header = json.loads(read(8, 8 + length))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is corrupted: its safetensors header is not JSON") from error
     if not isinstance(header, dict):
         raise ValueError(f"{file} is corrupted: its safetensors header is not a table of tensors")
-    return header, 8 + length, size
+    return header, 8 + length

@@ -1,16 +1,16 @@
 """`specjax train answers`: answers that the target writes itself, the data that heads are trained on. Resumable."""
 
 import dataclasses
+import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 
-from specjax import checks, files
+from specjax import checks, files, jobs, stores
 from specjax.bench import tasks
 
 if TYPE_CHECKING:
@@ -72,15 +72,13 @@ class AnswersRun:
         model = specjax.load(self.target, dtype=self.dtype)
         header = self._header(model, items)
         done = begin(self.out, header)
-        with self.out.open("a", encoding="utf-8") as stream:
-            while done < len(items):
-                part = items[done : done + self.rows]
-                for line in self._answers(model, part, done):
-                    stream.write(json.dumps(line) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-                done += len(part)
-                say(f"{done} of {len(items)} answers")
+        folder = stores.Folder(self.out.parent)
+        while done < len(items):
+            part = items[done : done + self.rows]
+            lines = [json.dumps(line) + "\n" for line in self._answers(model, part, done)]
+            folder.append(self.out.name, "".join(lines).encode())
+            done += len(part)
+            say(f"{done} of {len(items)} answers")
         return self.out
 
     def _read(self, file: Path) -> Iterator[tuple[str, tasks.Item]]:
@@ -102,17 +100,14 @@ class AnswersRun:
 
         prompts = [self._prompt(model, name, item) for name, item in part]
         tokens, length = tokenize(model, prompts)
-        full = prompts + prompts[:1] * (self.rows - len(prompts))  # one batch size compiles
-        out = api.generate(
-            model, full, max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=self.seed,
-            rows=range(first, first + len(full)),
-        )  # fmt: skip
-        assert out.texts is not None
-        for row, (_, item) in enumerate(part):
+        options = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}
+        generate = functools.partial(api.generate, model, **options)
+        found = jobs.decode(generate, prompts, range(first, first + len(prompts)), self.rows)
+        for row, ((_, item), one) in enumerate(zip(part, found, strict=True)):
             yield {
-                "row": first + row, "id": item.id, "prompt": prompts[row], "answer": out.texts[row],
-                "prompt_tokens": tokens[row, : length[row]].tolist(), "answer_tokens": out.tokens[row],
-                "stop": out.stop_reasons[row],
+                "row": first + row, "id": item.id, "prompt": prompts[row], "answer": one["text"],
+                "prompt_tokens": tokens[row, : length[row]].tolist(), "answer_tokens": one["tokens"],
+                "stop": one["stop"],
             }  # fmt: skip
 
     def _prompt(self, model: "Model", name: str, item: tasks.Item) -> str:
