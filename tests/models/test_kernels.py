@@ -169,7 +169,8 @@ def test_on_gpus_a_prompt_block_is_a_custom_call_of_cudnn(monkeypatch):
 
 
 def test_loading_and_restoring_choose_by_platform_and_mesh(monkeypatch, tmp_path):
-    monkeypatch.setattr(loading, "default_format", functools.partial(default_format, platform="tpu"))
+    on_tpu = lambda *given, **named: default_format(*given, **named | {"platform": "tpu"})
+    monkeypatch.setattr(loading, "default_format", on_tpu)
     monkeypatch.setattr(checkpoint, "prompt_kernel", lambda _, *given: prompt_kernel("tpu", *given))
     mesh = sharding.make_mesh(2, 1, devices=jax.devices()[:2])
     load = functools.partial(loading.load, "bundled/opt-tiny", dtype="bfloat16")
