@@ -186,6 +186,19 @@ def fetch(tree: PyTree) -> PyTree:
     return jax.device_get(replicate(tree))
 
 
+def check_mesh(mesh: Mesh) -> None:
+    """Raises ValueError where a mesh spans several processes but not all: those outside would not run its programs, and
+    wait for ever."""
+    if count() == 1 or not mesh.is_multi_process:
+        return
+    inside = {device.process_index for device in mesh.devices.flat}
+    if outside := sorted(set(range(count())) - inside):
+        raise ValueError(
+            f"the mesh has devices of {len(inside)} of {count()} processes, and none of process {outside[0]}: give it "
+            "devices of all processes, or start fewer"
+        )
+
+
 def spans_processes(mesh: Mesh | None) -> bool:
     """Whether devices of other processes are in the mesh."""
     return mesh is not None and count() > 1 and mesh.is_multi_process

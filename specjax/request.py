@@ -148,7 +148,9 @@ def prepare(
     streams = np.asarray(row_numbers(rows, batch), np.uint32)
     # numpy arrays are put on the device without compiling a program for each shape
     given = (np.uint32(seed), streams, tokens, length, budget.astype(np.int32), np.int32(limit), shared)
-    if hosts.spans_processes(target.mesh):  # a difference would be a program that waits for ever, or a mixed one
+    if target.mesh is not None and hosts.spans_processes(target.mesh):
+        # A difference would be a program that waits for ever, or the texts of two requests mixed.
+        hosts.check_mesh(target.mesh)
         hosts.agree(
             target=repr(target), drafter=drafter.name, verifier=chosen.name, prompts=[tokens, length], rows=streams,
             seed=seed, max_new_tokens=budget, sampling=settings, logit_bias=logit_bias, eos=target.eos, stop=stops,

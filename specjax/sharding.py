@@ -52,11 +52,12 @@ def make_mesh(data: int = 1, model: int = 1, *, devices: Sequence[Any] | None = 
 
 
 def check_axes(mesh: Any) -> None:
-    """Raises ValueError unless it is a mesh with the axes of `make_mesh`."""
+    """Raises ValueError unless it is a mesh with the axes of `make_mesh`, of one process or of all."""
     names = getattr(mesh, "axis_names", None)
     if names is None or not {DATA, MODEL} <= set(names):
         given = type(mesh).__name__ if names is None else f"one of axes {', '.join(map(str, names))}"
         raise ValueError(f"mesh must be one of specjax.sharding.make_mesh, with axes {DATA} and {MODEL}; got {given}")
+    hosts.check_mesh(mesh)
 
 
 def replicated(rules: Rules) -> Rules:

@@ -170,7 +170,6 @@ CASES = {
     "llama": _case((1, 2), "llama", split_chain),
     "t5": _case((2, 1), "t5", chain),
     "tree": _case((4, 1), "opt", tree),
-    "cascade": _case((4, 1), "opt", cascade),
     "score": Case((2, 2), functools.partial(score, family="opt")),
     "load": Case((1, 2), load),
     "train": Case((2, 2), train, files=True),
@@ -182,6 +181,7 @@ SLOW = {
         (2, 2, "llama", tree, "tree", 0.8), (4, 1, "llama", chain, "chain", 0.0), (2, 2, "t5", tree, "tree", 0.8),
         (1, 2, "t5", split_chain, "split", 0.8), (1, 4, "opt", chain, "wide", 0.8), (2, 2, "t5", ngram, "ngram", 0.0),
         (2, 2, "llama", cascade, "cascade", 0.8), (2, 2, "opt", plain, "plain", 0.8),
+        (4, 1, "opt", cascade, "cascade", 0.8),
     ]
 }  # fmt: skip
 
