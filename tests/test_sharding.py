@@ -29,7 +29,8 @@ from specjax.models.format import Format, default_format
 from specjax.models.products import Products
 from specjax.types import Draft, Shared, Siblings
 from specjax.verify.token import token_level
-from tests import battery, hlo
+from specjax.planning import program as hlo
+from tests import battery
 from tests.drafters.heads import head
 
 MESHES = [(2, 4), (1, 8), (4, 2)]

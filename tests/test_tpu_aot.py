@@ -31,7 +31,7 @@ from specjax.drafters.writer import model_writer
 from specjax.models import opt
 from specjax.models.format import default_format
 from specjax.verify.token import token_level
-from tests import hlo
+from specjax.planning import program as hlo
 
 case = json.loads(sys.argv[1])
 devices = topologies.get_topology_desc(topology_name=case["topology"], platform="tpu").devices

@@ -11,7 +11,8 @@ from specjax import decoding as loop
 from specjax import drafters, trees
 from specjax.models.format import Format
 from specjax.verify.token import token_level
-from tests import battery, distributions, hlo
+from specjax.planning import program as hlo
+from tests import battery, distributions
 from tests.battery import run, texts
 from tests.drafters import drafting
 from tests.drafters.heads import STREAMS, loaded, read_again

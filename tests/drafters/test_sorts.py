@@ -17,7 +17,8 @@ from specjax.models import opt
 from specjax.sampling import sampling_params
 from specjax.stopping import rules
 from specjax.verify import TABLE
-from tests import battery, hlo
+from specjax.planning import program as hlo
+from tests import battery
 
 VOCAB = 700
 SHORT = 64  # rows of so many numbers may be sorted: nodes of a tree

@@ -1,0 +1,40 @@
+"""Bytes that a chip holds, by group, without compiling: shapes, shardings and the tiles of a layout."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax.types import PyTree
+
+LANES, SUBLANES = 128, 8
+
+
+def held(tree: PyTree) -> int:
+    """Bytes on one chip of shapes with shardings, row-major and tiled."""
+    return sum(_padded(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree))
+
+
+def _padded(shape: Sequence[int], dtype: Any) -> int:
+    """Bytes of an array whose last axes are those of its tiles. Small arrays have smaller tiles."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return math.prod(shape) * 8
+    size = jnp.dtype(dtype).itemsize
+    if len(shape) < 2 or math.prod(shape) * size < LANES * SUBLANES * 4:
+        return math.prod(shape) * size
+    *lead, rows, lanes = shape
+    return math.prod(lead) * -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES * size
+
+
+def in_format(shape: Sequence[int], dtype: Any, layout: Any) -> int:
+    """Bytes of a chip's part of an array in a compiler's layout: every tile that is begun counts whole."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return math.prod(shape) * 8
+    dims = [shape[axis] for axis in layout.major_to_minor[: len(shape)]]
+    for tile in (layout.tiling or ())[:1]:
+        for at, size in enumerate(reversed(tile), start=1):
+            if at <= len(dims):
+                dims[-at] = -(-dims[-at] // size) * size
+    return math.prod(dims) * jnp.dtype(dtype).itemsize
