@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from specjax.loading import load as load
     from specjax.metrics import Stats as Stats
     from specjax.model import Model as Model
+    from specjax.planning import Plan as Plan
+    from specjax.planning import plan as plan
     from specjax.programs import compiled_programs as compiled_programs
     from specjax.programs import limit_programs as limit_programs
     from specjax.prompts import Prefix as Prefix
@@ -52,10 +54,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
-    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Prefix", "Siblings", "Stats", "Stop", "Strategy", "Stream",
-    "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits", "drafters",
-    "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step", "policies",
-    "prefix", "stream", "trees", "verify",
+    "LanguageModel", "LoadedDrafter", "Model", "Plan", "Prefilled", "Prefix", "Siblings", "Stats", "Stop", "Strategy",
+    "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits",
+    "drafters", "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step",
+    "plan", "policies", "prefix", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -70,6 +72,7 @@ _NAMES = {
     "loading": ("load",),
     "metrics": ("Stats",),
     "model": ("Model",),
+    "planning": ("Plan", "plan"),
     "programs": ("compiled_programs", "limit_programs"),
     "prompts": ("Prefix", "prefix"),
     "strategy": ("Strategy",),

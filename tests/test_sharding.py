@@ -27,9 +27,9 @@ from specjax.models.families import FAMILIES
 from specjax.models.family import Family
 from specjax.models.format import Format, default_format
 from specjax.models.products import Products
+from specjax.planning import program as hlo
 from specjax.types import Draft, Shared, Siblings
 from specjax.verify.token import token_level
-from specjax.planning import program as hlo
 from tests import battery
 from tests.drafters.heads import head
 

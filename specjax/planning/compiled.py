@@ -4,14 +4,17 @@ TPU topologies need another environment than a process that runs something: the 
 compiler, and TPU_SKIP_MDS_QUERY would hide the machine's own TPUs.
 """
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +96,18 @@ def _compile(request: PlanRequest, read_prompt: bool) -> dict[str, Any]:
 
     mesh = lowering.mesh_of(request)
     programs = lowering.programs_of(request, mesh)
-    found = {"loop": _analyze(lowering.lower_loop(programs), request, programs)}
+    lowered = {"loop": lowering.lower_loop(programs)}
     if read_prompt:
-        found["prompt"] = _analyze(lowering.lower_prompt(programs), request, None)
-    return found
+        lowered["prompt"] = lowering.lower_prompt(programs)
+    with concurrent.futures.ThreadPoolExecutor() as both:  # compiling releases the lock of the interpreter
+        running = {
+            name: both.submit(_analyze, one, request, programs if name == "loop" else None)
+            for name, one in lowered.items()
+        }
+        return {name: one.result() for name, one in running.items()}
 
 
 def _analyze(lowered, request: PlanRequest, programs) -> dict[str, Any]:
-    import time
-
     from specjax.planning import program
 
     started = time.monotonic()

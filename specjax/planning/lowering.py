@@ -1,5 +1,6 @@
 """The programs of a request, lowered for a slice: reading the prompt, and the whole loop."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from specjax import checkpoint, decoding, placement, sampling, sharding, stoppin
 from specjax.base import Drafter, LanguageModel
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
+from specjax.models.format import Format
 from specjax.planning.request import PlanRequest, shape_named
 from specjax.types import PyTree
 from specjax.verify.token import token_level
@@ -22,7 +24,7 @@ TEMPERATURE = 0.8
 
 
 class Programs(NamedTuple):
-    """Shapes of what a request's programs read, with their shardings where the mesh has devices.
+    """Shapes of what a request's programs read, with their shardings.
 
     Attributes:
       params, state: of the loop.
@@ -44,44 +46,62 @@ def programs_of(request: PlanRequest, mesh: Any) -> Programs:
     Raises:
       ValueError: models with different vocabularies, or sizes that do not divide over the mesh.
     """
+    plain = _unplaced(dataclasses.replace(request, topology="v5e:2x4", slices=1, mesh=(1, 1)))
     family, config = shape_named(request.target)
-    target, params = _model(request.target, request.fmt, mesh, family.rules)
-    whole = sharding.replicated(family.rules)
-    draft_params: PyTree = None
-    functions = chain.no_draft()
+    rules, whole = family.rules, sharding.replicated(family.rules)
+    sharding.check_rows(request.rows, mesh)
+    params = plain.params
+    target = sharding.shardings(params.target, mesh, rules, request.fmt, kv_heads=config.kv_heads)
+    everywhere, by_row = NamedSharding(mesh, P()), sharding.row_sharding(mesh)
+    places = decoding.DecodeParams(
+        target,
+        jax.tree.map(lambda _: everywhere, params.draft),
+        jax.tree.map(lambda leaf: by_row if leaf.ndim else everywhere, params.sampling),
+        jax.tree.map(lambda _: everywhere, params.stop),
+    )
+    drafter = plain.drafter
     if request.draft is not None:
-        draft, draft_params = _model(
-            request.draft, request.draft_fmt, mesh, sharding.replicated(shape_named(request.draft)[0].rules)
-        )
-        functions = chain.chain(model_writer(draft), request.gamma)
-    rows, cache_len = request.rows, request.cache_len()
-    sharding.check_rows(rows, mesh)
+        lm = sharding.on_mesh(_language_model(request.draft, request.draft_fmt), mesh, whole)
+        drafter = chain.chain(model_writer(lm), request.gamma)
+    return plain._replace(
+        target=sharding.on_mesh(plain.target, mesh, rules),
+        drafter=drafter,
+        params=_like(params, places),
+        state=_like(plain.state, placement.state_shardings(plain.state, mesh, rules, draft=whole)),
+        prompt=_like(plain.prompt, jax.tree.map(lambda _: by_row, plain.prompt)),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _unplaced(request: PlanRequest) -> Programs:
+    """The programs of a request on no mesh: their shapes take a while to trace, and are the same on every mesh."""
+    family, config = shape_named(request.target)
+    target, rows = _language_model(request.target, request.fmt), request.rows
+    drafter, draft_params = chain.no_draft(), None
+    if request.draft is not None:
+        draft_family, draft_config = shape_named(request.draft)
+        draft_params = draft_family.abstract(draft_config, request.draft_fmt)
+        drafter = chain.chain(model_writer(_language_model(request.draft, request.draft_fmt)), request.gamma)
     warps = sampling.sampling_params(rows, config.vocab_size, temperature=TEMPERATURE)
-    given = decoding.DecodeParams(params, draft_params, warps, stopping.rules(config.vocab_size, eos=[2]))
+    stops = stopping.rules(config.vocab_size, eos=[2])
+    params = decoding.DecodeParams(family.abstract(config, request.fmt), draft_params, warps, stops)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     numbers = jax.ShapeDtypeStruct((rows,), jnp.int32)
     prompt = (keys, jax.ShapeDtypeStruct((rows, request.prompt_width()), jnp.int32), numbers, numbers)
-    init = decoding.make_init(target, functions, cache_len=cache_len, max_new=request.max_new_tokens)
-    state = jax.eval_shape(init, given, *prompt)
-    state = _like(state, placement.state_shardings(state, mesh, family.rules, draft=whole))
-    everywhere, by_row = NamedSharding(mesh, P()), sharding.row_sharding(mesh)
-    given = given._replace(
-        sampling=_like(given.sampling, jax.tree.map(lambda a: by_row if a.ndim else everywhere, given.sampling)),
-        stop=_like(given.stop, jax.tree.map(lambda _: everywhere, given.stop)),
-    )
-    prompt = _like(prompt, jax.tree.map(lambda _: by_row, prompt))
-    return Programs(target, functions, given, state, prompt, cache_len, request.max_new_tokens)
+    cache_len, max_new = request.cache_len(), request.max_new_tokens
+    state = jax.eval_shape(
+        decoding.make_init(target, drafter, cache_len=cache_len, max_new=max_new), params, *prompt
+    )  # fmt: skip
+    return Programs(target, drafter, params, state, prompt, cache_len, max_new)
 
 
 def _like(tree: PyTree, shardings: PyTree) -> PyTree:
-    return checkpoint.like(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree), shardings)
+    return checkpoint.like(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree), shardings)
 
 
-def _model(name: str, fmt, mesh: Any, rules: sharding.Rules) -> tuple[LanguageModel, PyTree]:
+def _language_model(name: str, fmt: Format) -> LanguageModel:
     family, config = shape_named(name)
-    shapes = family.abstract(config, fmt)
-    placed = sharding.shardings(shapes, mesh, rules, fmt, kv_heads=config.kv_heads)
-    return sharding.on_mesh(family.language_model(config, fmt), mesh, rules), checkpoint.like(shapes, placed)
+    return family.language_model(config, fmt)
 
 
 def lower_loop(programs: Programs) -> jax.stages.Lowered:

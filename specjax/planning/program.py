@@ -19,7 +19,9 @@ _CALLS = r"(?:calls|to_apply|body|condition|branch_computations|called_computati
 _CALLED = re.compile(_CALLS + r"(?:\{([^}]*)\}|%?([\w.\-]+))")
 _OPCODE = re.compile(r"^(?:\(.*?\)|\w+\[[\d,]*\](?:\{[^}]*\})?) ([\w\-]+)\(")
 TRANSFERS = ("send", "recv")  # across slices, through the hosts
-_GROUPS = re.compile(r"replica_groups=(\{\{[\d,{}]*\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[(.*?)\] \{(.*?)\})")
+_GROUPS = re.compile(
+    r"replica_groups=(\{\{[\d,{}]*\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[(.*?)\] \{(.*?)\})"
+)
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
 
 

@@ -12,9 +12,9 @@ from specjax import decoding as loop
 from specjax import drafters
 from specjax.drafters import Retrieval, Sinks, SnapKV
 from specjax.models.format import Format
+from specjax.planning import program as hlo
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
-from specjax.planning import program as hlo
 from tests import battery, distributions
 from tests.battery import Setting, prepare, run, texts
 from tests.models import small

@@ -14,10 +14,10 @@ from specjax import decoding as loop
 from specjax.drafters import Siblings, token_tree
 from specjax.model import Model
 from specjax.models import opt
+from specjax.planning import program as hlo
 from specjax.sampling import sampling_params
 from specjax.stopping import rules
 from specjax.verify import TABLE
-from specjax.planning import program as hlo
 from tests import battery
 
 VOCAB = 700
