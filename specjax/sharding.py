@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.base import LanguageModel
@@ -30,6 +30,7 @@ from specjax.types import Params, PyTree, Shared
 
 DATA = "data"
 Axes = str | tuple[str, ...] | None
+AnyMesh = Mesh | AbstractMesh  # without devices, for shapes alone
 
 
 def make_mesh(data: int = 1, model: int = 1, wide: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
@@ -128,21 +129,21 @@ def spec_for(path: str, rules: Rules, fmt: Format) -> P:
     return _candidates(path, rules, fmt)[0]
 
 
-def _axes(count: int, mesh: Mesh, axis: str | None) -> Axes:
+def _axes(count: int, mesh: AnyMesh, axis: str | None) -> Axes:
     """The axes that split `count` heads or words, as many as divide them: `wide` with that of the rules, or not."""
     wide = [(MODEL, WIDE)] if WIDE in mesh.shape and axis == MODEL else []
     return next((axes for axes in (*wide, axis) if count % _parts(axes, mesh) == 0), None)
 
 
-def _parts(axis: Axes, mesh: Mesh) -> int:
+def _parts(axis: Axes, mesh: AnyMesh) -> int:
     return math.prod(mesh.shape[name] for name in ((axis,) if isinstance(axis, str) else axis or ()))
 
 
-def _divides(shape: tuple[int, ...], spec: P, mesh: Mesh) -> bool:
+def _divides(shape: tuple[int, ...], spec: P, mesh: AnyMesh) -> bool:
     return all(n % _parts(axis, mesh) == 0 for n, axis in zip(shape, spec, strict=True))
 
 
-def _choices(path: str, specs: tuple[P, ...], mesh: Mesh, rules: Rules, heads: Axes) -> tuple[P, ...]:
+def _choices(path: str, specs: tuple[P, ...], mesh: AnyMesh, rules: Rules, heads: Axes) -> tuple[P, ...]:
     """The specs on this mesh, the preferred one first; `heads` are the axes that split the key-value heads."""
     if rules.heads is not None and heads is None and re.search(rules.attention, path):
         return (P(*(None for _ in specs[0])),)
@@ -152,7 +153,7 @@ def _choices(path: str, specs: tuple[P, ...], mesh: Mesh, rules: Rules, heads: A
     return tuple(each for spec in specs for each in (wider(spec), spec))
 
 
-def shardings(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads: int) -> PyTree:
+def shardings(params: Params, mesh: AnyMesh, rules: Rules, fmt: Format, *, kv_heads: int) -> PyTree:
     """A NamedSharding for every parameter, in the tree's own structure.
 
     Args:
@@ -184,17 +185,17 @@ def shardings(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def place(params: Params, mesh: Mesh, rules: Rules, fmt: Format, *, kv_heads: int) -> Params:
+def place(params: Params, mesh: AnyMesh, rules: Rules, fmt: Format, *, kv_heads: int) -> Params:
     """Places parameters on the mesh; each device receives only its own shards. See `shardings`."""
     return jax.device_put(params, shardings(params, mesh, rules, fmt, kv_heads=kv_heads))
 
 
-def row_sharding(mesh: Mesh) -> NamedSharding:
+def row_sharding(mesh: AnyMesh) -> NamedSharding:
     """For arrays whose first axis is the rows of a batch: prompts, lengths, budgets."""
     return NamedSharding(mesh, P(DATA))
 
 
-def check_rows(rows: int, mesh: Mesh) -> None:
+def check_rows(rows: int, mesh: AnyMesh) -> None:
     """Raises ValueError where a batch of `rows` does not divide over the data axis."""
     if rows % mesh.shape[DATA]:
         raise ValueError(
@@ -208,7 +209,7 @@ def _kv_spec(rank: int, heads: Axes) -> P:
     return P(*axes) if heads else P(*axes[:-1])  # no trailing None: jax tells equal specs apart by it
 
 
-def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
+def cache_shardings(cache: PyTree, mesh: AnyMesh, rules: Rules) -> PyTree:
     """Shardings of a cache, or of any state that holds some: rows on data, heads of keys and values on the rules' axis
     where it divides them.
 
@@ -228,7 +229,7 @@ def cache_shardings(cache: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
 
 
 @memoize
-def on_mesh(model: LanguageModel, mesh: Mesh, rules: Rules) -> LanguageModel:
+def on_mesh(model: LanguageModel, mesh: AnyMesh, rules: Rules) -> LanguageModel:
     """The same model, whose caches keep their sharding: they leave `prefill`, `extend` and `keep` as
     `cache_shardings` has it, whatever XLA would have preferred.
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from specjax import checks, files
 from specjax.cli import outputs, process
@@ -11,7 +11,7 @@ from specjax.cli.arguments import parse
 from specjax.config import CacheDtype, Flag, arg
 
 if TYPE_CHECKING:
-    from specjax.planning.plan import Plan
+    from specjax.planning.planner import Plan
     from specjax.planning.request import PlanRequest
 
 GIB = 2**30
@@ -57,6 +57,8 @@ class PlanOptions:
     """Store the target's weights in int8."""
     cache_dtype: Annotated[CacheDtype | None, arg(metavar="DTYPE", help_behavior_hint="(default: as dtype)")] = None
     """Number format of the target's keys and values."""
+    compiler_layouts: Flag = False
+    """Plan a custom loop whose arrays are placed as the compiler prefers; it takes fewer temporaries."""
     loop_only: Flag = False
     """Do not compile the program that reads the prompts."""
     json: Flag = False
@@ -77,7 +79,7 @@ def main(args: Sequence[str]) -> int:
     outputs.picture(plot=options.plot)
     process.import_library()
     from specjax.cli.progress import Progress, tables_and_errors
-    from specjax.planning.plan import plan
+    from specjax.planning.planner import plan
 
     console, errors = tables_and_errors()
     with Progress(errors, show=not options.json) as progress:
@@ -86,7 +88,7 @@ def main(args: Sequence[str]) -> int:
             options.target, options.draft, topology=options.topology, slices=options.slices, mesh=options.mesh,
             rows=options.rows, prompt_tokens=options.prompt_tokens, max_new_tokens=options.max_new_tokens,
             gamma=options.gamma, alpha=options.alpha, dtype=options.dtype, weights=options.weights,
-            cache_dtype=options.cache_dtype, prompt=not options.loop_only, keep=not options.fresh,
+            cache_dtype=options.cache_dtype, compiler_layouts=options.compiler_layouts, prompt=not options.loop_only, keep=not options.fresh,
         )  # fmt: skip
         progress.clear()
     if options.plot is not None:
@@ -148,11 +150,11 @@ def title(request: "PlanRequest") -> str:
     return f"{models}{kind} on {several}{request.topology}, mesh {mesh}, {request.rows} rows"
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     return f"{size / GIB:6.2f}"
 
 
-def band(band, scale: float) -> str:
+def band(band: Any, scale: int | float) -> str:
     """A value with its bounds, three digits each."""
     value, least, most = (f"{one * scale:.3g}" if one * scale < 1000 else f"{one * scale:.0f}" for one in band)
     return f"{value} ({least} to {most})"

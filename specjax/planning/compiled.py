@@ -96,7 +96,7 @@ def _compile(request: PlanRequest, read_prompt: bool) -> dict[str, Any]:
 
     mesh = lowering.mesh_of(request)
     programs = lowering.programs_of(request, mesh)
-    lowered = {"loop": lowering.lower_loop(programs)}
+    lowered = {"loop": lowering.lower_loop(programs, compiler_layouts=request.compiler_layouts)}
     if read_prompt:
         lowered["prompt"] = lowering.lower_prompt(programs)
     with concurrent.futures.ThreadPoolExecutor() as both:  # compiling releases the lock of the interpreter

@@ -46,7 +46,7 @@ def programs_of(request: PlanRequest, mesh: Any) -> Programs:
     Raises:
       ValueError: models with different vocabularies, or sizes that do not divide over the mesh.
     """
-    plain = _unplaced(dataclasses.replace(request, topology="v5e:2x4", slices=1, mesh=(1, 1)))
+    plain = unplaced(anywhere(request))
     family, config = shape_named(request.target)
     rules, whole = family.rules, sharding.replicated(family.rules)
     sharding.check_rows(request.rows, mesh)
@@ -72,8 +72,13 @@ def programs_of(request: PlanRequest, mesh: Any) -> Programs:
     )
 
 
+def anywhere(request: PlanRequest) -> PlanRequest:
+    """The same for requests that differ in their slice and mesh alone."""
+    return dataclasses.replace(request, topology="v5e:2x4", slices=1, mesh=(1, 1))
+
+
 @functools.lru_cache(maxsize=64)
-def _unplaced(request: PlanRequest) -> Programs:
+def unplaced(request: PlanRequest) -> Programs:
     """The programs of a request on no mesh: their shapes take a while to trace, and are the same on every mesh."""
     family, config = shape_named(request.target)
     target, rows = _language_model(request.target, request.fmt), request.rows
@@ -104,11 +109,10 @@ def _language_model(name: str, fmt: Format) -> LanguageModel:
     return family.language_model(config, fmt)
 
 
-def lower_loop(programs: Programs) -> jax.stages.Lowered:
-    """The whole loop, in the layouts that the compiler prefers for parameters and state: see `lower_in_layouts`."""
-    return lower_in_layouts(
-        programs.params, programs.state, model=programs.target, drafter=programs.drafter, verify=token_level
-    )
+def lower_loop(programs: Programs, *, compiler_layouts: bool) -> jax.stages.Lowered:
+    """The whole loop: draft, verify and commit until every row has stopped."""
+    lower = lower_in_layouts if compiler_layouts else decoding.generate.lower
+    return lower(programs.params, programs.state, model=programs.target, drafter=programs.drafter, verify=token_level)
 
 
 def lower_in_layouts(params, state, *, model, drafter, verify) -> jax.stages.Lowered:

@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax import plotting
 from specjax.planning import roofline
-from specjax.planning.plan import Plan
+from specjax.planning.planner import Plan
 from specjax.sharding import DATA
 
 GIB, MOST = 2**30, 2048  # rows

@@ -31,6 +31,8 @@ class PlanRequest:
       prompt_tokens, max_new_tokens: of each row.
       gamma: draft tokens per round.
       dtype: of the weights in products. weights: "int8" stores those of the target so. cache_dtype: of keys and values.
+      compiler_layouts: the loop reads and returns its arrays as the compiler prefers, see `lowering.lower_in_layouts`;
+        False: in default layouts, as `specjax.generate` runs it.
     """
 
     target: str
@@ -45,6 +47,7 @@ class PlanRequest:
     dtype: str = "bfloat16"
     weights: str | None = None
     cache_dtype: str | None = None
+    compiler_layouts: bool = False
 
     def __post_init__(self) -> None:
         checks.at_least(

@@ -38,7 +38,7 @@ class Band(NamedTuple):
     def __add__(self, other: "Band") -> "Band":  # pyright: ignore[reportIncompatibleMethodOverride]
         return Band(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def times(self, count: float) -> "Band":
+    def times(self, count: int) -> "Band":
         return Band(*(one * count for one in self))
 
 

@@ -48,6 +48,7 @@ def best_mesh(request: PlanRequest) -> tuple[int, ...]:
     Raises:
       ValueError: no mesh divides the rows, or none of them the weights.
     """
+    lowering.unplaced(lowering.anywhere(request))  # what suits no mesh is reported once
     found: list[tuple[Any, tuple[int, ...]]] = []
     reason: ValueError | None = None
     for mesh in meshes(request):

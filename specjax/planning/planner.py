@@ -70,6 +70,7 @@ def plan(
     dtype: str = "bfloat16",
     weights: str | None = None,
     cache_dtype: str | None = None,
+    compiler_layouts: bool = False,
     prompt: bool = True,
     keep: bool = True,
 ) -> Plan:
@@ -91,6 +92,8 @@ def plan(
       gamma: draft tokens per round.
       alpha: acceptance probability of a draft token, given or measured.
       dtype, weights, cache_dtype: as for `specjax.load`, the last two of the target.
+      compiler_layouts: plan a loop whose arrays are placed as the compiler prefers (`planning.lowering`), as a custom
+        loop can; False: `specjax.generate`, in default layouts.
       prompt: also compile the program that reads the prompts.
       keep: keep results in the user's cache folder, and read those of equal requests there.
 
@@ -102,7 +105,7 @@ def plan(
     place = chips.slice_named(topology)
     given = PlanRequest(
         target, draft, place.topology, slices, (1, place.chips * slices), rows, prompt_tokens, max_new_tokens, gamma,
-        dtype, weights, cache_dtype,
+        dtype, weights, cache_dtype, compiler_layouts,
     )  # fmt: skip
     request = dataclasses.replace(given, mesh=search.best_mesh(given) if mesh == AUTO else mesh_shape(mesh))
     if (size := request.axes["data"] * request.axes["model"] * request.axes["wide"]) != request.devices:
