@@ -169,7 +169,9 @@ def replica_groups(line: str) -> list[list[int]]:
         count = math.prod(grid.shape[axis] for axis in combined)
         return grid.transpose(*others, *combined).reshape(-1, count).tolist()
     numbers = lambda part: [int(n) for n in part.split(",")]
-    shape, dims, order = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    parts = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    assert parts is not None  # of _GROUPS
+    shape, dims, order = parts.groups()
     grid = np.arange(math.prod(numbers(dims))).reshape(numbers(dims))
     return (grid if order is None else grid.transpose(numbers(order))).reshape(numbers(shape)).tolist()
 
