@@ -88,7 +88,8 @@ def main(args: Sequence[str]) -> int:
             options.target, options.draft, topology=options.topology, slices=options.slices, mesh=options.mesh,
             rows=options.rows, prompt_tokens=options.prompt_tokens, max_new_tokens=options.max_new_tokens,
             gamma=options.gamma, alpha=options.alpha, dtype=options.dtype, weights=options.weights,
-            cache_dtype=options.cache_dtype, compiler_layouts=options.compiler_layouts, prompt=not options.loop_only, keep=not options.fresh,
+            cache_dtype=options.cache_dtype, compiler_layouts=options.compiler_layouts,
+            prompt=not options.loop_only, keep=not options.fresh,
         )  # fmt: skip
         progress.clear()
     if options.plot is not None:

@@ -35,8 +35,9 @@ def compile_request(request: PlanRequest, *, prompt: bool = True, keep: bool = T
       keep: read and write the folder of results, `specjax/plans` in the user's cache folder.
 
     Returns:
-      "loop" and "prompt", each with "arguments", "temporaries" and "groups" in bytes of a chip, "collectives", and
-      "seconds"; or, where it does not fit, with "needed", the bytes that the compiler would need.
+      "loop" and "prompt", each with "arguments", "temporaries" and "outputs" in bytes of a chip, "collectives", and
+      "seconds", the loop also with "groups" and "unread", which are held and no arguments; or, where
+      it does not fit, with "needed", the bytes that the compiler would need.
 
     Raises:
       ValueError: the models or sizes do not fit together. RuntimeError: the compiler failed. ImportError: no libtpu.
@@ -124,25 +125,26 @@ def _analyze(lowered, request: PlanRequest, programs) -> dict[str, Any]:
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        "groups": None if programs is None else _groups(programs, compiled),
         "collectives": program.traffic(text, per_slice=request.place.chips),
+        **({} if programs is None else _groups(programs, compiled)),
     }
 
 
-def _groups(programs, compiled) -> dict[str, int]:
-    """Bytes of each group in the layouts of the compiled program."""
+def _groups(programs, compiled) -> dict[str, Any]:
+    """Bytes of each group in the layouts of the compiled program, and those that it does not read: encoders."""
     import jax
 
     from specjax.planning import lowering, memory
 
     shapes = jax.tree.leaves((programs.params, programs.state))
     formats = jax.tree.leaves(compiled.input_formats[0], is_leaf=lambda node: hasattr(node, "layout"))
-    size = {}
+    size, unread = {}, 0
     for leaf, form in zip(shapes, formats, strict=True):
         size[id(leaf)] = memory.in_format(leaf.sharding.shard_shape(leaf.shape), leaf.dtype, form.layout)
-    return {
-        name: sum(size[id(leaf)] for leaf in jax.tree.leaves(tree)) for name, tree in lowering.groups(programs).items()
-    }
+        unread += size[id(leaf)] if form.layout is None else 0
+    parts = lowering.groups(programs).items()
+    held = {name: sum(size[id(leaf)] for leaf in jax.tree.leaves(tree)) for name, tree in parts}
+    return {"groups": held, "unread": unread}
 
 
 def _main(text: str) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def _padded(shape: Sequence[int], dtype: Any) -> int:
 
 
 def in_format(shape: Sequence[int], dtype: Any, layout: Any) -> int:
-    """Bytes of a chip's part of an array in a compiler's layout: every tile that is begun counts whole."""
+    """Bytes of a chip's part of an array in a compiler's layout: every tile that is begun counts whole. No layout: the
+    program does not read the array, which stays where it is."""
+    if layout is None:
+        return _padded(shape, dtype)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return math.prod(shape) * 8
     dims = [shape[axis] for axis in layout.major_to_minor[: len(shape)]]

@@ -122,7 +122,8 @@ def plan(
     done = [one for one in compiled.values() if "needed" not in one]
     ok = len(done) == len(compiled)
     # While prompts are read, the state is an output of the program.
-    needs = [one.get("needed") or one["arguments"] + one["temporaries"] + one["outputs"] for one in compiled.values()]
+    asked = lambda one: one["arguments"] + one.get("unread", 0) + one["temporaries"] + one["outputs"]
+    needs = [one["needed"] if "needed" in one else asked(one) for one in compiled.values()]
     temporaries = max((one["temporaries"] for one in done), default=None) if ok else None
     groups = loop.get("groups") or estimate.groups
     spare = int(search.SPARE * memory) if temporaries is None else temporaries
