@@ -12,9 +12,19 @@ from specjax.types import PyTree
 LANES, SUBLANES = 128, 8
 
 
-def held(tree: PyTree) -> int:
-    """Bytes on one chip of shapes with shardings, row-major and tiled."""
-    return sum(_padded(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree))
+def held(tree: PyTree, *, compact: bool) -> int:
+    """Bytes on one chip of shapes with shardings, tiled.
+
+    Args:
+      compact: the last two axes are in the order that pads less, as in default layouts; else row-major.
+    """
+
+    def one(leaf: Any) -> int:
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        orders = [shape, (*shape[:-2], *shape[-2:][::-1])] if compact else [shape]
+        return min(_padded(order, leaf.dtype) for order in orders)
+
+    return sum(map(one, jax.tree.leaves(tree)))
 
 
 def _padded(shape: Sequence[int], dtype: Any) -> int:

@@ -30,7 +30,8 @@ def held(request: PlanRequest) -> Held:
       ValueError: sizes that do not divide over the mesh, or models that do not fit together.
     """
     programs = lowering.programs_of(request, request.abstract_mesh())
-    return Held({name: memory.held(tree) for name, tree in lowering.groups(programs).items()})
+    compact = not request.compiler_layouts
+    return Held({name: memory.held(tree, compact=compact) for name, tree in lowering.groups(programs).items()})
 
 
 def meshes(request: PlanRequest) -> Iterator[tuple[int, ...]]:
