@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from specjax.memory_use import memory as memory
     from specjax.metrics import Stats as Stats
     from specjax.model import Model as Model
+    from specjax.planning import Plan as Plan
+    from specjax.planning import plan as plan
     from specjax.programs import compiled_programs as compiled_programs
     from specjax.programs import limit_programs as limit_programs
     from specjax.prompts import Prefix as Prefix
@@ -54,10 +56,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
-    "LanguageModel", "LoadedDrafter", "Memory", "Model", "Prefilled", "Prefix", "Siblings", "Stats", "Stop",
+    "LanguageModel", "LoadedDrafter", "Memory", "Model", "Plan", "Prefilled", "Prefix", "Siblings", "Stats", "Stop",
     "Strategy", "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs",
     "draft_logits", "drafters", "enable_compilation_cache", "generate", "limit_programs", "load", "load_head",
-    "make_init", "make_step", "memory", "policies", "prefix", "stream", "trees", "verify",
+    "make_init", "make_step", "memory", "plan", "policies", "prefix", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -73,6 +75,7 @@ _NAMES = {
     "metrics": ("Stats",),
     "memory_use": ("Memory", "memory"),
     "model": ("Model",),
+    "planning": ("Plan", "plan"),
     "programs": ("compiled_programs", "limit_programs"),
     "prompts": ("Prefix", "prefix"),
     "strategy": ("Strategy",),

@@ -123,16 +123,15 @@ def decoding(**named: Any) -> None:
             check(name, one, least=least, most=most)  # pyright: ignore[reportArgumentType]
 
 
-def mesh_shape(text: str) -> tuple[int, int]:
-    """(data, model) of a text such as "2x4".
+def mesh_shape(text: str) -> tuple[int, ...]:
+    """(data, model) of a text such as "2x4", or (data, model, wide) of one such as "1x8x2".
 
     Raises:
       ValueError: another text.
     """
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if not found:
-        raise ValueError(f"mesh {text!r} is not DATAxMODEL, such as 1x8 or 2x4")
-    return int(found[1]), int(found[2])
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
+        raise ValueError(f"mesh {text!r} is not DATAxMODEL, such as 1x8 or 2x4, or DATAxMODELxWIDE")
+    return tuple(map(int, text.split("x")))
 
 
 def flag(name: str, value: Any) -> bool:

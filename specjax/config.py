@@ -86,7 +86,7 @@ class Models:
     """Number format of the draft models' keys and values. It changes only how many draft tokens are accepted."""
     mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
     """Shard over several devices: 2x4 splits the batch in 2 and the weights in 4. The product must be the number of
-    devices."""
+    devices. A third number splits weights further, apart from keys and values: 1x8x2."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,8 +265,8 @@ class RunConfig(Stopping, Sampling, Drafting, Models):
         return found or None
 
     @functools.cached_property
-    def mesh_shape(self) -> tuple[int, int] | None:
-        """Devices for data and model parallelism; None: one device."""
+    def mesh_shape(self) -> tuple[int, ...] | None:
+        """Sizes of the axes of the mesh; None: one device."""
         return None if self.mesh is None else checks.mesh_shape(self.mesh)
 
     @property

@@ -38,6 +38,7 @@ from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, Verdict
 from specjax.verify.token import overlap, tested
 
 Carry = TypeVar("Carry")
+TILE = 8  # cache slots are a multiple of it: TPUs store others in a layout that the loop would copy into another one
 
 
 class DecodeParams(NamedTuple):
@@ -106,7 +107,7 @@ def make_init(model: LanguageModel, drafter: Drafter, *, cache_len: int, max_new
             "both models must share one vocabulary, since their distributions are compared token by token"
         )
     width = drafter.tree.width
-    slots = cache_len + drafter.tree.size
+    slots = -(-(cache_len + drafter.tree.size) // TILE) * TILE
 
     def init(params: DecodeParams, key, prompt, length, budget, limit=None, known=None) -> GenerationState:
         rows = prompt.shape[0]

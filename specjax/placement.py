@@ -13,11 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import hosts
 from specjax.decoding import DecodeParams, GenerationState
-from specjax.sharding import Rules, cache_shardings, check_rows, replicated, row_sharding
+from specjax.sharding import AnyMesh, Rules, cache_shardings, check_rows, replicated, row_sharding
 from specjax.types import PyTree
 
 
-def state_shardings(state: GenerationState, mesh: Mesh, rules: Rules, *, draft: Rules | None = None) -> GenerationState:
+def state_shardings(
+    state: GenerationState, mesh: AnyMesh, rules: Rules, *, draft: Rules | None = None
+) -> GenerationState:
     """Shardings of a generation state: rows on data, the target's heads by `rules`, the draft's by `draft`.
 
     Place the state that `prefill` returned by these (`hosts.lay`): a round then returns it with the same shardings.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax import categorical
-from tests import hlo
+from specjax.planning import program as hlo
 from tests.distributions import ALPHA, chi_square, power
 
 SIZES = (1, 11, 256, 257, 1000)  # V around the block, divisible or not

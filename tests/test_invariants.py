@@ -19,11 +19,12 @@ from specjax import decoding as loop
 from specjax.cli import report
 from specjax.models import opt
 from specjax.models.format import Format
+from specjax.planning import program as hlo
 from specjax.stopping import Stop
 from specjax.types import Draft
 from specjax.verify import Verifier, token
 from specjax.verify.token import token_level
-from tests import battery, distributions, hlo
+from tests import battery, distributions
 from tests.battery import Setting, drafter_for, prepare, run, texts
 from tests.verify.chains import chain_batch, enable_x64, token_outcomes
 

@@ -11,10 +11,11 @@ from specjax import decoding as loop
 from specjax import drafters, policies, theory
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.model import BACKLOG, AdaptiveParams, adaptive
+from specjax.planning import program as hlo
 from specjax.policies import Policy, Round, Rule
 from specjax.policies.policy import as_planned, learn_nothing, on_forever
 from specjax.verify.token import token_level
-from tests import battery, distributions, hlo
+from tests import battery, distributions
 from tests.battery import FAMILIES, Setting, drafter_for, prepare, run, texts
 from tests.test_decoding import SAMPLED, exact_joint, least, sampled_counts
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import re
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import specjax
-from specjax import decoding, drafters, placement, sampling, sharding, stopping, trees
+from specjax import cli, decoding, drafters, placement, sampling, sharding, stopping, trees
 from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
@@ -26,9 +27,10 @@ from specjax.models.families import FAMILIES
 from specjax.models.family import Family
 from specjax.models.format import Format, default_format
 from specjax.models.products import Products
+from specjax.planning import program as hlo
 from specjax.types import Draft, Shared, Siblings
 from specjax.verify.token import token_level
-from tests import battery, hlo
+from tests import battery
 from tests.drafters.heads import head
 
 MESHES = [(2, 4), (1, 8), (4, 2)]
@@ -70,7 +72,11 @@ CASES = {
     "llama": Case(llama.FAMILY, LLAMA),  # grouped queries, a head of its own
     "qwen2": Case(llama.FAMILY, dataclasses.replace(LLAMA, qkv_bias=True, tied=True)),
     "biases": Case(llama.FAMILY, dataclasses.replace(LLAMA, qkv_bias=True, o_bias=True, mlp_bias=True)),
+    "opt-5": Case(opt.FAMILY, dataclasses.replace(OPT, heads=5, width=40, embed_width=40)),  # heads do not divide
+    "opt-6": Case(opt.FAMILY, dataclasses.replace(OPT, heads=6, width=48, embed_width=48)),
+    "llama-2": Case(llama.FAMILY, dataclasses.replace(LLAMA, heads=4, kv_heads=2)),
     "t5": Case(t5.FAMILY, T5),
+    "t5-3": Case(t5.FAMILY, dataclasses.replace(T5, heads=3)),
     "t5-v1_1": Case(t5.FAMILY, dataclasses.replace(T5, gated=True, activation="gelu_new", tied=False)),
 }
 # Every family in its plainest form on every mesh; its variants and layouts on one each.
@@ -108,12 +114,12 @@ def reference(name: str, layout: str):
 
 
 @functools.cache
-def on_mesh(name: str, layout: str, shape: tuple[int, int], rules: sharding.Rules | None = None):
+def on_mesh(name: str, layout: str, shape: tuple[int, ...], rules: sharding.Rules | None = None):
     """(compiled decode step, its arguments) of a case on a mesh."""
     case, fmt = CASES[name], FORMATS[layout]
     rules = rules or case.rules
     mesh = sharding.make_mesh(*shape)
-    params = sharding.place(case.init(fmt), mesh, rules, fmt, kv_heads=HEADS)
+    params = sharding.place(case.init(fmt), mesh, rules, fmt, kv_heads=case.config.kv_heads)
     model = sharding.on_mesh(case.language_model(fmt), mesh, rules)
     prompt, length, tokens = jax.device_put(inputs(), sharding.row_sharding(mesh))
     cache = jax.jit(model.prefill, static_argnums=3)(params, prompt, length, SLOTS).cache
@@ -147,6 +153,28 @@ def test_logits_and_cache_sharding_do_not_depend_on_the_mesh(name, layout, shape
     np.testing.assert_array_equal(after.length, unsharded.length)
     for kv in jax.tree.leaves((after.layers, () if after.cross is None else after.cross.layers)):
         assert kv.sharding.shard_shape(kv.shape)[-4:-2] == (ROWS // shape[0], HEADS // shape[1])
+
+
+UNEVEN = [("opt-5", (2, 4), 1), ("llama-2", (1, 8), 1), ("t5-3", (2, 4), 1)]
+WIDE = [("opt", (1, 4, 2), 8), ("llama-2", (2, 2, 2), 2), ("t5-v1_1", (2, 2, 2), 4), ("opt-5", (2, 2, 2), 1),
+        ("opt-6", (2, 2, 2), 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, shape, heads", battery.others_slow([*UNEVEN, *WIDE], [UNEVEN[0], WIDE[1]]), ids=str)
+def test_more_devices_than_heads(name, shape, heads):
+    """Heads that do not divide: attention and caches are whole on the model axis, the rest is split. `wide` splits what
+    has no key-value heads further. The logits are those of one device, and no weight moves."""
+    step, (params, tokens, cache) = on_mesh(name, "stacked", shape)
+    logits, after = step(params, tokens, cache)
+    expected, _ = reference(name, "stacked")
+    assert np.abs(jax.device_get(logits) - jax.device_get(expected)).max() <= 3e-6 * float(jnp.abs(expected).max())
+    kv_heads = CASES[name].config.kv_heads
+    for kv in jax.tree.leaves(after.layers):
+        assert kv.sharding.shard_shape(kv.shape)[-4:-2] == (ROWS // shape[0], kv_heads // heads)
+    up = next(leaf for path, leaf in leaves(params).items() if path.endswith("mlp.up.kernel"))
+    assert math.prod(up.sharding.shard_shape(up.shape)) == up.size // math.prod(shape[1:])
+    largest = {i.elements for i in hlo.program(step.as_text()) if i.opcode in hlo.COLLECTIVES}
+    assert max(largest) == ROWS // shape[0] * BLOCK * VOCAB  # the logits
 
 
 @pytest.mark.parametrize(
@@ -257,9 +285,6 @@ def test_a_vocabulary_that_does_not_divide_falls_back_to_the_width():
 
 def test_what_does_not_divide_is_refused():
     mesh, fmt = sharding.make_mesh(1, 8), Format()
-    with pytest.raises(ValueError, match="model=8"):
-        sharding.shardings({}, mesh, opt.FAMILY.rules, fmt, kv_heads=12)
-    sharding.shardings({}, mesh, sharding.replicated(opt.FAMILY.rules), fmt, kv_heads=12)
     up = {"layers": {"0": {"mlp": {"up": {"kernel": jax.ShapeDtypeStruct((64, 100), jnp.float32)}}}}}
     with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up\.kernel"):
         sharding.shardings(up, mesh, opt.FAMILY.rules, fmt, kv_heads=8)
@@ -472,6 +497,25 @@ def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
     alone = drafters.layer_skip(loaded(None), gamma=2, layers=[0]) if kind == "layer skip" else drafter
     expected = specjax.generate(loaded(None), PROMPTS, drafter=alone, **options)
     assert stream.result().tokens == expected.tokens
+
+
+@pytest.mark.parametrize("temperature", battery.others_slow([0.0, 0.8], [0.8]))
+def test_a_bundled_model_of_five_heads_on_every_device(temperature, capsys):
+    """`specjax generate --mesh 2x4` prints the text of one device."""
+    words = [
+        "Once upon a time",
+        "The little dog",
+        "--max-new-tokens",
+        "10",
+        "--temperature",
+        str(temperature),
+        "--json",
+    ]
+    tokens = []
+    for more in ([], ["--mesh", "2x4"]):
+        assert cli.main(["generate", *words, *more]) == 0
+        tokens.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert tokens[0] == tokens[1] and len(tokens[0][0]) == 10
 
 
 def test_two_meshes_in_one_program_are_refused():

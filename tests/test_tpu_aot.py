@@ -32,7 +32,7 @@ from specjax.models import attention, llama, opt
 from specjax.models.format import default_format
 from specjax.models.kernels import Split
 from specjax.verify.token import token_level
-from tests import hlo
+from specjax.planning import program as hlo
 
 case = json.loads(sys.argv[1])
 devices = topologies.get_topology_desc(topology_name=case["topology"], platform="tpu").devices
@@ -127,7 +127,44 @@ def compiled(
         "topology": topology, "data": data, "model": model, "rows": rows, "slots": slots, "block": block,
         "target": target, "draft": draft, "prompt": prompt, "kernel": kernel, "limit": COMPILE_SECONDS,
     }  # fmt: skip
-    environment = os.environ | {
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(case)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    print(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+MESHES = """
+import itertools, json
+from jax.experimental import topologies
+from specjax import sharding
+for name, slices in [("v5e:4x4", 1), ("v6e:4x4", 1), ("v6e:2x4", 1), ("v5p:2x2x2", 1), ("v5e:2x4", 2), ("v6e:4x4", 2)]:
+    more = {"num_slices": slices} if slices > 1 else {}
+    devices = topologies.get_topology_desc(topology_name=name, platform="tpu", **more).devices
+    factors = [n for n in range(1, len(devices) + 1) if len(devices) % n == 0]
+    for shape in itertools.product(factors, repeat=3):
+        if shape[0] * shape[1] * shape[2] != len(devices):
+            continue
+        try:
+            grid = sharding.make_mesh(*shape, devices=devices).devices
+        except ValueError as error:
+            assert shape[0] % slices and "\\n" not in str(error), (name, shape, error)
+            continue
+        assert sorted(d.id for d in grid.flat) == sorted(d.id for d in devices)
+        if slices > 1:
+            assert all(len({d.slice_index for d in row.flat}) == 1 for row in grid)
+        print(name, slices, shape)
+"""
+
+
+def environment() -> dict[str, str]:
+    """Of a process that compiles for TPUs."""
+    return os.environ | {
         "TPU_SKIP_MDS_QUERY": "1",
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # or the compile time would be that of reading a file
@@ -135,12 +172,13 @@ def compiled(
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": "",  # those of the CPU backend kill a process with the TPU compiler, which knows them not
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(case)], env=environment, capture_output=True, text=True, timeout=300
-    )
+
+
+def test_every_factorization_of_every_topology_is_a_mesh():
+    """Or a ValueError where weights would be split across slices."""
+    done = subprocess.run([sys.executable, "-c", MESHES], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    print(done.stdout.splitlines()[-1])
-    return json.loads(done.stdout.splitlines()[-1])
+    assert len(done.stdout.splitlines()) > 50
 
 
 def kinds(result: dict) -> dict[str, int]:

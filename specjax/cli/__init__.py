@@ -53,6 +53,7 @@ COMMANDS = {
     "advise": Command("specjax.cli.advise", "measure which drafter, draft length or tree is fastest here"),
     "bench": Command("specjax.cli.bench", "measure speed on this machine, next to transformers", joins=True),
     "bench shapes": Command("specjax.cli.bench_shapes", "measure speculation at the size of published models"),
+    "plan": Command("specjax.cli.plan", "plan a request on a TPU slice: memory, mesh and speed, without the slice"),
     "sweep": Command("specjax.cli.sweep", "measure drafters, verifiers and settings on your prompts", joins=True),
     "reproduce": Command("specjax.cli.reproduce", "measure published tables and figures again, side by side"),
     "tree show": Command("specjax.cli.tree", "draw a tree of draft nodes and its attention mask"),

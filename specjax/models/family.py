@@ -83,6 +83,7 @@ class NameTable:
 # --- Partition rules -------------------------------------------------------------------------------------------------
 
 MODEL = "model"  # mesh axis of heads, feed-forward and vocabulary
+WIDE = "wide"  # splits them again, apart from keys and values
 
 
 class Rule(NamedTuple):
@@ -105,11 +106,15 @@ class Rules:
         is placed by decision and not by accident.
       heads: mesh axis of the attention heads, which keys and values in the caches follow; None: not split.
       vocabulary: mesh axis of the logits' last axis; None: not split.
+      attention: pattern of parameters that are whole where `heads` does not divide the heads.
+      narrow: pattern of parameters that the axis `wide` does not split: those of keys and values.
     """
 
     table: tuple[Rule, ...]
     heads: str | None = MODEL
     vocabulary: str | None = MODEL
+    attention: str = r"\b(attn|cross)\.[qkvo]\.|\brelative_bias\."
+    narrow: str = r"\b(attn|cross)\.[kv]\.|\brelative_bias\."
 
 
 COLUMNS, ROWS, ALONG, VECTOR, WHOLE = P(None, MODEL), P(MODEL, None), P(MODEL), P(None), P(None, None)

@@ -10,8 +10,9 @@ import pytest
 from specjax import decoding as loop
 from specjax import drafters, trees
 from specjax.models.format import Format
+from specjax.planning import program as hlo
 from specjax.verify.token import token_level
-from tests import battery, distributions, hlo
+from tests import battery, distributions
 from tests.battery import run, texts
 from tests.drafters import drafting
 from tests.drafters.heads import STREAMS, loaded, read_again

@@ -12,9 +12,10 @@ from specjax import decoding as loop
 from specjax import drafters
 from specjax.drafters import Retrieval, Sinks, SnapKV
 from specjax.models.format import Format
+from specjax.planning import program as hlo
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
-from tests import battery, distributions, hlo
+from tests import battery, distributions
 from tests.battery import Setting, prepare, run, texts
 from tests.models import small
 from tests.test_decoding import accepts_too_much, exact_joint, least, sampled_counts

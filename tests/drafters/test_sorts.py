@@ -14,10 +14,11 @@ from specjax import decoding as loop
 from specjax.drafters import Siblings, token_tree
 from specjax.model import Model
 from specjax.models import opt
+from specjax.planning import program as hlo
 from specjax.sampling import sampling_params
 from specjax.stopping import rules
 from specjax.verify import TABLE
-from tests import battery, hlo
+from tests import battery
 
 VOCAB = 700
 SHORT = 64  # rows of so many numbers may be sorted: nodes of a tree

@@ -12,7 +12,7 @@ from specjax.models.cache import KV, Stored
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
 from specjax.models.products import Products
-from tests import hlo
+from specjax.planning import program as hlo
 from tests.models import small
 
 HEADS, WIDTH, SLOTS = 4, 8, 13

@@ -15,7 +15,7 @@ from specjax.models.cache import KV, Cache
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format, default_format
 from specjax.models.products import TPUProducts
-from tests import hlo
+from specjax.planning import program as hlo
 from tests.battery import others_slow
 from tests.models import small
 

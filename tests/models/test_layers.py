@@ -12,7 +12,7 @@ from specjax.models import quantize
 from specjax.models.cpu import MANY, CPUProducts
 from specjax.models.format import Format, default_format
 from specjax.models.products import Products, TPUProducts
-from tests import hlo
+from specjax.planning import program as hlo
 from tests.models import small
 
 

@@ -16,7 +16,8 @@ from specjax.models.cache import KV
 from specjax.models.decoder import causal
 from specjax.models.families import FAMILIES
 from specjax.models.format import Format, default_format
-from tests import battery, hlo
+from specjax.planning import program as hlo
+from tests import battery
 from tests.models.small import CONFIGS, assert_close, laid_out, noisy
 
 WIDTH, SLOTS, VOCAB = 300, 320, 71

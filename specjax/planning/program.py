@@ -10,12 +10,18 @@ import dataclasses
 import math
 import re
 
+import numpy as np
+
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLS = r"(?:calls|to_apply|body|condition|branch_computations|called_computations)="
 _CALLED = re.compile(_CALLS + r"(?:\{([^}]*)\}|%?([\w.\-]+))")
 _OPCODE = re.compile(r"^(?:\(.*?\)|\w+\[[\d,]*\](?:\{[^}]*\})?) ([\w\-]+)\(")
+TRANSFERS = ("send", "recv")  # across slices, through the hosts
+_GROUPS = re.compile(
+    r"replica_groups=(\{\{[\d,{}]*\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[(.*?)\] \{(.*?)\})"
+)
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
 
 
@@ -145,3 +151,68 @@ def collectives(instructions: list[Instruction]) -> collections.Counter:
     """How often each kind of collective is in the instructions; a start and its done count once."""
     names = [i.opcode.removesuffix("-start") for i in instructions]
     return collections.Counter(name for name in names if name in COLLECTIVES)
+
+
+def replica_groups(line: str) -> list[list[int]]:
+    """Positions in the device assignment that a collective combines; empty: all."""
+    found = _GROUPS.search(line)
+    if found is None:
+        return []
+    text = found[1]
+    if text.startswith("{{"):
+        return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", text)]
+    if text.startswith("mesh"):
+        names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", found[2]), strict=True)
+        grid = np.arange(math.prod(map(int, sizes))).reshape([int(size) for size in sizes])
+        combined = [names.index(name) for name in re.findall(r"'([^']+)'", found[3])]
+        others = [axis for axis in range(grid.ndim) if axis not in combined]
+        count = math.prod(grid.shape[axis] for axis in combined)
+        return grid.transpose(*others, *combined).reshape(-1, count).tolist()
+    numbers = lambda part: [int(n) for n in part.split(",")]
+    parts = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    assert parts is not None  # of _GROUPS
+    shape, dims, order = parts.groups()
+    grid = np.arange(math.prod(numbers(dims))).reshape(numbers(dims))
+    return (grid if order is None else grid.transpose(numbers(order))).reshape(numbers(shape)).tolist()
+
+
+def traffic(text: str, *, per_slice: int) -> list[dict]:
+    """Collectives and transfers of a program: kind, bytes, devices that take part, whether it crosses slices, and the
+    number of loops around it (1: once per round, 2: in each layer).
+
+    Args:
+      per_slice: devices of a slice, which are consecutive.
+    """
+    found = computations(text)
+    lines: list[dict] = []
+    queue, seen = [(_entry(text), 0)], set()
+    while queue:
+        name, depth = queue.pop(0)
+        if (name, depth) in seen:
+            continue
+        seen.add((name, depth))
+        for one in found[name]:
+            kind = one.opcode.removesuffix("-start")
+            if kind in COLLECTIVES or kind in TRANSFERS:
+                groups = replica_groups(one.line)
+                across = kind in TRANSFERS or any(len({n // per_slice for n in group}) > 1 for group in groups)
+                size = sum(math.prod(dims) * width for dims, width in _arrays(one))
+                members = len(groups[0]) if groups else 0
+                lines.append({"kind": kind, "bytes": size, "devices": members, "across": across, "loops": depth})
+            for several, single in _CALLED.findall(one.line):
+                names = [each.strip().lstrip("%") for each in (several or single).split(",") if each.strip()]
+                queue += [(each, depth + (one.opcode == "while")) for each in names]
+    return lines
+
+
+_WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}
+
+
+def _arrays(one: Instruction) -> list[tuple[tuple[int, ...], int]]:
+    """Shapes and widths of the arrays that a collective returns."""
+    result = one.line.split(" = ", 1)[1].split(f" {one.opcode}(")[0]
+    arrays = [
+        (tuple(int(n) for n in dims.split(",") if n), _WIDTHS.get(kind, int(re.sub(r"\D", "", kind) or 8) // 8))
+        for kind, dims in _SHAPE.findall(result)
+    ]
+    return arrays[len(arrays) // 2 :] if one.opcode.endswith("-start") else arrays
