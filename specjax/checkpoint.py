@@ -30,7 +30,7 @@ from specjax.model import Model
 from specjax.models.cpu import CPUProducts
 from specjax.models.families import FAMILIES
 from specjax.models.format import Format, default_format
-from specjax.models.kernels import Split, prompt_kernel
+from specjax.models.kernels import prompt_kernel
 from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
@@ -222,7 +222,7 @@ def load_model(
     rules, split = sharding.replicated(family.rules) if replicate else family.rules, None
     if mesh is not None:
         fmt = dataclasses.replace(fmt, apart=None)  # each device has its own rows
-        split = Split(mesh, sharding.DATA, rules.heads)
+        split = sharding.attention_split(mesh, rules, config.kv_heads)
     if cache_dtype is not None:
         caches = default_format(fmt.dtype, cache_dtype=cache_dtype)
         fmt = dataclasses.replace(fmt, cache_dtype=caches.cache_dtype, int8_cache=caches.int8_cache)

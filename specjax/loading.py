@@ -13,7 +13,6 @@ from specjax import convert, sharding, stores, text
 from specjax.convert.assemble import Progress
 from specjax.model import Model
 from specjax.models.format import Format, default_format
-from specjax.models.kernels import Split
 from specjax.models.published import refuse_quantized
 from specjax.types import Params
 
@@ -68,7 +67,7 @@ def load(
         eos = end_tokens(checkpoint.path, checkpoint.config)  # a corrupted file is reported before weights are read
         config = _shape(checkpoint, name)
         rules = sharding.replicated(family.rules) if replicate else family.rules
-        split = None if mesh is None else Split(mesh, sharding.DATA, rules.heads)
+        split = None if mesh is None else sharding.attention_split(mesh, rules, config.kv_heads)
         fmt = default_format(
             dtype, weights=weights, cache_dtype=cache_dtype, sharded=mesh is not None, stacked=stacked, split=split,
             platform=platform,

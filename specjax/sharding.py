@@ -26,6 +26,7 @@ from specjax.base import LanguageModel
 from specjax.models.cache import KV
 from specjax.models.family import MODEL, WIDE, Rule, Rules
 from specjax.models.format import Format
+from specjax.models.kernels import Split
 from specjax.programs import memoize
 from specjax.types import Params, PyTree, Shared
 
@@ -129,6 +130,11 @@ def spec_for(path: str, rules: Rules, fmt: Format) -> P:
       ValueError: no rule names the parameter.
     """
     return _candidates(path, rules, fmt)[0]
+
+
+def attention_split(mesh: AnyMesh, rules: Rules, kv_heads: int) -> Split:
+    """How attention is laid over a mesh, for kernels: as keys and values are."""
+    return Split(mesh, DATA, _axes(kv_heads, mesh, rules.heads))
 
 
 def _axes(count: int, mesh: AnyMesh, axis: str | None) -> Axes:

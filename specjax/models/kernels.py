@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
@@ -28,12 +27,12 @@ class Split(NamedTuple):
 
     Attributes:
       rows: the axis over which the rows of a batch are split.
-      heads: that of query heads and key-value heads; None: every device has all heads.
+      heads: that of query heads and key-value heads, or those; None: every device has all heads.
     """
 
-    mesh: Mesh
+    mesh: Any
     rows: str
-    heads: str | None
+    heads: str | tuple[str, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)

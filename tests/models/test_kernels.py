@@ -181,4 +181,6 @@ def test_loading_and_restoring_choose_by_platform_and_mesh(monkeypatch, tmp_path
     for made in (load, restored):
         assert made().fmt.kernel == Splash()
         assert made(mesh=mesh).fmt.kernel == Splash(Split(mesh, sharding.DATA, "model"))
+        uneven = sharding.make_mesh(1, 2, devices=jax.devices()[:2])  # of three heads
+        assert made(mesh=uneven).fmt.kernel == Splash(Split(uneven, sharding.DATA, None))
         assert made(mesh=mesh, replicate=True).fmt.kernel == Splash(Split(mesh, sharding.DATA, None))
