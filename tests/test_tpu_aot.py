@@ -109,6 +109,7 @@ print(json.dumps({
     "seconds": seconds,
     "arguments": memory.argument_size_in_bytes,
     "temporaries": memory.temp_size_in_bytes,
+    "bytes": compiled.cost_analysis()["bytes accessed"],
     "collectives": [each for each in moved if each[0] in hlo.COLLECTIVES],
     "kernels": text.count("tpu_custom_call"),
     "pieces": [
@@ -253,3 +254,19 @@ def test_a_decode_step_reads_live_slots_once(prompt):
     prompts, reads a copy."""
     got = compiled(topology="v5e:2x4", data=2, model=4, rows=8, slots=2048, block=5, target="llama-3-8b", prompt=prompt)
     assert (got["kernels"], got["pieces"] == []) == ((0, True) if prompt is None else (4, False))
+
+
+@pytest.mark.slow
+def test_a_prompt_of_32k_tokens_of_llama_3_8b_on_eight_chips():
+    got = compiled(target="llama-3-8b", rows=1, prompt=32768, slots=32768)
+    assert got["temporaries"] <= GIB
+    print(got["temporaries"] / MIB, "MiB")
+
+
+@pytest.mark.slow
+def test_a_decode_step_at_32k_reads_the_cache_once():
+    """Twice the slots are, in the compiler's count of bytes, as many more bytes as the keys and values of a layer,
+    which the text has once. A chip has one key-value head; the rest are scores."""
+    some, twice = (compiled(target="llama-3-8b", rows=1, slots=slots, block=1) for slots in (16384, 32768))
+    more = 16384 * 2 * 128 * 2  # keys and values, of heads of 128, in bfloat16
+    assert more <= twice["bytes"] - some["bytes"] <= 1.2 * more
