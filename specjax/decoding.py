@@ -27,14 +27,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from specjax import programs, sampling, stopping
-from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp, by_position
 from specjax.categorical import argmax
 from specjax.models.cache import put_rows
 from specjax.sampling import SamplingParams
 from specjax.stopping import Stop, StopRules
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
-from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, Verdict
+from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, PositionKeys, Verdict
 from specjax.verify.token import overlap, tested
 
 Carry = TypeVar("Carry")
@@ -88,6 +88,19 @@ def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
     """Keys of the next round, of the drafter and of the verifier, [B] each."""
     keys = jax.vmap(lambda k: jax.random.split(k, 3))(key)
     return keys[:, 0], keys[:, 1], keys[:, 2]
+
+
+def keys_of(
+    key: KeyArray, verify: VerifyFn, cache: Cache
+) -> tuple[KeyArray, KeyArray | PositionKeys, KeyArray | PositionKeys]:
+    """Keys of the next round, of the drafter and of the verifier; both have those of positions if it is `by_position`.
+
+    The cache holds all tokens but `pending`, so the next token has position length + 1.
+    """
+    if not isinstance(verify, by_position):
+        return round_keys(key)
+    keys = PositionKeys(key, cache.length + 1)
+    return key, keys, keys
 
 
 def make_init(model: LanguageModel, drafter: Drafter, *, cache_len: int, max_new: int) -> Callable:
@@ -156,7 +169,7 @@ class Drafted(NamedTuple):
     """What the draft half of a round passes to the verify half."""
 
     draft: Draft
-    key: KeyArray  # of the verifier, [B]
+    key: KeyArray | PositionKeys  # of the verifier, [B]
 
 
 def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tuple[Callable, Callable]:
@@ -169,7 +182,7 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tup
     tree = drafter.tree
 
     def draft_half(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Drafted]:
-        next_key, draft_key, verify_key = round_keys(state.key)
+        next_key, draft_key, verify_key = keys_of(state.key, verify, state.cache)
         warp = make_warp(params.sampling, state.seen)
         draft, draft_state, cache = propose(drafter, params.draft, draft_key, state, warp)
         return state._replace(draft=draft_state, cache=cache, key=next_key), Drafted(draft, verify_key)
@@ -228,7 +241,7 @@ class Level(Protocol):
 
 
 def propose(
-    drafter: Drafter, params: Params, key: KeyArray, state: Level, warp: Warp
+    drafter: Drafter, params: Params, key: KeyArray | PositionKeys, state: Level, warp: Warp
 ) -> tuple[Draft, DraftState, Cache]:
     """The drafter's proposal, its state, and the target's cache, which only a drafter that borrows it writes."""
     if drafter.borrows:
