@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from specjax.decoding import make_step as make_step
     from specjax.drafters import LoadedDrafter as LoadedDrafter
     from specjax.drafters.head import draft_logits as draft_logits
+    from specjax.engine import Served as Served
+    from specjax.engine import Serving as Serving
+    from specjax.engine import serve_batch as serve_batch
     from specjax.heads import Head as Head
     from specjax.heads import load_head as load_head
     from specjax.loading import load as load
@@ -52,10 +55,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
-    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Prefix", "Siblings", "Stats", "Stop", "Strategy", "Stream",
-    "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs", "draft_logits", "drafters",
-    "enable_compilation_cache", "generate", "limit_programs", "load", "load_head", "make_init", "make_step", "policies",
-    "prefix", "stream", "trees", "verify",
+    "LanguageModel", "LoadedDrafter", "Model", "Prefilled", "Prefix", "Served", "Serving", "Siblings", "Stats", "Stop",
+    "Strategy", "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs",
+    "draft_logits", "drafters", "enable_compilation_cache", "generate", "limit_programs", "load", "load_head",
+    "make_init", "make_step", "policies", "prefix", "serve_batch", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -66,6 +69,7 @@ _NAMES = {
     "decoding": ("DecodeParams", "GenerationState", "make_init", "make_step"),
     "drafters": ("LoadedDrafter",),
     "drafters.head": ("draft_logits",),
+    "engine": ("Served", "Serving", "serve_batch"),
     "heads": ("Head", "load_head"),
     "loading": ("load",),
     "metrics": ("Stats",),

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.trees import Tree
-from specjax.types import Draft, KeyArray, Output, PositionKeys, PyTree, Siblings, Verdict
+from specjax.types import Draft, Output, PyTree, Siblings, Verdict
 
 Cache = PyTree  # private to the model, except `length`
 DraftState = PyTree
@@ -153,12 +153,10 @@ class VerifyFn(Protocol):
     [B,N,V] warped target distribution at every node.
     """
 
-    def __call__(
-        self, key: KeyArray | PositionKeys, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]
-    ) -> Verdict: ...
+    def __call__(self, key: Any, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict: ...
 
 
-class by_position:  # noqa: N801
+class by_position:
     """Decorator of a `VerifyFn` whose noise belongs to rows and positions instead of rounds.
 
     Drafter and verifier then receive the same `PositionKeys`. Only for verifiers that remain exact when the draft was

@@ -373,6 +373,20 @@ def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B
     return jnp.where(at == verdict.accepted[:, None], verdict.token[:, None], below)
 
 
+def until_ended(
+    step: Callable, params: DecodeParams, state: GenerationState, ended: Int[Array, ""], most: Int[Array, ""]
+) -> tuple[GenerationState, Int[Array, ""]]:
+    """Rounds until `ended` more rows have stopped, all have, or `most` rounds are done; state and number of rounds."""
+    running = lambda state: jnp.sum(state.stop == int(Stop.RUNNING), dtype=jnp.int32)
+    fewest = jnp.maximum(running(state) - ended, 0)
+
+    def going(carry):
+        state, rounds = carry
+        return (running(state) > fewest) & (rounds < most)
+
+    return jax.lax.while_loop(going, lambda carry: (step(params, carry[0])[0], carry[1] + 1), (state, jnp.int32(0)))
+
+
 of_rounds = functools.partial(  # jits what runs rounds; the caches in the state are written in place
     programs.jit, static=("model", "drafter", "verify"), donate=("state",)
 )
@@ -386,7 +400,7 @@ def generate(
 
     Compiles once for each (model, drafter, verifier) and set of shapes.
     """
-    _count_trace()
+    count_trace()
     step = make_step(model, drafter, verify)
     return jax.lax.while_loop(lambda s: jnp.any(s.stop == int(Stop.RUNNING)), lambda s: step(params, s)[0], state)
 
@@ -394,7 +408,7 @@ def generate(
 @of_rounds
 def one_round(params, state, *, model, drafter, verify) -> tuple[GenerationState, Info]:
     """`make_step(...)` jitted with the state donated: what `stream` calls."""
-    _count_trace()
+    count_trace()
     return make_step(model, drafter, verify)(params, state)
 
 
@@ -403,7 +417,7 @@ def prefill(
     params, key, prompt, length, budget, limit=None, known=None, *, model, drafter, cache_len: int, max_new: int
 ) -> GenerationState:
     """`make_init(...)` jitted: reads the prompts and returns the state before the first round."""
-    _count_trace()
+    count_trace()
     init = make_init(model, drafter, cache_len=cache_len, max_new=max_new)
     return init(params, key, prompt, length, budget, limit, known)
 
@@ -443,7 +457,8 @@ def parts(*, model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tuple[
 _traces = 0
 
 
-def _count_trace() -> None:
+def count_trace() -> None:
+    """Counts a trace of the function that calls it."""
     global _traces
     _traces += 1
 

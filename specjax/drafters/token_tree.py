@@ -159,8 +159,7 @@ def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOU
                 # One noise for a position: equal draws are useless siblings, so the next largest follow (Gumbel top-k).
                 all_log_q = all_log_q.at[:, level.nodes].set(log_q)
                 depth = int(tree.depth[level.nodes[0]])
-                sample = jax.vmap(lambda one: perturbed(key, depth, one), in_axes=1, out_axes=1)
-                born = _most_probable(level, sample(log_q))
+                born = _most_probable(level, jnp.stack([perturbed(key, depth, one) for one in _columns(log_q)], 1))
             else:
                 all_log_q = all_log_q.at[:, level.nodes].set(log_q)
                 born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
@@ -274,6 +273,11 @@ def ranking(logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"]) -> Floa
     best = jnp.max(plain, axis=-1, keepdims=True)
     greedy = jnp.where(certain, jnp.broadcast_to(best, plain.shape), plain)
     return jnp.where(jnp.any(certain, axis=-1, keepdims=True), greedy, log_q)
+
+
+def _columns(log_q: Float[Array, "B S V"]) -> list[Float[Array, "B V"]]:
+    """The distributions of each node."""
+    return [log_q[:, i] for i in range(log_q.shape[1])]
 
 
 def accepted_slots(
