@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from specjax.decoding import make_step as make_step
     from specjax.drafters import LoadedDrafter as LoadedDrafter
     from specjax.drafters.head import draft_logits as draft_logits
+    from specjax.engine import Served as Served
+    from specjax.engine import Serving as Serving
+    from specjax.engine import serve_batch as serve_batch
     from specjax.heads import Head as Head
     from specjax.heads import load_head as load_head
     from specjax.loading import load as load
@@ -56,10 +59,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
-    "LanguageModel", "LoadedDrafter", "Memory", "Model", "Plan", "Prefilled", "Prefix", "Siblings", "Stats", "Stop",
-    "Strategy", "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise", "compiled_programs",
-    "draft_logits", "drafters", "enable_compilation_cache", "generate", "limit_programs", "load", "load_head",
-    "make_init", "make_step", "memory", "plan", "policies", "prefix", "stream", "trees", "verify",
+    "LanguageModel", "LoadedDrafter", "Memory", "Model", "Plan", "Prefilled", "Prefix", "Served", "Serving", "Siblings",
+    "Stats", "Stop", "Strategy", "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise",
+    "compiled_programs", "draft_logits", "drafters", "enable_compilation_cache", "generate", "limit_programs", "load",
+    "load_head", "make_init", "make_step", "memory", "plan", "policies", "prefix", "serve_batch", "stream", "trees",
+    "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -70,6 +74,7 @@ _NAMES = {
     "decoding": ("DecodeParams", "GenerationState", "make_init", "make_step"),
     "drafters": ("LoadedDrafter",),
     "drafters.head": ("draft_logits",),
+    "engine": ("Served", "Serving", "serve_batch"),
     "heads": ("Head", "load_head"),
     "loading": ("load",),
     "metrics": ("Stats",),

@@ -293,12 +293,24 @@ class Stream:
         return finish(job, at.done, seconds)
 
 
-def finish(job: Job, done: Progress, seconds: dict[str, float]) -> Generation:
-    """The `Generation` of a run. Rows that are still running are interrupted."""
+def finish(
+    job: Job, done: Progress, seconds: dict[str, float], *, stops: Sequence[Sequence[str]] | None = None
+) -> Generation:
+    """The `Generation` of a run. Rows that are still running are interrupted.
+
+    Args:
+      stops: stop strings of each row; None: those of the job.
+    """
     _warn(job, done)
     codes = [Stop.INTERRUPTED if code == Stop.RUNNING else Stop(code) for code in done.stop]
     text = job.target.text
-    texts = None if text is None else [spelled(text, row, job.stops) for row in done.tokens]
+    texts = (
+        None
+        if text is None
+        else [
+            spelled(text, row, job.stops if stops is None else stops[number]) for number, row in enumerate(done.tokens)
+        ]
+    )
     length = np.array([len(row) for row in done.tokens])
     point_mass = job.drafter.drafter.vocab_size is None
     compiles = loop.trace_count() - job.traces

@@ -1,5 +1,6 @@
 """The three seams: LanguageModel, Drafter, VerifyFn. Each is a NamedTuple of pure functions, or one function."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.trees import Tree
-from specjax.types import Draft, KeyArray, Output, PyTree, Siblings, Verdict
+from specjax.types import Draft, Output, PyTree, Siblings, Verdict
 
 Cache = PyTree  # private to the model, except `length`
 DraftState = PyTree
@@ -110,7 +111,9 @@ class Drafter(NamedTuple):
     init: (params, prompt [B,P], length [B], cache_len, prefilled) -> DraftState. `prefilled` is the target after the
         prompt: its features, captured hidden states, and its cache, for drafters that borrow it.
     propose: (params, key [B], state, pending [B], warp) -> (Draft, DraftState). `warp` is the target's own: draft and
-        target distributions are processed alike (invariant 4).
+        target distributions are processed alike (invariant 4). `key` is fresh in every round; with a verifier that is
+        `by_position`, it is `PositionKeys`, and tokens are drawn with the noise of their positions
+        (`categorical.noise`).
     commit: (params, state, Commit) -> DraftState. Absorbs what was committed. `length` 0 leaves a row as it is.
     vocab_size: V of `log_q`; None for drafters that do not depend on the vocabulary.
     siblings: how the children of a node are chosen; POINTS goes with a `log_q` of None.
@@ -146,7 +149,23 @@ class Drafter(NamedTuple):
 class VerifyFn(Protocol):
     """Decides which path of the tree to accept, and what to append. Stateless, so a function.
 
-    Args: key [B] typed keys, consumed once; tree; draft; log_p [B,N,V] warped target distribution at every node.
+    Args: key [B] typed keys, consumed once (`PositionKeys` if the verifier is `by_position`); tree; draft; log_p
+    [B,N,V] warped target distribution at every node.
     """
 
-    def __call__(self, key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict: ...
+    def __call__(self, key: Any, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict: ...
+
+
+class by_position:
+    """Decorator of a `VerifyFn` whose noise belongs to rows and positions instead of rounds.
+
+    Drafter and verifier then receive the same `PositionKeys`. Only for verifiers that remain exact when the draft was
+    drawn with their own noise.
+    """
+
+    def __init__(self, function: Callable[..., Verdict]):
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, key, tree: Tree, draft: Draft, log_p) -> Verdict:
+        return self._function(key, tree, draft, log_p)

@@ -8,12 +8,14 @@ not be divisible:
                                       [6 7 | 8 9]   window of the last block; entries before 8 are masked
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from specjax.types import KeyArray
+from specjax.types import KeyArray, PositionKeys
 
 BLOCK = 256  # about the square root of a vocabulary, and a multiple of the vector lanes of every platform
 RANKED = 256  # numbers ranked before a wide row is bisected: a nucleus is rarely larger
@@ -96,6 +98,39 @@ def draw(uniform: Float[Array, "*lead 2"], mass: Float[Array, "*lead V"]) -> Int
     block = _pick(uniform[..., 0], _per_block(jnp.sum, mass))
     start, window, outside = _window(mass, block, size)
     return start + _pick(uniform[..., 1], jnp.where(outside, jnp.zeros_like(window), window))
+
+
+def gumbel(key: KeyArray, size: int, dtype: jax.typing.DTypeLike = jnp.float32) -> Float[Array, "B V"]:
+    """Gumbel noise for every token, [*keys, V]. Twice the random bits keep the tails: of tokens that a float32 uniform
+    cannot tell from impossible ones, and of the largest values, which decide."""
+    flat = jax.vmap(lambda k: jax.random.gumbel(k, (size,), dtype, mode="high"))(key.reshape(-1))
+    return flat.reshape(*key.shape, size)
+
+
+def perturbed(keys: PositionKeys, ahead: int | Int[Array, "..."], log_p: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """Log-probabilities plus the Gumbel noise of the token that is `ahead` positions further.
+
+    Their argmax is a sample (Gumbel-max), and their k largest are a sample without replacement (Gumbel top-k). Tokens
+    of mass 0 stay at -inf.
+    """
+    return log_p + gumbel(keys.at(ahead), log_p.shape[-1], log_p.dtype)
+
+
+class Noise(NamedTuple):
+    """Random numbers of a chain: two uniforms for each token, or keys by position."""
+
+    source: Float[Array, "B gamma 2"] | PositionKeys
+
+    def draw(self, step: int | Int[Array, ""], log_q: Float[Array, "B V"]) -> Int[Array, "B"]:
+        """Samples token `step`, 0 for the first below the root."""
+        if isinstance(self.source, PositionKeys):
+            return argmax(perturbed(self.source, step, log_q))
+        return draw(self.source[:, step], jnp.exp(log_q))
+
+
+def noise(key: KeyArray | PositionKeys, gamma: int) -> Noise:
+    """The random numbers of a chain of gamma tokens. Keys of a round are consumed."""
+    return Noise(key if isinstance(key, PositionKeys) else uniforms(key, (gamma, 2)))
 
 
 def categorical(key: KeyArray, log_p: Float[Array, "*lead V"]) -> Int[Array, "*lead"]:

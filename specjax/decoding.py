@@ -27,14 +27,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from specjax import programs, sampling, stopping
-from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp
+from specjax.base import Cache, Drafter, DraftState, LanguageModel, VerifyFn, Warp, by_position
 from specjax.categorical import argmax
 from specjax.models.cache import put_rows
 from specjax.sampling import SamplingParams
 from specjax.stopping import Stop, StopRules
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
-from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, Verdict
+from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, PositionKeys, Verdict
 from specjax.verify.token import overlap, tested
 
 Carry = TypeVar("Carry")
@@ -89,6 +89,19 @@ def round_keys(key: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
     """Keys of the next round, of the drafter and of the verifier, [B] each."""
     keys = jax.vmap(lambda k: jax.random.split(k, 3))(key)
     return keys[:, 0], keys[:, 1], keys[:, 2]
+
+
+def keys_of(
+    key: KeyArray, verify: VerifyFn, cache: Cache
+) -> tuple[KeyArray, KeyArray | PositionKeys, KeyArray | PositionKeys]:
+    """Keys of the next round, of the drafter and of the verifier; both have those of positions if it is `by_position`.
+
+    The cache holds all tokens but `pending`, so the next token has position length + 1.
+    """
+    if not isinstance(verify, by_position):
+        return round_keys(key)
+    keys = PositionKeys(key, cache.length + 1)
+    return key, keys, keys
 
 
 def make_init(model: LanguageModel, drafter: Drafter, *, cache_len: int, max_new: int) -> Callable:
@@ -157,7 +170,7 @@ class Drafted(NamedTuple):
     """What the draft half of a round passes to the verify half."""
 
     draft: Draft
-    key: KeyArray  # of the verifier, [B]
+    key: KeyArray | PositionKeys  # of the verifier, [B]
 
 
 def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tuple[Callable, Callable]:
@@ -170,7 +183,7 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tup
     tree = drafter.tree
 
     def draft_half(params: DecodeParams, state: GenerationState) -> tuple[GenerationState, Drafted]:
-        next_key, draft_key, verify_key = round_keys(state.key)
+        next_key, draft_key, verify_key = keys_of(state.key, verify, state.cache)
         warp = make_warp(params.sampling, state.seen)
         draft, draft_state, cache = propose(drafter, params.draft, draft_key, state, warp)
         return state._replace(draft=draft_state, cache=cache, key=next_key), Drafted(draft, verify_key)
@@ -229,7 +242,7 @@ class Level(Protocol):
 
 
 def propose(
-    drafter: Drafter, params: Params, key: KeyArray, state: Level, warp: Warp
+    drafter: Drafter, params: Params, key: KeyArray | PositionKeys, state: Level, warp: Warp
 ) -> tuple[Draft, DraftState, Cache]:
     """The drafter's proposal, its state, and the target's cache, which only a drafter that borrows it writes."""
     if drafter.borrows:
@@ -361,6 +374,20 @@ def committed_block(tree: Tree, draft: Draft, verdict: Verdict) -> Int[Array, "B
     return jnp.where(at == verdict.accepted[:, None], verdict.token[:, None], below)
 
 
+def until_ended(
+    step: Callable, params: DecodeParams, state: GenerationState, ended: Int[Array, ""], most: Int[Array, ""]
+) -> tuple[GenerationState, Int[Array, ""]]:
+    """Rounds until `ended` more rows have stopped, all have, or `most` rounds are done; state and number of rounds."""
+    running = lambda state: jnp.sum(state.stop == int(Stop.RUNNING), dtype=jnp.int32)
+    fewest = jnp.maximum(running(state) - ended, 0)
+
+    def going(carry):
+        state, rounds = carry
+        return (running(state) > fewest) & (rounds < most)
+
+    return jax.lax.while_loop(going, lambda carry: (step(params, carry[0])[0], carry[1] + 1), (state, jnp.int32(0)))
+
+
 of_rounds = functools.partial(  # jits what runs rounds; the caches in the state are written in place
     programs.jit, static=("model", "drafter", "verify"), donate=("state",)
 )
@@ -374,7 +401,7 @@ def generate(
 
     Compiles once for each (model, drafter, verifier) and set of shapes.
     """
-    _count_trace()
+    count_trace()
     step = make_step(model, drafter, verify)
     return jax.lax.while_loop(lambda s: jnp.any(s.stop == int(Stop.RUNNING)), lambda s: step(params, s)[0], state)
 
@@ -382,7 +409,7 @@ def generate(
 @of_rounds
 def one_round(params, state, *, model, drafter, verify) -> tuple[GenerationState, Info]:
     """`make_step(...)` jitted with the state donated: what `stream` calls."""
-    _count_trace()
+    count_trace()
     return make_step(model, drafter, verify)(params, state)
 
 
@@ -391,7 +418,7 @@ def prefill(
     params, key, prompt, length, budget, limit=None, known=None, *, model, drafter, cache_len: int, max_new: int
 ) -> GenerationState:
     """`make_init(...)` jitted: reads the prompts and returns the state before the first round."""
-    _count_trace()
+    count_trace()
     init = make_init(model, drafter, cache_len=cache_len, max_new=max_new)
     return init(params, key, prompt, length, budget, limit, known)
 
@@ -431,7 +458,8 @@ def parts(*, model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tuple[
 _traces = 0
 
 
-def _count_trace() -> None:
+def count_trace() -> None:
+    """Counts a trace of the function that calls it."""
     global _traces
     _traces += 1
 

@@ -33,14 +33,16 @@ class Prompt(NamedTuple):
       budget: [B] int32, largest number of new tokens of each row.
       limit: int32, largest number of tokens of a row, prompt and new.
       shared: int32, number of first tokens of every row that are those of the prefix.
+      seed: uint32, as long as `key` has the numbers of the streams [B] uint32 in place of keys.
     """
 
-    tokens: jax.Array
-    length: jax.Array
-    key: jax.Array
-    budget: jax.Array
-    limit: jax.Array
-    shared: jax.Array | None = None
+    tokens: Any
+    length: Any
+    key: Any
+    budget: Any
+    limit: Any
+    shared: Any = None
+    seed: Any = None
 
 
 class Job(NamedTuple):
@@ -111,6 +113,45 @@ def prepare(
     cache_len: int | None = None,
 ) -> Job:
     """Checks a request and reads its prompts. See `generate` for the arguments."""
+    job = check(
+        target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
+        stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
+    )  # fmt: skip
+    # numpy arrays are put on the device without compiling a program for each shape
+    given = jax.device_put(job.prompt)
+    prompt, decode = given._replace(key=_row_keys(given.seed, given.key), seed=None), job.params
+    if target.mesh is not None:
+        decode, prompt = placement.place_params(decode, target.mesh), placement.place_rows(prompt, target.mesh)
+    job = job._replace(params=decode, prompt=jax.block_until_ready(prompt))
+    state, run, compiling = timed(job.prefill)
+    return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
+
+
+def check(
+    target: Model,
+    prompts: Prompts,
+    *,
+    prefix: Prefix | None,
+    drafter: LoadedDrafter | None,
+    verifier: str | Verifier | None,
+    lossless: bool,
+    max_new_tokens: int | Sequence[int],
+    temperature: PerRow,
+    top_k: int | Sequence[int],
+    top_p: PerRow,
+    min_p: PerRow,
+    repetition_penalty: PerRow,
+    logit_bias: LogitBias | None,
+    seed: int,
+    rows: Sequence[int] | None,
+    stop: Sequence[str] | str,
+    stop_tokens: Sequence[int],
+    ignore_eos: bool,
+    cache_len: int | None,
+) -> Job:
+    """Checks a request. The arrays of its prompts are numpy's, with `seed` and stream numbers in place of keys."""
     traces = loop.trace_count()
     drafter = drafters.plain() if drafter is None else drafter
     chosen = check_parts(target, drafter, verifier)
@@ -137,17 +178,9 @@ def prepare(
     checks.biases(logit_bias)
     params = sampling.sampling_params(batch, target.vocab_size, **settings, logit_bias=logit_bias)
     stops = checks.stop_strings(stop)
-    rules = stopping.rules(
-        target.vocab_size,
-        eos=() if ignore_eos else target.eos,
-        stop_tokens=checks.token_ids("stop_tokens", stop_tokens),
-        stop_strings=stops,
-        pieces=target.text.pieces() if target.text and stops else None,
-    )
+    rules = stop_rules(target, stops, stop_tokens, ignore_eos=ignore_eos)
     seed = checks.integer("seed", seed, least=0, most=defaults.LARGEST_SEED)
     streams = np.asarray(row_numbers(rows, batch), np.uint32)
-    # numpy arrays are put on the device without compiling a program for each shape
-    given = (np.uint32(seed), streams, tokens, length, budget.astype(np.int32), np.int32(limit), shared)
     if target.mesh is not None and hosts.spans_processes(target.mesh):
         # A difference would be a program that waits for ever, or the texts of two requests mixed.
         hosts.check_mesh(target.mesh)
@@ -156,14 +189,22 @@ def prepare(
             seed=seed, max_new_tokens=budget, sampling=settings, logit_bias=logit_bias, eos=target.eos, stop=stops,
             stop_tokens=list(stop_tokens), ignore_eos=ignore_eos, cache_len=[slots, limit],
         )  # fmt: skip
-    seed_, streams, tokens, length, budget, limit, shared = jax.device_put(given)
-    prompt = Prompt(tokens, length, _row_keys(seed_, streams), budget, limit, shared)
+    prompt = Prompt(tokens, length, streams, budget.astype(np.int32), np.int32(limit), shared, np.uint32(seed))
     decode = loop.DecodeParams(target.params, drafter.params, params, rules)
-    if target.mesh is not None:
-        decode, prompt = placement.place_params(decode, target.mesh), placement.place_rows(prompt, target.mesh)
-    job = Job(target, drafter, chosen, decode, jax.block_until_ready(prompt), slots, stops, traces, prefix)
-    state, run, compiling = timed(job.prefill)
-    return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
+    return Job(target, drafter, chosen, decode, prompt, slots, stops, traces, prefix)
+
+
+def stop_rules(
+    target: Model, stops: tuple[str, ...], stop_tokens: Sequence[int], *, ignore_eos: bool
+) -> stopping.StopRules:
+    """The stop rules of checked stop strings and of stop tokens."""
+    return stopping.rules(
+        target.vocab_size,
+        eos=() if ignore_eos else target.eos,
+        stop_tokens=checks.token_ids("stop_tokens", stop_tokens),
+        stop_strings=stops,
+        pieces=target.text.pieces() if target.text and stops else None,
+    )
 
 
 @functools.partial(programs.jit, static=())

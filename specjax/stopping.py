@@ -51,10 +51,12 @@ class StopRules(NamedTuple):
     Attributes:
       codes: [V] int32, the Stop code of each token, RUNNING for most.
       automaton: the automaton of the stop strings; without any, it stays in its start state.
+      chosen: [B] int32, the rules of each row, if all other arrays have a leading axis of rules (`choice_of`).
     """
 
     codes: Int[Array, "V"]
     automaton: StopAutomaton
+    chosen: Int[Array, "B"] | None = None
 
 
 def rules(
@@ -93,6 +95,24 @@ def rules(
         raise ValueError("stop_strings require the bytes of every token, but the model was loaded without a tokenizer")
     table = automaton([s.encode() for s in stop_strings], pieces or (), vocab_size)
     return StopRules(*jax.device_put((codes, table)))
+
+
+def choice_of(sets: Sequence[StopRules], chosen: np.ndarray) -> StopRules:
+    """Several sets of rules as one, of which each row has its own.
+
+    Args:
+      sets: from `rules`, of one vocabulary.
+      chosen: [B] int32, the index of each row's rules.
+    """
+    given = [jax.device_get(one) for one in sets]
+    states, kinds = np.max([one.automaton.table.shape for one in given], axis=0)
+    tables = np.full((len(given), states, kinds), states - 1, np.int32 if states > 2**15 else np.int16)
+    for table, one in zip(tables, given, strict=True):  # the matched state is the last one of each table
+        own = one.automaton.table
+        rows, columns = own.shape
+        table[: rows - 1, :columns] = np.where(own == rows - 1, states - 1, own)[:-1]
+    classes = np.stack([one.automaton.classes for one in given])
+    return StopRules(np.stack([one.codes for one in given]), StopAutomaton(classes, tables), chosen)  # type: ignore
 
 
 def automaton(patterns: Sequence[bytes], pieces: Sequence[bytes], vocab_size: int) -> StopAutomaton:
@@ -214,16 +234,18 @@ def cut(
       active: [B] bool; other rows return length 0, code 0 and their state.
     """
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    codes = rules.codes[tokens]
     classes, table = rules.automaton
+    row = () if rules.chosen is None else (rules.chosen,)
+    rows = () if rules.chosen is None else (rules.chosen[:, None],)
+    codes = rules.codes[(*rows, tokens)]
 
     def follow(state, kind):
-        state = table[state, kind].astype(jnp.int32)
+        state = table[(*row, state, kind)].astype(jnp.int32)
         return state, state
 
-    _, states = jax.lax.scan(follow, automaton, classes[tokens].T, unroll=min(UNROLLED, tokens.shape[1]))
+    _, states = jax.lax.scan(follow, automaton, classes[(*rows, tokens)].T, unroll=min(UNROLLED, tokens.shape[1]))
     states = states.T
-    codes = jnp.where((codes == 0) & (states == table.shape[0] - 1), int(Stop.STOP_STRING), codes)
+    codes = jnp.where((codes == 0) & (states == table.shape[-2] - 1), int(Stop.STOP_STRING), codes)
     codes = jnp.where((codes == 0) & (at + 1 >= room[:, None]), room_code[:, None], codes)
     stops = (codes != 0) & (at < length[:, None]) & active[:, None]
     ended = stops.any(1)

@@ -8,11 +8,30 @@ import enum
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 PyTree = Any
 Params = PyTree  # plain nested dict of arrays with stable string paths
 KeyArray = jax.Array  # typed PRNG keys, [B]: one stream a row
+
+
+class PositionKeys(NamedTuple):
+    """Random streams by row and position: the noise of a token depends on nothing else, whatever round draws it.
+
+    What drafter and verifier receive in place of keys of the round if the verifier is `by_position`.
+    """
+
+    key: KeyArray  # [B], the row's own; never advanced
+    position: Int[Array, "B"]  # of the token after `pending`, counted from the start of the prompt
+
+    def at(self, ahead: int | Int[Array, "..."]) -> KeyArray:
+        """Keys [B] of the tokens that many positions further; `ahead` is one number, or one per row."""
+        return jax.vmap(jax.random.fold_in)(self.key, self.position + ahead)
+
+    def moved(self, ahead: int | Int[Array, "..."]) -> "PositionKeys":
+        """The same streams, seen from a token that many positions further."""
+        return self._replace(position=self.position + jnp.asarray(ahead, jnp.int32))
 
 
 class Shared(NamedTuple):

@@ -185,7 +185,7 @@ def test_compiling_is_timed_apart(monkeypatch):
         traced.append(time.sleep(0.7))
 
     traced: list[None] = []
-    monkeypatch.setattr(decoding, "_count_trace", slow)
+    monkeypatch.setattr(decoding, "count_trace", slow)
     model, options = battery.target("opt"), {"max_new_tokens": 7, "min_p": 0.04, "repetition_penalty": 1.04}
     cold = sj.generate(model, [[1, 2]], **options).stats.seconds
     assert len(traced) == 2 and cold["compile"] >= 1.4 and max(cold["prefill"], cold["decode"]) < 0.7

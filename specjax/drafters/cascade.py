@@ -21,7 +21,8 @@ from specjax.decoding import committed_block, round_keys
 from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.programs import memoize
 from specjax.trees import Tree
-from specjax.types import Commit, Draft, KeyArray, Params, Verdict
+from specjax.types import Commit, Draft, KeyArray, Params, PositionKeys, Verdict
+from specjax.verify.coupled import coupled as verify_coupled
 from specjax.verify.token import tested
 
 
@@ -123,7 +124,7 @@ class Rounds(NamedTuple):
 
     cache: Cache
     draft: DraftState
-    key: KeyArray
+    key: KeyArray | PositionKeys
     pending: Int[Array, "B"]
     count: Int[Array, "B"]  # tokens below the root; -1 for a row that lags: its next token is the root
     drafted: Int[Array, "B N"]
@@ -160,11 +161,16 @@ def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma
 
     def inner_round(params: CascadeParams, warp: Warp, now: Rounds) -> Rounds:
         running, lagging = now.count < gamma, now.count < 0
-        key, draft_key, verify_key = round_keys(now.key)
+        if isinstance(now.key, PositionKeys):  # the middle model's tokens are those that the noise gives it
+            key, judged = now.key, verify_coupled
+            draft_key = verify_key = key.moved(now.count)
+        else:
+            key, draft_key, verify_key = round_keys(now.key)
+            judged = verify
         warp = after(warp, now.drafted)
         draft, inner, cache = decoding.propose(drafter, params.drafter, draft_key, now, warp)
         out, log_p, cache = decoding.judge(lm, tree, params.model, draft, cache, warp, buckets=drafter.buckets)
-        verdict = verify(verify_key, tree, draft, log_p)
+        verdict = judged(verify_key, tree, draft, log_p)
         tally = counts(tree, draft, verdict, running, lagging)
         verdict = with_known_token(verdict, lagging, now.drafted[:, 0])
         block = committed_block(tree, draft, verdict)

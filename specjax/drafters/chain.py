@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
 from specjax.base import Cache, Drafter, Warp
-from specjax.categorical import draw, maximum, uniforms
+from specjax.categorical import Noise, maximum, noise
 from specjax.drafters.loaded import LoadedDrafter
 from specjax.drafters.writer import Writer, next_logits
 from specjax.programs import memoize
-from specjax.types import Commit, Draft, KeyArray
+from specjax.types import Commit, Draft, KeyArray, PositionKeys
 
 Feed = Callable[[Int[Array, "B"], Cache], tuple[Float[Array, "B V"], Cache]]
 
@@ -86,7 +86,7 @@ def write_chain(
     logits: Float[Array, "B V"] | None,
     cache: Cache,
     pending: Int[Array, "B"],
-    key: KeyArray,
+    key: KeyArray | PositionKeys,
     warp: Warp,
     *,
     gamma: int,
@@ -108,7 +108,7 @@ def write_chain(
     """
     rows = pending.shape[0]
     size = vocab_size if logits is None else logits.shape[1]
-    numbers = uniforms(key, (gamma, 2))  # all random numbers of the round
+    numbers = noise(key, gamma)  # all random numbers of the round
     nodes = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
 
     def node(step, logits, tokens, valid, log_q):
@@ -146,7 +146,7 @@ def without_empty(
 
 def draw_node(
     warp: Warp,
-    numbers: Float[Array, "B gamma 2"],
+    numbers: Noise,
     step: int | Int[Array, ""],
     logits: Float[Array, "B V"],
     tokens: Int[Array, "B N"],
@@ -154,7 +154,7 @@ def draw_node(
 ) -> tuple[Int[Array, "B"], Int[Array, "B N"], Float[Array, "B N V"], Float[Array, "B V"]]:
     """Draws node step + 1 of a chain; returns (token, tokens, log_q, the distribution that it was drawn from)."""
     warped = warp(logits[:, None], tokens[:, None])
-    token = draw(numbers[:, step], jnp.exp(warped[:, 0]))
+    token = numbers.draw(step, warped[:, 0])
     # Nodes that are not drawn yet repeat a token that is there: `ancestors` may repeat.
     later = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] > step
     tokens = jnp.where(later, token[:, None], tokens)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import checks, trees
 from specjax.base import Cache, Drafter, LanguageModel, Warp
-from specjax.categorical import uniforms
+from specjax.categorical import noise
 from specjax.decoding import run_if
 from specjax.drafters.chain import chain, draw_node, plain
 from specjax.drafters.loaded import LoadedDrafter, check_model
@@ -150,7 +150,7 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         return run_if(due, feed, (state.cache, state.lag))
 
     def propose(params: AdaptiveParams, key, state: AdaptiveDraft, pending, warp: Warp):
-        numbers = uniforms(key, (gamma, 2))
+        numbers = noise(key, gamma)
         wanted, own = policy.plan(params.policy, state.policy, state.live)
         wanted = jnp.where(state.live, jnp.clip(wanted, 0, gamma), 0)
         if lm.positions is not None:

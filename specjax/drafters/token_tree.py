@@ -22,14 +22,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import checks
 from specjax.base import Drafter, Warp
-from specjax.categorical import draw, largest, uniforms
+from specjax.categorical import draw, largest, perturbed, uniforms
 from specjax.drafters.chain import without_empty
 from specjax.drafters.loaded import LoadedDrafter, check_model
 from specjax.drafters.writer import Memory, Writer, model_writer
 from specjax.programs import memoize
 from specjax.trees import NO_CHILD, Tree, dynamic
 from specjax.trees.dynamic import NOT_FED, layout_of
-from specjax.types import Commit, Draft, Siblings
+from specjax.types import Commit, Draft, PositionKeys, Siblings
 from specjax.verify.walk import is_token
 
 
@@ -145,15 +145,21 @@ def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOU
         tokens = jnp.broadcast_to(pending[:, None], (pending.shape[0], tree.size))
         valid = writer.proposable(params, memory, tree.depth)
         all_log_q = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
-        numbers = None if chosen else uniforms(key, (tree.size, 2))  # all of the round's randomness at once
+        drawn = not chosen and not isinstance(key, PositionKeys)
+        numbers = uniforms(key, (tree.size, 2)) if drawn else None  # all of the round's randomness at once
         for level in levels:
             if level.nodes[0]:  # the root has been read
                 given = tokens[:, level.nodes]
                 out, cache = lm.extend(params, given, cache, level.mask, level.depth, offset=level.offset)
                 logits = out.logits
             log_q, empty = _warped(writer, warp, logits, tokens[:, tree.paths[level.nodes]])
-            if all_log_q is None or numbers is None:
+            if all_log_q is None:
                 born = _most_probable(level, jnp.where(empty[..., None], -jnp.inf, ranking(logits, log_q)))
+            elif numbers is None:
+                # One noise for a position: equal draws are useless siblings, so the next largest follow (Gumbel top-k).
+                all_log_q = all_log_q.at[:, level.nodes].set(log_q)
+                depth = int(tree.depth[level.nodes[0]])
+                born = _most_probable(level, jnp.stack([perturbed(key, depth, one) for one in _columns(log_q)], 1))
             else:
                 all_log_q = all_log_q.at[:, level.nodes].set(log_q)
                 born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
@@ -269,6 +275,11 @@ def ranking(logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"]) -> Floa
     return jnp.where(jnp.any(certain, axis=-1, keepdims=True), greedy, log_q)
 
 
+def _columns(log_q: Float[Array, "B S V"]) -> list[Float[Array, "B V"]]:
+    """The distributions of each node."""
+    return [log_q[:, i] for i in range(log_q.shape[1])]
+
+
 def accepted_slots(
     shape: dynamic.Layout, tokens: Int[Array, "B N"], slot: Int[Array, "B N"], depth: int, committed: Commit
 ) -> tuple[Int[Array, "B D"], Int[Array, "B"]]:
@@ -292,8 +303,9 @@ def accepted_slots(
 
 def _most_probable(level: Level, log_q: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
     """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
-    score, tokens = largest(log_q, len(level.ranks))
-    pick = lambda table, places, rank: table[:, places, rank]
+    most = min(len(level.ranks), log_q.shape[-1])
+    score, tokens = largest(log_q, most)
+    pick = lambda table, places, rank: table[:, places, min(rank, most - 1)]
     return [
         (pick(tokens, places, rank).astype(jnp.int32), pick(score, places, rank) > -jnp.inf)
         for rank, (places, _) in enumerate(level.ranks)

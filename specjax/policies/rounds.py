@@ -123,6 +123,9 @@ def _heuristic(gamma_max: int) -> Policy:
     return Policy(gamma_max, start, plan, on_forever, observe)
 
 
+POOLED = 8.0  # rows that the evidence of a batch counts as at most: it must fade while nothing is drafted
+
+
 class GoodputState(NamedTuple):
     """What each row has shown so far, the latest rounds weighing most."""
 
@@ -138,12 +141,13 @@ def goodput(
     gamma_max: int = 8,
     prior: float | int = 0.7,
     weight: float | int = 2.0,
-    decay: float | int = 0.9,
+    decay: float | int = 0.95,
 ) -> Rule:
     """The common length of greatest `theory.goodput`: tokens per second of the whole batch, from each row's own alpha.
 
-    A row's alpha is accepted / tested, with older rounds decaying and `weight` tests of the prior added: a row that
-    drafts nothing returns to the prior, and is tried again. One length for all rows: they are verified as one block, in
+    A row's alpha is accepted / tested, with older rounds decaying and `weight` tests of the batch's alpha added, to
+    which `weight` tests of the prior are added: a batch that drafts nothing returns to the prior, and is tried again.
+    One length for all rows: they are verified as one block, in
     which a shorter row saves nothing. Ended rows count as cost (they are computed), not as gain.
 
     SmartSpec, Liu et al. 2024, arXiv 2406.14066, section 4.
@@ -189,8 +193,12 @@ def _goodput(gamma_max: int) -> Policy:
         return GoodputState(nothing, nothing, length.astype(jnp.float32))
 
     def plan(params, state: GoodputState, live):
-        seen = state.tested + params["weight"]
-        alpha = (state.accepted + params["weight"] * params["prior"]) / seen
+        # A row is shrunk to the batch, and the batch to the prior, which would otherwise draft for useless drafts.
+        weight, rows_live = params["weight"], jnp.maximum(jnp.sum(live, dtype=jnp.float32), 1.0)
+        share = jnp.minimum(rows_live, POOLED) / rows_live
+        pooled = lambda counts: share * jnp.sum(jnp.where(live, counts, 0.0))
+        common = (pooled(state.accepted) + weight * params["prior"]) / (pooled(state.tested) + weight)
+        alpha = (state.accepted + weight * common) / (state.tested + weight)
         tokens = jnp.cumsum(alpha[:, None] ** gammas[None], axis=1)  # [B, gamma_max + 1]
         gained = jnp.sum(jnp.where(live[:, None], tokens, 0.0), axis=0)
         rows = float(live.shape[0])

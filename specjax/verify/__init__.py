@@ -8,6 +8,7 @@ from specjax.checks import lookup
 from specjax.trees import ROOT, Tree
 from specjax.types import Siblings
 from specjax.verify.block import block as block_verification
+from specjax.verify.coupled import coupled as coupled
 from specjax.verify.deterministic import deterministic as deterministic_tree
 from specjax.verify.kseq import kseq as spectr_kseq
 from specjax.verify.lossy import lossy_lenient as lossy_lenient
@@ -96,6 +97,7 @@ TABLE: dict[str, Verifier] = {
         Verifier("traversal", traversal_with_replacement, True, DraftKind.WITH),
         Verifier("traversal-without", traversal_without_replacement, True, DraftKind.SAMPLED),
         Verifier("deterministic", deterministic_tree, True, DraftKind.POINTS),
+        Verifier("coupled", coupled, True, DraftKind.ANY),
         Verifier("non-iterative", non_iterative_rejection, True, DraftKind.WITH_LOG_Q),
         Verifier("lossy-typical", lossy_typical(), False, DraftKind.ANY),
         Verifier("lossy-lenient", lossy_lenient(), False, DraftKind.CHAIN),

@@ -1,5 +1,7 @@
 """Verification of point-mass trees: sample from the target and follow the branch that contains the token."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -46,19 +48,30 @@ def deterministic(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "
         raise ValueError("deterministic requires point masses, but this draft has log_q: "
                          "use token_level, block, multiround or traversal")  # fmt: skip
     numbers = uniforms(key, (tree.width, 2), log_p.dtype)
-    shape = layout_of(tree, draft.parents, key.shape[0])
+    return walk_to(lambda depth, log_p: draw(numbers[:, depth], jnp.exp(log_p)), tree, draft, log_p)
+
+
+def walk_to(
+    sample: Callable[[Int[Array, ""], Float[Array, "B V"]], Int[Array, "B"]],
+    tree: Tree,
+    draft: Draft,
+    log_p: Float[Array, "B N V"],
+) -> Verdict:
+    """Walks to the target's own tokens: (depth, log_p [B,V]) -> token [B] samples one, below the root first."""
+    rows = draft.tokens.shape[0]
+    shape = layout_of(tree, draft.parents, rows)
     proposed = usable(tree, draft, in_order=False)
 
     def level(carry):
         depth, here, node, token, moving = carry
-        sampled = draw(numbers[:, depth], jnp.exp(at_node(log_p, node)))
+        sampled = sample(depth, at_node(log_p, node))
         token = jnp.where(moving, sampled, token)
         below = follow(shape.parents, draft.tokens, proposed, here, token)
         found = moving & jnp.any(below, axis=1)
         oldest = jnp.argmax(below, axis=1).astype(jnp.int32)  # log_p is equal after equal paths
         return depth + 1, jnp.where(found[:, None], below, here), jnp.where(found, oldest, node), token, found
 
-    zero = jnp.zeros(key.shape, jnp.int32)
+    zero = jnp.zeros((rows,), jnp.int32)
     start = (jnp.int32(0), shape.parents == ROOT, zero, zero, zero == 0)
     _, _, node, token, _ = lax.while_loop(lambda c: jnp.any(c[4]), level, start)
     return verdict_at(shape, node, token)

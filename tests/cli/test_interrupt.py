@@ -174,9 +174,9 @@ def test_ignored_signals_and_other_threads_are_left_alone():
     assert seen == [before]
 
 
-@pytest.mark.parametrize(("module", "name"), [(specjax, "load"), (decoding, "prefill"), (decoding, "_count_trace")])
+@pytest.mark.parametrize(("module", "name"), [(specjax, "load"), (decoding, "prefill"), (decoding, "count_trace")])
 def test_ctrl_c_while_loading_or_compiling_is_one_line(module, name, specjax_program, models, monkeypatch):
-    """`_count_trace` is called while what reads the prompt is being traced."""
+    """`count_trace` is called while what reads the prompt is being traced."""
 
     def interrupted(*_, **__):
         signal.raise_signal(signal.SIGINT)

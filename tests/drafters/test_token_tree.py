@@ -23,9 +23,9 @@ WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT,
 UNEVEN = Tree((-1, 0, 1, 2, 0, 4, 0, 1))  # not level by level, and nodes without children beside nodes with them
 FAMILIES = tuple(battery.FAMILIES)
 LOSSLESS = {
-    WITH: ("multiround", "multiround-without", "kseq", "traversal", "traversal-without", "non-iterative"),
-    WITHOUT: ("multiround-without", "traversal-without"),
-    POINTS: ("deterministic", "multiround", "multiround-without", "traversal", "traversal-without"),
+    WITH: ("multiround", "multiround-without", "kseq", "traversal", "traversal-without", "non-iterative", "coupled"),
+    WITHOUT: ("multiround-without", "traversal-without", "coupled"),
+    POINTS: ("deterministic", "multiround", "multiround-without", "traversal", "traversal-without", "coupled"),
 }
 
 

@@ -62,7 +62,8 @@ def test_a_request_without_a_verifier_uses_the_default():
 SUPPORTED = {  # chain of samples, chain of points; trees: with, without, points
     "token": (1, 1, 0, 0, 0), "block": (1, 1, 0, 0, 0), "multiround": (1, 1, 1, 0, 1),
     "multiround-without": (1, 1, 1, 1, 1), "kseq": (1, 0, 1, 0, 0), "traversal": (1, 1, 1, 0, 1),
-    "traversal-without": (1, 1, 1, 1, 1), "deterministic": (0, 1, 0, 0, 1), "non-iterative": (1, 0, 1, 0, 0),
+    "traversal-without": (1, 1, 1, 1, 1), "deterministic": (0, 1, 0, 0, 1), "coupled": (1, 1, 1, 1, 1),
+    "non-iterative": (1, 0, 1, 0, 0),
     "lossy-typical": (1, 1, 1, 1, 1), "lossy-lenient": (1, 1, 0, 0, 0), "lossy-lenient-greedy": (1, 1, 1, 1, 1),
     "lossy-threshold": (1, 1, 1, 1, 1), "simulated": (1, 1, 1, 1, 1),
 }  # fmt: skip
