@@ -103,7 +103,7 @@ def serve(
         target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows,
-        stop=() if several[0] else stop, stop_tokens=() if several[1] else stop_tokens, ignore_eos=ignore_eos,
+        stop=(), stop_tokens=(), ignore_eos=ignore_eos,
         cache_len=cache_len,
     )  # fmt: skip
     count = len(job.prompt.length)
@@ -210,7 +210,11 @@ class Serving:
         params = self._params(np.maximum(owner, 0))
         small, mesh = (params.sampling, params.stop.chosen), self._job.target.mesh
         sampling, chosen = jax.device_put(small) if mesh is None else placement.place_rows(small, mesh)
-        stop = stopping.StopRules(*self._whole, chosen) if mesh is None else self._weights.stop._replace(chosen=chosen)
+        stop = (
+            stopping.StopRules(self._whole[0], self._whole[1], chosen)
+            if mesh is None
+            else self._weights.stop._replace(chosen=chosen)
+        )
         return self._weights._replace(sampling=sampling, stop=stop)
 
     def _width(self, rows: Sequence[int]) -> int:
@@ -274,7 +278,8 @@ class Serving:
         tokens = prompt.tokens[rows]
         tokens = np.pad(tokens, ((0, 0), (0, max(0, width - tokens.shape[1]))))[:, :width]
         given = (prompt.key[rows], tokens, prompt.length[rows], prompt.budget[rows])
-        given = jax.device_put(given) if self._data == 1 else placement.place_rows(given, self._job.target.mesh)
+        mesh = self._job.target.mesh
+        given = jax.device_put(given) if mesh is None else placement.place_rows(given, mesh)
         weights = self._weights._replace(sampling=UNREAD, stop=UNREAD)
         numbers = jax.device_put((prompt.seed, prompt.limit, np.asarray(at, np.int32)))
         seed, limit, at_ = numbers
