@@ -145,8 +145,8 @@ def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOU
         tokens = jnp.broadcast_to(pending[:, None], (pending.shape[0], tree.size))
         valid = writer.proposable(params, memory, tree.depth)
         all_log_q = None if chosen else jnp.zeros((*tokens.shape, lm.vocab_size), jnp.float32)
-        drawn = not chosen and not isinstance(key, PositionKeys)
-        numbers = uniforms(key, (tree.size, 2)) if drawn else None  # all of the round's randomness at once
+        # All of the round's randomness at once.
+        numbers = None if chosen or isinstance(key, PositionKeys) else uniforms(key, (tree.size, 2))
         for level in levels:
             if level.nodes[0]:  # the root has been read
                 given = tokens[:, level.nodes]
