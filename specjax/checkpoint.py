@@ -85,7 +85,7 @@ def save(
         json.dumps(about)
     except TypeError as error:
         raise ValueError(f"config and notes must be JSON: {error}") from None
-    hosts.agree(checkpoint=home.name)  # nobody looks for the folder once another process writes it
+    hosts.agree(checkpoint=home.name)  # before any process writes to the folder, all have checked that it is absent
     home.parent.mkdir(parents=True, exist_ok=True)
     with _checkpointer() as checkpointer:
         items = {_TREE: ocp.args.StandardSave(tree), _ABOUT: ocp.args.JsonSave(about)}
@@ -257,7 +257,7 @@ def _tokenizer(folder: AnyPath) -> text.Text | None:
 
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[Any]:
-    """A checkpointer that does not warn of the tokenizer, which is no item of its own."""
+    """A checkpointer that does not warn about the tokenizer, which is stored beside the items."""
     handlers = {_TREE: ocp.StandardCheckpointHandler(), _ABOUT: ocp.JsonCheckpointHandler()}
     quiet = lambda record: f'Item "{_TOKENIZER}"' not in record.getMessage()
     logger = logging.getLogger("absl")

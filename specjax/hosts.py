@@ -49,7 +49,7 @@ def detected(environment: Mapping[str, str], *, tpu_vm: bool) -> bool:
 
     Args:
       environment: environment variables.
-      tpu_vm: whether this is a TPU VM; its metadata server knows the others.
+      tpu_vm: whether this is a TPU VM; its metadata server lists the others.
     """
     if all(name in environment for name in SLURM):
         return int(environment["SLURM_NTASKS"]) > 1

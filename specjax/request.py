@@ -182,7 +182,7 @@ def check(
     seed = checks.integer("seed", seed, least=0, most=defaults.LARGEST_SEED)
     streams = np.asarray(row_numbers(rows, batch), np.uint32)
     if target.mesh is not None and hosts.spans_processes(target.mesh):
-        # A difference would be a program that waits for ever, or the texts of two requests mixed.
+        # A difference would hang the program, or mix the texts of two requests.
         hosts.check_mesh(target.mesh)
         hosts.agree(
             target=repr(target), drafter=drafter.name, verifier=chosen.name, prompts=[tokens, length], rows=streams,

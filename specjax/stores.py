@@ -1,6 +1,6 @@
 """Files of a local folder or of an object store: read, written whole, and appended to without loss.
 
-A name with `://`, such as `gs://bucket/folder` or `memory://folder`, is that of an fsspec store; all others are local.
+A name with `://`, such as `gs://bucket/folder` or `memory://folder`, refers to an fsspec store; all others are local.
 `gs://` requires the extra `gcs`.
 """
 
@@ -45,7 +45,7 @@ def read(name: str | os.PathLike[str], what: str = "file") -> bytes:
     """The content of a local or a remote file, unpacked where its name ends in .gz or .xz.
 
     Raises:
-      ValueError: it cannot be read, or is not the archive that its name promises.
+      ValueError: it cannot be read, or its content is not an archive of the kind that its suffix names.
     """
     text = os.fspath(name)
     try:
@@ -57,7 +57,7 @@ def read(name: str | os.PathLike[str], what: str = "file") -> bytes:
         unpack = {".gz": gzip.decompress, ".xz": lzma.decompress}.get(Path(text).suffix, bytes)
         return unpack(content)
     except files.DAMAGED as error:
-        raise ValueError(f"{text} is no whole archive, though its name ends in {Path(text).suffix}: {error}") from None
+        raise ValueError(f"{text} is not a complete {Path(text).suffix} archive: {error}") from None
     except OSError as error:
         raise ValueError(f"cannot read the {what} {text}: {error.strerror or error}") from None
 
@@ -66,7 +66,7 @@ def copied(name: str, patterns: Sequence[str] = ("*",)) -> Path:
     """A local folder with the files of a remote one whose names match, for the rest of the process.
 
     Raises:
-      FileNotFoundError: there is no such folder.
+      FileNotFoundError: the folder does not exist.
     """
     system, root = opened(name.rstrip("/"))
     local = Path(tempfile.mkdtemp(prefix="specjax-"))
@@ -100,7 +100,7 @@ class Folder:
         return {file.name for file in self._path.iterdir() if not file.name.startswith(".")}
 
     def read(self, name: str) -> bytes:
-        """The content of a file; FileNotFoundError if there is none."""
+        """The content of a file. Raises FileNotFoundError if it does not exist."""
         return (self._path / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:

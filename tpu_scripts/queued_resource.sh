@@ -8,7 +8,7 @@
 #   tpu_scripts/queued_resource.sh watch --spot -- specjax job run gs://bucket/prompts.jsonl --out gs://bucket/answers
 #   tpu_scripts/queued_resource.sh delete
 #
-# watch does all of it until the command succeeds: creates the resource if there is none, waits, sets the workers up, runs
+# watch does all of it until the command succeeds: creates the resource if it does not exist, waits, sets the workers up, runs
 # the command, and after a preemption (SUSPENDED or FAILED) deletes, creates and starts again. It ends with the exit code
 # of a command that fails on a healthy pod RETRIES times in a row (default: 3), or at once with 2, bad input.
 #
@@ -20,7 +20,7 @@ here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 source "$here/common.sh"
 mapfile -t where < <(place)
 
-state() { # of the resource; ABSENT if there is none
+state() { # of the resource; ABSENT if it does not exist
   gcloud compute tpus queued-resources describe "$NAME" "${where[@]}" --format='value(state.state)' 2>/dev/null || echo ABSENT
 }
 

@@ -20,7 +20,7 @@ class ConvertOptions:
 
     specjax convert facebook/opt-66b gs://bucket/opt-66b --dtype bfloat16
 
-    The folder is a name of a model for every command: --target gs://bucket/opt-66b --dtype bfloat16. The machine needs
+    Every command takes the folder as a model: --target gs://bucket/opt-66b --dtype bfloat16. The machine needs
     memory for the whole model, and no accelerator.
     """
 

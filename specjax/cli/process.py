@@ -102,7 +102,7 @@ def peers() -> Peers:
 
 
 def join(name: str, args: Sequence[str], index: str = "--index") -> None:
-    """Connects with the other processes of the command, if options or the environment say that there are some, and
+    """Connects with the other processes of the command, if options or the environment name them, and
     compares command lines and versions.
 
     Call it before the options are read, so that an invalid one ends all processes.
@@ -164,7 +164,7 @@ def check_mesh(mesh: str | None) -> None:
 
 
 def in_cluster(environment: Mapping[str, str]) -> bool:
-    """Whether `hosts.join` may find others without arguments; it knows for sure, but imports JAX."""
+    """Whether `hosts.join` may find others without arguments; its answer is certain, but it imports JAX."""
     if "SLURM_PROCID" in environment:
         return True
     tpu = any(True for pattern in TPU_DEVICES for _ in Path("/dev").glob(pattern))
@@ -183,7 +183,7 @@ def quieten() -> None:
 
 @contextlib.contextmanager
 def errors_of_all() -> Iterator[None]:
-    """After it, every process prints on stderr again: what it says there are errors."""
+    """After it, every process prints on stderr again, for errors."""
     errors = sys.stderr
     try:
         yield
@@ -194,7 +194,7 @@ def errors_of_all() -> Iterator[None]:
 def end_together(code: int, message: str = "") -> None:
     """The end of a process that fails or is interrupted: the others receive the reason if they are still preparing.
 
-    If they are decoding, they cannot be told: this process ends without the usual farewell, so that they end, too.
+    If they are decoding, they cannot receive it: this process exits without disconnecting, so that they end, too.
     """
     if _peers.count == 1:
         return

@@ -40,7 +40,7 @@ def attend(
         read; or, of a block of a prompt, its own (T = S) and a prefix that all queries see.
       visible: slots that each query sees; of a block of a prompt, positions of the block, none after the query's own.
       scale: multiplies the scores (T5 has 1.0: no scaling).
-      fmt: of the model; its kernel reads blocks of a prompt, where there is no bias.
+      fmt: of the model; its kernel reads blocks of a prompt that have no bias.
       bias: added to the scores (T5's relative positions); its batch axis may be 1.
     """
     rows, block, heads, width = q.shape
@@ -66,7 +66,7 @@ def attend(
         return scores.reshape(rows, kv_heads, group * queries, k.shape[2])
 
     def triangle(kv: KV) -> Softmax:
-        """Of a causal block: some queries after the other, each with the keys up to its own."""
+        """Attention of a causal block to itself: groups of queries, each with the keys up to its last query."""
         ends = [*range(CAUSAL_PIECE, block, CAUSAL_PIECE), block]
         by_query = q.reshape(rows, kv_heads, group, block, width)
         parts = []

@@ -9,7 +9,7 @@ from specjax.planning import chips, lowering, memory, roofline
 from specjax.planning.request import PlanRequest
 from specjax.sharding import DATA
 
-SPARE = 0.04  # of a chip's memory, for temporaries, where the compiler has not told how much they take
+SPARE = 0.04  # of a chip's memory, for temporaries, before the compiler has reported them
 MOST_ROWS = 4096
 
 
