@@ -20,6 +20,7 @@ from specjax.request import Job, PerRow, prepare
 from specjax.sampling import LogitBias
 from specjax.stopping import Stop
 from specjax.streaming import Writer, spelled
+from specjax.totals import Totals
 from specjax.types import Info
 from specjax.verify import Verifier
 
@@ -81,7 +82,7 @@ class Progress(NamedTuple):
 
     tokens: list[list[int]]
     stop: np.ndarray
-    totals: loop.Totals
+    totals: Totals
 
 
 def generate(
@@ -156,7 +157,7 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
         stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
-    )  # fmt: skip
+    ).begin()  # fmt: skip
     state, run, compiling = timed(lambda: loop.generate(job.params, job.state, **job.static))
     seconds = job.seconds | {"decode": run, "compile": job.seconds["compile"] + compiling}
     tokens, length, stops, totals = hosts.fetch((state.tokens, state.length, state.stop, state.totals))
@@ -206,7 +207,7 @@ def stream(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
         stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
-    ))  # fmt: skip
+    ).begin())  # fmt: skip
 
 
 class _Point(NamedTuple):

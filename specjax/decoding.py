@@ -32,10 +32,11 @@ from specjax.categorical import argmax
 from specjax.models.cache import put_rows
 from specjax.sampling import SamplingParams
 from specjax.stopping import Stop, StopRules
+from specjax.totals import Totals, added, info_of
 from specjax.trees import Tree
 from specjax.trees.dynamic import layout_of
 from specjax.types import Commit, Draft, Info, KeyArray, Output, Params, PositionKeys, Verdict
-from specjax.verify.token import overlap, tested
+from specjax.verify.token import overlap
 
 Carry = TypeVar("Carry")
 TILE = 8  # cache slots are a multiple of it: TPUs store others in a layout that the loop would copy into another one
@@ -48,18 +49,6 @@ class DecodeParams(NamedTuple):
     draft: Params
     sampling: SamplingParams
     stop: StopRules
-
-
-class Totals(NamedTuple):
-    """Sums of `Info` over the rounds of each row; `rounds` counts target passes in which the row was active."""
-
-    rounds: Int[Array, "B"]
-    drafted: Int[Array, "B"]
-    tested: Int[Array, "B"]
-    accepted: Int[Array, "B"]
-    overlap: Array
-    depth_tested: Int[Array, "B W"]
-    depth_accepted: Int[Array, "B W"]
 
 
 class GenerationState(NamedTuple):
@@ -209,7 +198,7 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tup
         draft_state, cache = commit(model, drafter, params.draft, state.draft, cache, verdict, committed)
         last = jnp.take_along_axis(block, jnp.maximum(n - 1, 0)[:, None], axis=1)[:, 0]
         shared = overlap(tree, draft, log_p, verdict, one_hot=params.sampling.temperature is None)
-        info = _info(tree, draft, verdict, shared, block, n, active & ~broken)
+        info = info_of(tree, draft, verdict, shared, block, n, active & ~broken)
         state = state._replace(
             tokens=put_rows(state.tokens, block, state.length, n > 0),
             length=state.length + n,
@@ -220,7 +209,7 @@ def make_halves(model: LanguageModel, drafter: Drafter, verify: VerifyFn) -> tup
             seen=_mark(state.seen, block, n),
             cache=cache,
             draft=draft_state,
-            totals=_add(state.totals, info),
+            totals=added(state.totals, info),
         )
         return state, info
 
@@ -474,36 +463,3 @@ def _mark(seen: Bool[Array, "B V"], tokens: Int[Array, "B W"], length: Int[Array
     at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     index = jnp.where(at < length[:, None], tokens, seen.shape[1])
     return jax.vmap(lambda row, tokens: row.at[tokens].set(True, mode="drop"))(seen, index)
-
-
-def _info(tree: Tree, draft: Draft, verdict: Verdict, shared, block, n, active) -> Info:
-    """Diagnostics of a round. A node was tested if it is on the path, or if the path ends above it."""
-    walked = tested(tree, draft, verdict)
-    depth = jnp.arange(tree.width, dtype=jnp.int32)[None]
-    on = lambda x: jnp.where(active, x, 0)
-    return Info(
-        active=active,
-        drafted=on(draft.valid[:, 1:].sum(1, dtype=jnp.int32)),
-        tested=on(walked),
-        accepted=on(verdict.accepted),
-        emitted=n,
-        overlap=jnp.where(active, shared, 0.0),
-        depth_tested=((depth < walked[:, None]) & active[:, None]).astype(jnp.int32),
-        depth_accepted=((depth < verdict.accepted[:, None]) & active[:, None]).astype(jnp.int32),
-        proposed=draft.tokens,
-        parents=layout_of(tree, draft.parents, block.shape[0]).parents,
-        valid=draft.valid,
-        committed=block,
-    )
-
-
-def _add(totals: Totals, info: Info) -> Totals:
-    return Totals(
-        totals.rounds + info.active.astype(jnp.int32),
-        totals.drafted + info.drafted,
-        totals.tested + info.tested,
-        totals.accepted + info.accepted,
-        totals.overlap + info.overlap,
-        totals.depth_tested + info.depth_tested,
-        totals.depth_accepted + info.depth_accepted,
-    )

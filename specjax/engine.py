@@ -23,11 +23,12 @@ from specjax.base import Known
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.prompts import Prefix, Prompts, prompt_width
-from specjax.request import UNREAD, Job, PerRow, check, draft_rules, stop_rules
+from specjax.request import UNREAD, Job, PerRow, draft_rules, prepare, stop_rules
 from specjax.sampling import LogitBias
 from specjax.sharding import DATA
 from specjax.stopping import Stop
 from specjax.streaming import spelled
+from specjax.totals import Totals
 from specjax.verify import Verifier
 
 SLOTS = 8
@@ -43,78 +44,13 @@ class Served(NamedTuple):
       text: new text, cut before the first stop string; None without a tokenizer.
       tokens: new tokens, including the token that stopped it.
       stop_reason: name of a `Stop` code in lower case.
-      totals: `decoding.Totals` of this row, numpy.
+      totals: `totals.Totals` of this row, numpy.
     """
 
     text: str | None
     tokens: list[int]
     stop_reason: str
-    totals: loop.Totals
-
-
-def serve(
-    target: Model,
-    prompts: Prompts,
-    *,
-    slots: int = SLOTS,
-    prefix: Prefix | None = None,
-    drafter: LoadedDrafter | None = None,
-    verifier: str | Verifier | None = None,
-    lossless: bool = False,
-    max_new_tokens: int | Sequence[int] = defaults.MAX_NEW_TOKENS,
-    temperature: PerRow = defaults.TEMPERATURE,
-    top_k: int | Sequence[int] = 0,
-    top_p: PerRow = 1.0,
-    min_p: PerRow = 0.0,
-    repetition_penalty: PerRow = 1.0,
-    logit_bias: LogitBias | None = None,
-    seed: int = defaults.SEED,
-    rows: Sequence[int] | None = None,
-    stop: Sequence[str] | Sequence[Sequence[str]] | str = (),
-    stop_tokens: Sequence[int] | Sequence[Sequence[int]] = (),
-    ignore_eos: bool = False,
-    cache_len: int | None = None,
-) -> "Serving":
-    """Decodes many prompts through a fixed number of slots, and yields rows as they finish.
-
-    Args:
-      slots: rows that are decoded at the same time; on a mesh, a multiple of its data axis.
-      stop: strings that end a row: for all rows, or a list of strings for each.
-      stop_tokens: token ids that end a row: for all rows, or a list for each.
-      cache_len: largest number of tokens of a row; None: as many as the longest row needs.
-
-    All other arguments are those of `generate`.
-
-    Returns:
-      An iterable of (index of the prompt, `Served`), in the order in which rows finish.
-
-    Raises:
-      ValueError: an invalid argument, before the target runs.
-
-    >>> import specjax as sj
-    >>> target = sj.load("bundled/opt-tiny")
-    >>> rows = sj.engine.serve(target, [[5, 6], [7], [8, 9]], slots=2, max_new_tokens=[9, 2, 3], temperature=0)
-    >>> [(row, len(served.tokens)) for row, served in rows]
-    [(1, 2), (2, 3), (0, 9)]
-    """
-    checks.integer("slots", slots, least=1)
-    several = _several(stop, str), _several(stop_tokens, int)
-    job = check(
-        target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows,
-        stop=(), stop_tokens=(), ignore_eos=ignore_eos,
-        cache_len=cache_len,
-    )  # fmt: skip
-    count = len(job.prompt.length)
-    stops = _by_row("stop", stop, count, several[0])
-    ends = _by_row("stop_tokens", stop_tokens, count, several[1])
-    stops = [checks.stop_strings(one) for one in stops]
-    ends = [checks.token_ids("stop_tokens", one) for one in ends]
-    kinds = list(dict.fromkeys(zip(stops, ends, strict=True)))
-    sets = [stop_rules(target, *kind, ignore_eos=ignore_eos) for kind in kinds]
-    chosen = np.array([kinds.index(kind) for kind in zip(stops, ends, strict=True)], np.int32)
-    return Serving(job, slots, stops, stopping.choice_of(sets, chosen))
+    totals: Totals
 
 
 def serve_batch(
@@ -139,37 +75,56 @@ def serve_batch(
     stop_tokens: Sequence[int] | Sequence[Sequence[int]] = (),
     ignore_eos: bool = False,
     cache_len: int | None = None,
-) -> Generation:
+) -> "Serving":
     """Continues any number of prompts through a fixed number of slots: continuous batching.
 
-    A slot whose row has ended is refilled, so that a batch does not wait for its longest row. Arguments are those of
-    `generate` and `slots`, stop rules also by row; see `engine.serve`, which yields rows as they finish.
+    A slot whose row has ended is refilled, so that a batch does not wait for its longest row.
+
+    Args:
+      slots: rows that are decoded at the same time; on a mesh, a multiple of its data axis.
+      stop: strings that end a row: for all rows, or a list of strings for each.
+      stop_tokens: token ids that end a row: for all rows, or a list for each.
+      cache_len: largest number of tokens of a row; None: as many as the longest row needs.
+
+    All other arguments are those of `generate`.
 
     Returns:
-      All rows in the order of the prompts, with the tokens of `generate`.
+      An iterable of (index of the prompt, `Served`), in the order in which rows finish; its `result()` decodes all that
+      is left and returns the rows in the order of the prompts, with the tokens of `generate`.
 
     Raises:
       ValueError: an invalid argument, before the target runs.
 
     >>> import specjax as sj
     >>> target = sj.load("bundled/opt-tiny")
-    >>> out = sj.serve_batch(target, [[5, 6], [7], [8, 9]], slots=2, max_new_tokens=[9, 2, 3], temperature=0)
-    >>> [len(row) for row in out.tokens]
+    >>> serving = sj.serve_batch(target, [[5, 6], [7], [8, 9]], slots=2, max_new_tokens=[9, 2, 3], temperature=0)
+    >>> [(row, len(served.tokens)) for row, served in serving]
+    [(1, 2), (2, 3), (0, 9)]
+    >>> [len(row) for row in serving.result().tokens]
     [9, 2, 3]
     """
-    serving = serve(
-        target, prompts, slots=slots, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
+    checks.integer("slots", slots, least=1)
+    several = _several(stop, str), _several(stop_tokens, int)
+    job = prepare(
+        target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
-        stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
+        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows,
+        stop=(), stop_tokens=(), ignore_eos=ignore_eos,
+        cache_len=cache_len,
     )  # fmt: skip
-    for _ in serving:
-        pass
-    return serving.result()
+    count = len(job.prompt.length)
+    stops = _by_row("stop", stop, count, several[0])
+    ends = _by_row("stop_tokens", stop_tokens, count, several[1])
+    stops = [checks.stop_strings(one) for one in stops]
+    ends = [checks.token_ids("stop_tokens", one) for one in ends]
+    kinds = list(dict.fromkeys(zip(stops, ends, strict=True)))
+    sets = [stop_rules(target, *kind, ignore_eos=ignore_eos) for kind in kinds]
+    chosen = np.array([kinds.index(kind) for kind in zip(stops, ends, strict=True)], np.int32)
+    return Serving(job, slots, stops, stopping.choice_of(sets, chosen))
 
 
 class Serving:
-    """Rows under way: iterate for (index of the prompt, `Served`). `result()` is the `Generation` of finished rows.
+    """Rows under way: iterate for (index of the prompt, `Served`); `result()` is the `Generation` of all rows.
 
     Attributes:
       rounds: target forward passes so far, each over all slots.
@@ -196,6 +151,7 @@ class Serving:
         else:
             self._weights = job.params
         self._whole = jax.device_put((rules.codes, rules.automaton))
+        self._rows = self._run()
 
     # --- programs ---
 
@@ -291,6 +247,9 @@ class Serving:
     # --- the loop ---
 
     def __iter__(self) -> Iterator[tuple[int, Served]]:
+        return self._rows  # one run: what was yielded is not decoded again
+
+    def _run(self) -> Iterator[tuple[int, Served]]:
         job = self._job
         state, axes = self._empty()
         owner = np.full((self.slots,), FREE)
@@ -333,16 +292,13 @@ class Serving:
                 owner[slot] = FREE
 
     def result(self) -> Generation:
-        """The finished rows in the order of the prompts; rows that have not ended are empty and interrupted."""
-        job, count = self._job, len(self._job.prompt.length)
-        if not self._done:
-            raise ValueError("no row has finished: iterate over the rows first")
-        nothing = jax.tree.map(np.zeros_like, next(iter(self._done.values()))[0].totals)
-        missing = Served(None, [], "", nothing), int(Stop.RUNNING)
-        rows = [self._done.get(row, missing) for row in range(count)]
+        """All rows in the order of the prompts; decodes those that are left."""
+        for _ in self:
+            pass
+        rows = [self._done[row] for row in range(len(self._job.prompt.length))]
         totals = jax.tree.map(lambda *leaves: np.stack(leaves), *(served.totals for served, _ in rows))
         done = Progress([served.tokens for served, _ in rows], np.array([code for _, code in rows]), totals)
-        return finish(job, done, {"decode": self.seconds["loop"]}, stops=self._stops)
+        return finish(self._job, done, {"decode": self.seconds["loop"]}, stops=self._stops)
 
 
 def _read(params, seed, streams, prompt, length, budget, limit, known, *, model, drafter, cache_len: int):

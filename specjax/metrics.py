@@ -84,7 +84,7 @@ def stats(
     """Statistics from a run's totals.
 
     Args:
-      totals: `decoding.Totals` as numpy arrays.
+      totals: `totals.Totals` as numpy arrays.
       tokens: [B] number of new tokens of each row.
       seconds, compiles: see `Stats`.
       point_mass: whether the drafter proposes without a distribution, so that no overlap is defined.

@@ -71,6 +71,17 @@ class Job(NamedTuple):
         model = self.target.variant(capture=functions.capture)
         return {"model": model, "drafter": functions, "verify": self.verifier.fn}
 
+    def begin(self) -> "Job":
+        """The job with its arrays on the devices and its prompts read."""
+        # numpy arrays are put on the device without compiling a program for each shape
+        given, mesh = jax.device_put(self.prompt), self.target.mesh
+        prompt, params = given._replace(key=_row_keys(given.seed, given.key), seed=None), self.params
+        if mesh is not None:
+            params, prompt = placement.place_params(params, mesh), placement.place_rows(prompt, mesh)
+        job = self._replace(params=params, prompt=jax.block_until_ready(prompt))
+        state, run, compiling = timed(job.prefill)
+        return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
+
     def prefill(self) -> loop.GenerationState:
         """Reads the prompts and returns the state before the first round, placed as rounds keep it."""
         static = {name: value for name, value in self.static.items() if name != "verify"}
@@ -112,46 +123,10 @@ def prepare(
     ignore_eos: bool = False,
     cache_len: int | None = None,
 ) -> Job:
-    """Checks a request and reads its prompts. See `generate` for the arguments."""
-    job = check(
-        target, prompts, prefix=prefix, drafter=drafter, verifier=verifier, lossless=lossless,
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, logit_bias=logit_bias, seed=seed, rows=rows, stop=stop,
-        stop_tokens=stop_tokens, ignore_eos=ignore_eos, cache_len=cache_len,
-    )  # fmt: skip
-    # numpy arrays are put on the device without compiling a program for each shape
-    given = jax.device_put(job.prompt)
-    prompt, decode = given._replace(key=_row_keys(given.seed, given.key), seed=None), job.params
-    if target.mesh is not None:
-        decode, prompt = placement.place_params(decode, target.mesh), placement.place_rows(prompt, target.mesh)
-    job = job._replace(params=decode, prompt=jax.block_until_ready(prompt))
-    state, run, compiling = timed(job.prefill)
-    return job._replace(state=state, seconds={"prefill": run, "compile": compiling})
+    """Checks a request; `Job.begin` reads its prompts. See `generate` for the arguments.
 
-
-def check(
-    target: Model,
-    prompts: Prompts,
-    *,
-    prefix: Prefix | None,
-    drafter: LoadedDrafter | None,
-    verifier: str | Verifier | None,
-    lossless: bool,
-    max_new_tokens: int | Sequence[int],
-    temperature: PerRow,
-    top_k: int | Sequence[int],
-    top_p: PerRow,
-    min_p: PerRow,
-    repetition_penalty: PerRow,
-    logit_bias: LogitBias | None,
-    seed: int,
-    rows: Sequence[int] | None,
-    stop: Sequence[str] | str,
-    stop_tokens: Sequence[int],
-    ignore_eos: bool,
-    cache_len: int | None,
-) -> Job:
-    """Checks a request. The arrays of its prompts are numpy's, with `seed` and stream numbers in place of keys."""
+    The arrays of the prompts are still numpy's, with `seed` and stream numbers in place of keys.
+    """
     traces = loop.trace_count()
     drafter = drafters.plain() if drafter is None else drafter
     chosen = check_parts(target, drafter, verifier)

@@ -15,8 +15,8 @@ import pytest
 
 import specjax as sj
 from specjax import config, decoding, defaults, metrics
-from specjax.decoding import Totals
 from specjax.request import prepare
+from specjax.totals import Totals
 from tests import battery
 from tests.cli import toys
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import decoding, engine, stopping
+from specjax import decoding, stopping
 from tests import battery
 
 COUNT = 12
@@ -44,7 +44,7 @@ def same_as_static(kind, temperature, slots, *, family="opt", verifier=None, ord
     served = sj.serve_batch(
         target, [prompts[row] for row in order], rows=order, slots=slots, temperature=temperature,
         max_new_tokens=[BUDGET[row] for row in order], **common,
-    )  # fmt: skip
+    ).result()  # fmt: skip
     assert decoding.trace_count() - before <= 2  # these prompts are in one bucket
     assert served.tokens == [static.tokens[row] for row in order]
     assert served.stop_reasons == [static.stop_reasons[row] for row in order]
@@ -94,8 +94,21 @@ def test_control_streams_by_slot_fail():
     static = sj.generate(target, prompts, temperature=0.8, max_new_tokens=BUDGET, seed=4)
     by_slot = sj.serve_batch(
         target, prompts, rows=[row % 3 for row in range(COUNT)], slots=3, temperature=0.8, max_new_tokens=BUDGET, seed=4
-    )
+    ).result()
     assert by_slot.tokens != static.tokens
+
+
+def test_what_was_yielded_is_not_decoded_again():
+    target, prompts = model(), asked()[:4]
+    known = sj.prefix(target, [7, 8, 9])
+    options = {"prefix": known, "temperature": 0.8, "max_new_tokens": [4, 9, 6, 12], "seed": 4}
+    serving = sj.serve_batch(target, prompts, slots=2, **options)
+    first, served = next(iter(serving))
+    assert serving.rounds < 12
+    out = serving.result()
+    assert out.tokens == sj.generate(target, prompts, **options).tokens and out.tokens[first] == served.tokens
+    rounds = serving.rounds
+    assert serving.result().tokens == out.tokens and serving.rounds == rounds
 
 
 def test_rows_have_their_own_parameters_and_stop_rules():
@@ -104,7 +117,7 @@ def test_rows_have_their_own_parameters_and_stop_rules():
     ends = [[plain.tokens[row][3]] if row % 2 else [] for row in range(4)]
     served = sj.serve_batch(
         target, prompts, slots=2, temperature=[0, 0, 0.9, 0], max_new_tokens=12, stop_tokens=ends, ignore_eos=True
-    )
+    ).result()
     for row in (0, 1, 3):
         whole = plain.tokens[row]
         cut = whole[: whole.index(ends[row][0]) + 1] if ends[row] else whole
@@ -140,4 +153,4 @@ def test_a_choice_of_stop_rules_is_each_of_them():
 )
 def test_invalid_arguments_raise(options, name):
     with pytest.raises(ValueError, match=name):
-        engine.serve(model(), asked(), **options)
+        sj.serve_batch(model(), asked(), **options)

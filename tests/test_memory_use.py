@@ -70,7 +70,7 @@ def test_the_parts_are_those_of_the_arrays(family):
     target, draft = battery.target(family), battery.draft(family)
     drafter = drafters.model(draft, gamma=3)
     need = sj.memory(target, drafter, batch=3, prompt=9, new=5)
-    job = request.prepare(target, [[4] * 9] * 3, drafter=drafter, max_new_tokens=5, temperature=0.8)
+    job = request.prepare(target, [[4] * 9] * 3, drafter=drafter, max_new_tokens=5, temperature=0.8).begin()
     assert need.target == held(target.params) and need.draft == held(draft.params)
     assert need.cache == held(job.state.cache) and need.draft_state == held(job.state.draft)
     parts = need.target + need.draft + need.cache + need.draft_state + need.other

@@ -132,10 +132,10 @@ def test_a_short_prompt_is_no_wider_for_a_long_answer():
     model = sj.load("bundled/opt-tiny")
     widths = {}
     for tokens in (1, 20, 256, 257, 400):
-        job = request.prepare(model, [[5] * tokens], max_new_tokens=[500 - tokens])
+        job = request.prepare(model, [[5] * tokens], max_new_tokens=[500 - tokens]).begin()
         widths[tokens] = job.prompt.tokens.shape[1]
     assert widths == {1: 256, 20: 256, 256: 256, 257: job.cache_len, 400: job.cache_len}
-    assert request.prepare(model, [[5]], max_new_tokens=[9]).prompt.tokens.shape[1] == 128
+    assert request.prepare(model, [[5]], max_new_tokens=[9]).begin().prompt.tokens.shape[1] == 128
 
 
 BUCKETS = {"smallest_cache": 128, "smallest_prompt": 32}

@@ -173,7 +173,9 @@ def decode(survey: Survey, strategy: Strategy, number: int) -> BatchRun:
     batch, real = list(survey.batches[number].prompts), survey.batches[number].real
     rows = range(number * len(batch), (number + 1) * len(batch))
     drafter = survey.drafter(strategy)
-    job = prepare(survey.target, batch, drafter=drafter, verifier=strategy.verifier, rows=rows, **survey.options)
+    job = prepare(
+        survey.target, batch, drafter=drafter, verifier=strategy.verifier, rows=rows, **survey.options
+    ).begin()
     state, run, _ = measuring.timed(lambda: decoding.generate(job.params, job.state, **job.static))
     written, count, stop, totals = jax.device_get((state.tokens, state.length, state.stop, state.totals))
     if np.any(stop == int(Stop.NAN)):

@@ -94,7 +94,7 @@ def context(
     job = request.prepare(
         model, given, drafter=Strategy.parse(drafter).build(model, []), max_new_tokens=NEW, temperature=0.0,
         ignore_eos=True,
-    )  # fmt: skip
+    ).begin()  # fmt: skip
     for slots in cache_len:
         programs[slots] = functools.partial(_round, job._replace(cache_len=slots))
     others = peer.make_peers(model) if drafter == "plain" else {}

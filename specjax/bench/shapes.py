@@ -192,7 +192,7 @@ def typical_streams(tree: Tree, alpha: tuple[float, ...], new: int, rows: int) -
     fmt = default_format()
     tiny = Model("tiny", opt.FAMILY, config, fmt, random_params(opt.FAMILY, config, fmt))
     settings = {"drafter": load_free(tree), "verifier": verifier(alpha), "max_new_tokens": new, "temperature": 0.0}
-    job = api.prepare(tiny, [[5]] * STREAMS, **settings)
+    job = api.prepare(tiny, [[5]] * STREAMS, **settings).begin()
     totals = jax.device_get(loop.generate(job.params, job.state, **job.static).totals)
     off = abs(new / totals.rounds / expected_tokens(tree, alpha) - 1)
     if tree.is_chain and len(alpha) == 1 and alpha[0] > 0:

@@ -121,7 +121,7 @@ def committed(
         group = [(turn * batch + row) % len(prompts) for row in range(batch)]
         settings: dict[str, Any] = {"max_new_tokens": new, "temperature": temperature, "seed": seed + turn}
         given = [prompts[number] for number in group]
-        job = prepare(target, given, drafter=drafter, verifier=chosen[0], **settings)
+        job = prepare(target, given, drafter=drafter, verifier=chosen[0], **settings).begin()
         for active, tokens in _judged(job, chosen, _judges_key(seed, turn)):
             for row in np.flatnonzero(active):
                 known = counts.setdefault(group[row], np.zeros(1 + len(chosen)))

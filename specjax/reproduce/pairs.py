@@ -195,7 +195,7 @@ class PairRun(NamedTuple):
         counts: dict[str, list[float]] = {name: [] for name in ("rounds", "drafted", "tested", "accepted", "tokens")}
         settings = self.work.settings | {"drafter": self.drafter(), "temperature": self.temperature}
         for number, prompt in enumerate(self.work.prompts):
-            request = prepare(self.work.target, [prompt], rows=[number], **settings)
+            request = prepare(self.work.target, [prompt], rows=[number], **settings).begin()
             tally = jax.device_get(decoding.generate(request.params, request.state, **request.static).draft.tally)
             for name in ("rounds", "drafted", "tested", "accepted"):
                 counts[name].append(float(getattr(tally, name).sum()))

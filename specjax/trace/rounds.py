@@ -134,7 +134,7 @@ def record(
     Raises:
       ValueError: as `specjax.generate`.
     """
-    begin = lambda: prepare(target, prompts, drafter=drafter, **options)
+    begin = lambda: prepare(target, prompts, drafter=drafter, **options).begin()
     _run(begin(), lambda: True)
     _run(begin(), lambda: True)  # the first run of a program takes longer than compiling it
     job = begin()

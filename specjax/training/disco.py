@@ -83,7 +83,7 @@ def record(target: Any, draft: Any, prompts: api.Prompts, *, gamma_max: int = 16
     """
     checks.integer("gamma_max", gamma_max, least=1)
     rule = Rule(f"record {gamma_max}", _recorder(gamma_max))
-    job = prepare(target, prompts, drafter=drafters.model(draft, policy=rule, buckets=()), **options)
+    job = prepare(target, prompts, drafter=drafters.model(draft, policy=rule, buckets=()), **options).begin()
     seen, accepted = [], []
     for state, info in loop.stream(job.params, job.state, **job.static):
         # The next round donates the state: copy what is kept.

@@ -24,7 +24,9 @@ def main() -> None:
     found: dict[str, dict[str, list[str]]] = {}
     for temperature, gamma in itertools.product((0.0, 1.0), GAMMAS):
         settings = {"max_new_tokens": NEW, "temperature": temperature, "ignore_eos": True, "seed": 0}
-        job = prepare(target, prompts, drafter=sj.drafters.model(draft, gamma=gamma), verifier="token", **settings)
+        job = prepare(
+            target, prompts, drafter=sj.drafters.model(draft, gamma=gamma), verifier="token", **settings
+        ).begin()
         rounds: list[str] = [""] * len(prompts)
         for _, info in decoding.stream(job.params, job.state, **job.static):
             active, accepted = jax.device_get((info.active, info.accepted))

@@ -10,6 +10,7 @@ from specjax import decoding as loop
 from specjax import verify
 from specjax.drafters import LoadedDrafter
 from specjax.stopping import Stop
+from specjax.totals import Totals
 from specjax.types import Draft
 from tests import battery, distributions
 from tests.battery import Setting, run, texts
@@ -27,7 +28,7 @@ def verifier(loaded: LoadedDrafter, name: str):
     return found.fn
 
 
-def greedy_equals_plain(family: str, loaded: LoadedDrafter, name: str) -> loop.Totals:
+def greedy_equals_plain(family: str, loaded: LoadedDrafter, name: str) -> Totals:
     """Token for token, on a ragged batch; returns the totals for more."""
     state = run(family, loaded, verify=verifier(loaded, name))
     assert texts(state) == battery.plain(family)

@@ -135,7 +135,7 @@ def test_draft_and_target_run_in_full():
     target, drafter = battery.target("opt"), battery.drafter_for("model-2", "opt")
 
     def flops(name: str) -> float:
-        job = prepare(target, [[1, 2]], drafter=drafter, verifier=name, temperature=1.0)
+        job = prepare(target, [[1, 2]], drafter=drafter, verifier=name, temperature=1.0).begin()
         return loop.one_round.lower(job.params, job.state, **job.static).compile().cost_analysis()["flops"]
 
     assert flops("simulated") == pytest.approx(flops("token"), rel=0.05)
