@@ -305,13 +305,9 @@ def finish(
     _warn(job, done)
     codes = [Stop.INTERRUPTED if code == Stop.RUNNING else Stop(code) for code in done.stop]
     text = job.target.text
-    texts = (
-        None
-        if text is None
-        else [
-            spelled(text, row, job.stops if stops is None else stops[number]) for number, row in enumerate(done.tokens)
-        ]
-    )
+    stops = [job.stops] * len(done.tokens) if stops is None else stops
+    rows = zip(done.tokens, stops, strict=True)
+    texts = None if text is None else [spelled(text, row, own) for row, own in rows]
     length = np.array([len(row) for row in done.tokens])
     point_mass = job.drafter.drafter.vocab_size is None
     compiles = loop.trace_count() - job.traces

@@ -121,8 +121,7 @@ def make_init(model: LanguageModel, drafter: Drafter, *, cache_len: int, max_new
         room = jnp.minimum(budget, (cache_len if limit is None else limit) - used + 1)
         room_code = jnp.where(budget <= room, int(Stop.MAX_TOKENS), int(Stop.CACHE_FULL)).astype(jnp.int32)
         given = read.pending[:, None] if model.encoder_decoder else prompt
-        known = jnp.ones_like(length) if model.encoder_decoder else length
-        seen = _mark(jnp.zeros((rows, model.vocab_size), bool), given, known)
+        seen = _mark(jnp.zeros((rows, model.vocab_size), bool), given, used)
         zero, zeros = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, width), jnp.int32)
         return GenerationState(
             tokens=jnp.zeros((rows, max_new + width), jnp.int32),

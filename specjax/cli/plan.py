@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from specjax import checks, files
+from specjax import config as presets
 from specjax.cli import outputs, process
 from specjax.cli.arguments import parse
-from specjax.config import CacheDtype, Flag, arg
+from specjax.config import CacheDtype, Flag, RunConfig, arg
 
 if TYPE_CHECKING:
     from specjax.planning.planner import Plan
     from specjax.planning.request import PlanRequest
 
+PROG = "specjax plan"
 GIB = 2**30
 DONE, NO_FIT = 0, 1
 
@@ -31,10 +33,13 @@ class PlanOptions:
     specjax plan --target llama-3-70b --draft llama-3.2-1b --topology v6e-8 --rows 16 --alpha 0.7 --json
     """
 
-    target: Annotated[str, arg(metavar="MODEL")]
-    """A published model by its name or Hugging Face id, or a folder with a config.json."""
     topology: Annotated[str, arg(metavar="SLICE")]
     """Such as v5e:4x4, v5litepod-16, v6e-8 or v5p-16 (16 cores, 8 chips)."""
+    target: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="(default: that of --config)")] = None
+    """A published model by its name or Hugging Face id, or a folder with a config.json."""
+    config: Annotated[str | None, arg(metavar="PRESET", help_behavior_hint="(default: none)")] = None
+    """A preset of specjax generate, whose models, formats, mesh, gamma and new tokens are planned; a Python file that
+    is executed."""
     draft: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="(default: plain decoding)")] = None
     """A smaller model, whole on every chip."""
     slices: Annotated[int, arg(metavar="N")] = 1
@@ -71,7 +76,12 @@ class PlanOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    options = parse(PlanOptions, args, prog="specjax plan")
+    options = parse(PlanOptions, args, prog=PROG)
+    if options.config is not None:
+        process.import_library()
+        options = parse(PlanOptions, args, prog=PROG, default=of_preset(options, presets.read(options.config)))
+    if options.target is None:
+        raise ValueError("--target or --config is required: name the model that is planned")
     checks.at_least(
         1, slices=options.slices, rows=options.rows, prompt_tokens=options.prompt_tokens,
         max_new_tokens=options.max_new_tokens, gamma=options.gamma,
@@ -102,6 +112,21 @@ def main(args: Sequence[str]) -> int:
         for line in report(found):
             console.print(line, highlight=False, soft_wrap=True)
     return DONE if found.fits else NO_FIT
+
+
+def of_preset(options: PlanOptions, preset: RunConfig) -> PlanOptions:
+    """The options with the values of a preset.
+
+    Raises:
+      ValueError: a preset of several draft models, or of a drafter without one.
+    """
+    if len(preset.drafts) > 1 or preset.strategy.name not in ("model", "plain"):
+        raise ValueError(f"{options.config}: plans are of one draft model or none, not of {preset.strategy.text}")
+    return dataclasses.replace(
+        options, target=preset.target, draft=next(iter(preset.drafts), None), dtype=preset.dtype,
+        weights=preset.weights, cache_dtype=preset.cache_dtype, mesh=preset.mesh or options.mesh,
+        gamma=preset.strategy.get("gamma", options.gamma), max_new_tokens=preset.max_new_tokens,
+    )  # fmt: skip
 
 
 def report(plan: "Plan") -> Iterator[str]:

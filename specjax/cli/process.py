@@ -102,8 +102,8 @@ def peers() -> Peers:
 
 
 def join(name: str, args: Sequence[str], index: str = "--index") -> None:
-    """Connects with the other processes of the command, if options or the environment name them, and
-    compares command lines and versions.
+    """Connects with the other processes of the command, if options or the environment name them, and compares command
+    lines and versions.
 
     Call it before the options are read, so that an invalid one ends all processes.
 

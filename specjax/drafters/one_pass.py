@@ -86,5 +86,5 @@ def one_pass(reader: Reader, vocab_size: int, *, restricted: bool) -> Writer:
 
 
 def no_prefill(*args: Any) -> Any:
-    """In place of `LanguageModel.prefill`, which no drafter calls: a head reads the target's prompt in `Writer.init`."""
+    """Replaces `LanguageModel.prefill`, which is not called: a head reads the target's prompt in `Writer.init`."""
     raise AssertionError("Writer.init reads the prompt of a head")

@@ -147,8 +147,8 @@ def goodput(
 
     A row's alpha is accepted / tested, with older rounds decaying and `weight` tests of the batch's alpha added, to
     which `weight` tests of the prior are added: a batch that drafts nothing returns to the prior, and is tried again.
-    One length for all rows: they are verified as one block, in
-    which a shorter row saves nothing. Ended rows count as cost (they are computed), not as gain.
+    One length for all rows: they are verified as one block, in which a shorter row saves nothing. Ended rows count as
+    cost (they are computed), not as gain.
 
     SmartSpec, Liu et al. 2024, arXiv 2406.14066, section 4.
 

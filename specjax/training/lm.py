@@ -175,8 +175,8 @@ def train(
     """Trains until `recipe.steps`, from the newest checkpoint in the folder if there is one.
 
     SIGTERM and Ctrl-C save a checkpoint and end the run, also of all processes if one receives the signal; another call
-    resumes it. Steps are dispatched ahead of the
-    device; metrics are fetched only for a record, every LOG_EVERY steps and at evaluations.
+    resumes it. Steps are dispatched ahead of the device; metrics are fetched only for a record, every LOG_EVERY steps
+    and at evaluations.
 
     Args:
       task: model and data.
