@@ -37,6 +37,8 @@ from specjax.models.relative import block_distance, plain_distance, position_bia
 from specjax.models.t5_config import T5Config, from_published, to_published
 from specjax.types import Output
 
+ENCODER_BLOCK = 512  # positions; prompts wider than one block are read in blocks
+
 
 class Memory(NamedTuple):
     """What the decoder reads of the encoder, `Cache.cross`: written once, by prefill.
@@ -143,6 +145,16 @@ class Embed(nnx.Module):
         self.tokens = Table(config.vocab_size, config.width, fmt, std=1.0, rngs=rngs)
 
 
+def _below(length: Int[Array, "B"], width: int) -> Bool[Array, "B P"]:
+    return jnp.arange(width, dtype=jnp.int32)[None] < length[:, None]
+
+
+def _each_block(length: Int[Array, "B"], body: Callable, carry: Any) -> Any:
+    """`body(first position, carry) -> carry` of every block that holds tokens of some row."""
+    count = -(-jnp.max(length) // ENCODER_BLOCK)
+    return jax.lax.fori_loop(0, count, lambda number, carry: body(number * ENCODER_BLOCK, carry), carry)
+
+
 class T5(nnx.Module):
     """T5 as a Flax module.
 
@@ -222,8 +234,7 @@ class T5(nnx.Module):
     def encode(self, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
         """The encoder's output; tokens at `length` and after change nothing before it."""
         rows, width = tokens.shape
-        below = jnp.arange(width, dtype=jnp.int32)[None] < length[:, None]
-        visible = jnp.broadcast_to(below[:, None], (rows, width, width))
+        visible = jnp.broadcast_to(_below(length, width)[:, None], (rows, width, width))
         sight = Sight(visible, self.encoder.bias(plain_distance(width, width)))
 
         def step(block, index, x, state):
@@ -232,29 +243,78 @@ class T5(nnx.Module):
         x, _, _ = walk(self.encoder.layers, step, self.embed.tokens(tokens), None)
         return self.encoder.final_norm(x)
 
+    def encode_blocks(self, tokens: Int[Array, "B P"], length: Int[Array, "B"]) -> Float[Array, "B P D"]:
+        """`encode`, layer by layer in blocks up to the longest row: masks, biases and scores are those of a block, and
+        padding past the last block is not computed. P is a multiple of the block; the output at `length` and after is
+        undefined.
+
+        Loops whose length depends on the row have no derivative: training calls `encode`.
+        """
+        size, (rows, width) = ENCODER_BLOCK, tokens.shape
+        visible = jnp.broadcast_to(_below(length, width)[:, None], (rows, size, width))
+
+        def step(block: Block, index, x, state):
+            del index
+            kv = self._keys_values(block.attn, block.attn_norm, x, length)
+            seen = caches.Stored((KV(*(a.astype(self.fmt.cache_dtype) for a in kv)),), 0)
+
+            def rest(first, x):
+                y = jax.lax.dynamic_slice_in_dim(x, first, size, axis=1)
+                bias = self.encoder.bias(plain_distance(size, width) - first)
+                y = y + block.attn(block.attn_norm(y), seen, visible, bias)
+                y = y + block.mlp(block.mlp_norm(y))
+                return jax.lax.dynamic_update_slice_in_dim(x, y, first, axis=1)
+
+            return _each_block(length, rest, x), state
+
+        x, _, _ = walk(self.encoder.layers, step, self.embed.tokens(tokens), None)
+        return self.encoder.final_norm(x)
+
+    def _keys_values(self, attention: Attention, norm: Callable, x: Float[Array, "B P D"], length) -> KV:
+        """Keys and values [B,H,P,K] of a sequence, computed in blocks up to the longest row."""
+        empty = jnp.zeros((len(x), self.config.heads, x.shape[1], self.config.head_width), x.dtype)
+
+        def put(first, kv: KV) -> KV:
+            new = attention.keys_values(norm(jax.lax.dynamic_slice_in_dim(x, first, ENCODER_BLOCK, axis=1)))
+            return KV(*(
+                jax.lax.dynamic_update_slice_in_dim(old, one.transpose(0, 2, 1, 3).astype(old.dtype), first, axis=2)
+                for old, one in zip(kv, new, strict=True)
+            ))  # fmt: skip
+
+        return _each_block(length, put, KV(empty, empty))
+
     def read_prompt(self, prompt: Int[Array, "B P"], length: Int[Array, "B"]) -> Memory:
         """Runs the encoder; of wide prompts row by row, so that the activations fit into a CPU's caches."""
+        width = prompt.shape[1]
+        in_blocks = width > ENCODER_BLOCK
+        if in_blocks:
+            prompt = jnp.pad(prompt, ((0, 0), (0, -width % ENCODER_BLOCK)))
+
+        def read(prompt, length) -> Memory:
+            if not in_blocks:
+                return self.remember(self.encode(prompt, length), length)
+            encoded = self.encode_blocks(prompt, length)
+            keys_values = lambda cross: self._keys_values(cross, lambda part: part, encoded, length)
+            return Memory(self._of_layers(keys_values), _below(length, prompt.shape[1]))
+
         if not self.fmt.reads_apart(*prompt.shape):
-            return self.remember(self.encode(prompt, length), length)
-        one = lambda row: self.remember(self.encode(*row), row[1])
-        read = jax.lax.map(one, (prompt[:, None], length[:, None]))
+            return read(prompt, length)
+        rows = jax.lax.map(lambda row: read(*row), (prompt[:, None], length[:, None]))
         of_all = lambda leaf: jnp.moveaxis(leaf.squeeze(-4), 0, -4)  # [B,...,1,H,P,K] -> [...,B,H,P,K]
-        return Memory(jax.tree.map(of_all, read.layers), read.visible[:, 0])
+        return Memory(jax.tree.map(of_all, rows.layers), rows.visible[:, 0])
 
     def remember(self, encoded: Float[Array, "B P D"], length: Int[Array, "B"]) -> Memory:
         """Keys and values of the encoder's output for every decoder layer."""
+        keys_values = lambda cross: KV(*(a.transpose(0, 2, 1, 3) for a in cross.keys_values(encoded)))
+        return Memory(self._of_layers(keys_values), _below(length, encoded.shape[1]))
+
+    def _of_layers(self, keys_values: Callable[[Any], KV]) -> tuple[KV, ...] | KV:
+        """`keys_values(cross-attention)` of every decoder layer."""
         layers = self.decoder.layers
-
-        def one(layer: Block) -> KV:
-            assert layer.cross is not None
-            return KV(*(a.transpose(0, 2, 1, 3) for a in layer.cross.keys_values(encoded)))
-
         if isinstance(layers, nnx.Dict):
-            kept = tuple(one(layers[str(index)]) for index in range(len(layers)))
-        else:
-            graphdef, params = nnx.split(layers)
-            kept = jax.lax.map(lambda layer: one(nnx.merge(graphdef, layer)), params)
-        return Memory(kept, jnp.arange(encoded.shape[1], dtype=jnp.int32)[None] < length[:, None])
+            return tuple(keys_values(layers[str(index)].cross) for index in range(len(layers)))
+        graphdef, params = nnx.split(layers)
+        return jax.lax.map(lambda layer: keys_values(nnx.merge(graphdef, layer).cross), params)
 
     def stored(self, memory: Memory) -> Memory:
         """Keys and values as the caches store them."""

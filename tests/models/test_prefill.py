@@ -11,7 +11,7 @@ import pytest
 
 import specjax as sj
 from specjax import drafters, sharding
-from specjax.models import opt, t5
+from specjax.models import attention, opt, t5
 from specjax.models.cache import KV
 from specjax.models.decoder import causal
 from specjax.models.families import FAMILIES
@@ -83,6 +83,37 @@ def test_an_encoder_reads_wide_prompts_row_by_row(stacked):
         assert_close(ours, reference, 1e-4)
     scores = (3, config.heads, WIDTH, WIDTH)  # of all rows
     assert [any(one.shape == scores for one in hlo.program(text)) for text in programs] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("stacked", "apart"), battery.others_slow(itertools.product([False, True], [None, 33]), [(False, 33), (True, None)])
+)
+def test_an_encoder_reads_wide_prompts_in_blocks(monkeypatch, stacked, apart):
+    """Blocks of 32: the keys and values of the whole; nothing is as large as the prompt times itself, and blocks past
+    the longest row are not computed."""
+    monkeypatch.setattr(attention, "WHOLE", 16)
+    for name, slots in {"FIRST": 8, "PIECE": 16}.items():
+        monkeypatch.setattr(attention, name, slots)
+    module, config = t5.FAMILY, t5.T5Config(VOCAB, width=32, head_width=8, heads=4, encoder_layers=2, decoder_layers=3)
+    fmt, width = Format(stacked=stacked, apart=apart), 150
+    params = noisy(module.init(jax.random.key(1), config, fmt), 2, lambda leaf: 0.2)
+    tokens, lengths = prompts(3)[:, :width], ((1, 31, 32), (33, 63, 64), (65, 128, 150), (97, 1, 96))
+    whole = jax.jit(module.language_model(config, fmt).prefill, static_argnums=3)
+    expected = [whole(params, tokens, jnp.asarray(each), 8).cache.cross for each in lengths]
+    monkeypatch.setattr(t5, "ENCODER_BLOCK", 32)
+    blocks = jax.jit(module.language_model(config, dataclasses.replace(fmt, fill=7)).prefill, static_argnums=3)
+    for each, reference in zip(lengths, expected, strict=True):
+        got = blocks(params, tokens, jnp.asarray(each), 8).cache.cross
+        inside = np.asarray(reference.visible)
+        assert np.array_equal(got.visible[:, :width], inside) and not got.visible[:, width:].any()
+        for ours, theirs in zip(jax.tree.leaves(got.layers), jax.tree.leaves(reference.layers), strict=True):
+            ours, theirs = (np.moveaxis(np.asarray(one), (-4, -2), (0, 1)) for one in (ours, theirs))
+            assert_close(ours[:, :width][inside], theirs[inside], 1e-4)
+            done = -(-np.asarray(each) // 32) * 32 if apart else np.full(3, -(-max(each) // 32) * 32)
+            for row, count in zip(ours, done, strict=True):
+                assert row[: min(count, width)].any((1, 2)).all() and not row[count:].any()
+    text = blocks.lower(params, tokens, jnp.asarray(lengths[0]), 8).compile().as_text()
+    assert not any(one.shape[-2:] == (160, 160) for one in hlo.program(text))
 
 
 @pytest.mark.parametrize(
