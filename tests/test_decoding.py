@@ -1,5 +1,6 @@
 """The decoding loop, every drafter on every family: greedy equals plain, distributions are exact, rows are alone."""
 
+import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from specjax import decoding as loop
-from specjax import drafters, stopping
+from specjax import drafters, stopping, trees
 from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
 from specjax.models import attention
+from specjax.request import named_verifier
 from specjax.stopping import Stop
 from specjax.verify.token import token_level
 from tests import battery, distributions
@@ -59,19 +61,56 @@ def test_greedy_equals_plain(kind, family):
     greedy_equals_plain(kind, family)
 
 
+def in_pieces(monkeypatch) -> Setting:
+    """Caches are read in pieces of few slots, in programs that no other test compiles."""
+    for name, slots in {"WHOLE": 8, "FIRST": 4, "ALIGN": 1, "PIECE": 6}.items():
+        monkeypatch.setattr(attention, name, slots)
+    return Setting(cache_len=61)
+
+
+def other(kind: str, family: str) -> drafters.LoadedDrafter:
+    """Drafters that read caches in ways of their own."""
+    target, draft = battery.target(family), battery.draft(family)
+    made = {
+        "tree": lambda: drafters.tree(draft, trees.regular((2, 2))),
+        "cascade": lambda: drafters.cascade(draft, battery.drafter_for("ngram-4", family), gamma=4),
+        "small-kv": lambda: drafters.small_kv(target, gamma=2, budget=9),
+        "snapkv": lambda: drafters.small_kv(
+            target, gamma=2, budget=12, selection=drafters.SnapKV(window=4, observed=4)
+        ),
+        "layer-skip": lambda: drafters.layer_skip(target, gamma=2, layers=[0]),
+    }
+    return made[kind]() if kind in made else drafter_for(kind, family)
+
+
 @pytest.mark.parametrize(
     ("kind", "family"),
     battery.others_slow(
-        itertools.product(("plain", "model-3"), FAMILIES), [("model-3", "opt"), ("plain", "llama"), ("model-3", "t5")]
+        [
+            *itertools.product(("plain", "model-3", "tree", "cascade", "small-kv", "layer-skip"), FAMILIES),
+            ("snapkv", "opt"), ("snapkv", "llama"),
+        ],
+        [("model-3", "opt"), ("plain", "llama"), ("model-3", "t5"), ("tree", "llama"), ("small-kv", "opt")],
     ),
 )  # fmt: skip
 def test_a_cache_read_in_pieces_changes_no_text(monkeypatch, kind, family):
     """Rows grow across the borders of the pieces, and past half of the cache, from where all of it is read."""
-    expected = battery.plain(family)
-    for name, slots in {"WHOLE": 8, "FIRST": 4, "PIECE": 6}.items():
-        monkeypatch.setattr(attention, name, slots)
-    longer = battery.Setting(cache_len=61)  # compiled by no other test
-    assert texts(run(family, drafter_for(kind, family), setting=longer)) == expected
+    expected, drafter = battery.plain(family), other(kind, family)
+    verifier = named_verifier(drafter, None).fn
+    assert texts(run(family, drafter, verify=verifier, setting=in_pieces(monkeypatch))) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model-3", "small-kv"])
+def test_a_cache_read_in_pieces_follows_the_joint_distribution(monkeypatch, kind):
+    setting = dataclasses.replace(in_pieces(monkeypatch), max_new=3)
+    temperature = sampled_temperatures()
+    tokens = np.tile(battery.prompts()[4], (len(temperature), 1))
+    lengths = np.full((len(temperature),), 9, np.int32)
+    state = run("opt", other(kind, "opt"), temperature, tokens=tokens, lengths=lengths, setting=setting)
+    for warmth, counts in counts_of(np.asarray(state.tokens)).items():
+        assert distributions.chi_square(counts, exact_joint(warmth)) > distributions.ALPHA
+        assert distributions.chi_square(counts, exact_joint(warmth + 0.3)) < distributions.ALPHA  # the control
 
 
 @pytest.mark.slow
