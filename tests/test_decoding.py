@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax as sj
 from specjax import decoding as loop
 from specjax import drafters, stopping, trees
 from specjax.base import Drafter
@@ -98,6 +99,21 @@ def test_a_cache_read_in_pieces_changes_no_text(monkeypatch, kind, family):
     expected, drafter = battery.plain(family), other(kind, family)
     verifier = named_verifier(drafter, None).fn
     assert texts(run(family, drafter, verify=verifier, setting=in_pieces(monkeypatch))) == expected
+
+
+def test_a_stream_goes_on_where_its_cache_is_read_in_pieces(monkeypatch):
+    """Stopped before, at and after the borders of pieces, which the rows cross at different times."""
+    one = dataclasses.replace(battery.target("opt"), eos=())
+    options = {"drafter": sj.drafters.model(battery.draft("opt"), gamma=2), "max_new_tokens": 24, "seed": 3}
+    prompts = [[3, 4], [5, 6, 7, 8, 9], [1] * 11]
+    whole = sj.generate(one, prompts, **options)
+    in_pieces(monkeypatch)
+    alike = dataclasses.replace(one, fmt=dataclasses.replace(one.fmt, fill=7))  # other programs
+    stream = sj.stream(alike, prompts, **options)
+    while stream.result().stop_reasons.count("interrupted"):
+        for _ in zip(range(2), stream, strict=False):
+            pass
+    assert stream.result().tokens == whole.tokens
 
 
 @pytest.mark.slow
