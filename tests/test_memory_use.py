@@ -10,6 +10,7 @@ import pytest
 
 import specjax as sj
 from specjax import drafters, request, sharding
+from specjax.bench.decode import random_model
 from tests import battery
 
 PROGRAM = """
@@ -44,21 +45,37 @@ run()
 _, decoding = peak(run)
 need = sj.memory(target, drafter, batch, prompt, new)
 predicted = max(need.prefill, need.decoding) - need.target - need.draft
-print(json.dumps({"loading": need.loading / loading, "request": predicted / decoding}))
+print(json.dumps([need.loading / loading, predicted / decoding]))
 """
+
+
+def measured(*case) -> list[float]:
+    """Predicted over measured bytes, of loading and of a request."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), *map(str, case)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [
     ("bundled/opt-target", "none", 64, 200, 200), ("bundled/opt-target", "bundled/opt-draft", 48, 300, 100),
+    ("bundled/t5-target", "bundled/t5-draft", 128, 200, 200),
 ])  # fmt: skip
-def test_the_request_is_within_a_tenth_of_what_is_measured(case):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), *map(str, case)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    got = json.loads(done.stdout.splitlines()[-1])
-    assert got["request"] == pytest.approx(1, abs=0.1), got
+def test_a_request_is_within_a_tenth_of_what_is_measured(case):
+    """Loading is not compared: a few megabytes are as much as the allocator keeps of what was freed."""
+    _, request = measured(*case)
+    assert request == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["opt-125m", "t5-base"])
+def test_loading_is_within_a_tenth_of_what_is_measured(shape, tmp_path):
+    """Of half a gigabyte."""
+    random_model(shape, "float32").save_pretrained(tmp_path)
+    loading, _ = measured(tmp_path, "none", 8, 100, 8)
+    assert loading == pytest.approx(1, abs=0.1)
 
 
 def held(tree) -> int:

@@ -38,6 +38,7 @@ from specjax.models.t5_config import T5Config, from_published, to_published
 from specjax.types import Output
 
 ENCODER_BLOCK = 512  # positions; prompts wider than one block are read in blocks
+ENCODER_ROOM = 8192  # positions of all rows that are read together
 
 
 class Memory(NamedTuple):
@@ -284,24 +285,33 @@ class T5(nnx.Module):
         return _each_block(length, put, KV(empty, empty))
 
     def read_prompt(self, prompt: Int[Array, "B P"], length: Int[Array, "B"]) -> Memory:
-        """Runs the encoder; of wide prompts row by row, so that the activations fit into a CPU's caches."""
-        width = prompt.shape[1]
-        in_blocks = width > ENCODER_BLOCK
+        """Runs the encoder; of wide prompts row by row, and of many narrow ones in groups of rows, so that the
+        activations stay small and fit into a CPU's caches."""
+        in_blocks = prompt.shape[1] > ENCODER_BLOCK
         if in_blocks:
-            prompt = jnp.pad(prompt, ((0, 0), (0, -width % ENCODER_BLOCK)))
+            prompt = jnp.pad(prompt, ((0, 0), (0, -prompt.shape[1] % ENCODER_BLOCK)))
+        rows, width = prompt.shape
 
         def read(prompt, length) -> Memory:
             if not in_blocks:
                 return self.remember(self.encode(prompt, length), length)
             encoded = self.encode_blocks(prompt, length)
             keys_values = lambda cross: self._keys_values(cross, lambda part: part, encoded, length)
-            return Memory(self._of_layers(keys_values), _below(length, prompt.shape[1]))
+            return Memory(self._of_layers(keys_values), _below(length, width))
 
-        if not self.fmt.reads_apart(*prompt.shape):
+        group = 1 if self.fmt.reads_apart(rows, width) else max(ENCODER_ROOM // width, 1)
+        if self.fmt.apart is None or rows <= group:
             return read(prompt, length)
-        rows = jax.lax.map(lambda row: read(*row), (prompt[:, None], length[:, None]))
-        of_all = lambda leaf: jnp.moveaxis(leaf.squeeze(-4), 0, -4)  # [B,...,1,H,P,K] -> [...,B,H,P,K]
-        return Memory(jax.tree.map(of_all, rows.layers), rows.visible[:, 0])
+        spare = ((0, -rows % group),)  # rows
+        prompt, length = jnp.pad(prompt, (*spare, (0, 0))), jnp.pad(length, spare, constant_values=1)
+        groups = prompt.reshape(-1, group, width), length.reshape(-1, group)
+        found = jax.lax.map(lambda given: read(*given), groups)
+
+        def of_all(leaf: Array) -> Array:  # [G,...,R,H,P,K] -> [...,B,H,P,K]
+            leaf = jnp.moveaxis(leaf, 0, -5)
+            return leaf.reshape(*leaf.shape[:-5], -1, *leaf.shape[-3:])[..., :rows, :, :, :]
+
+        return Memory(jax.tree.map(of_all, found.layers), found.visible.reshape(-1, width)[:rows])
 
     def remember(self, encoded: Float[Array, "B P D"], length: Int[Array, "B"]) -> Memory:
         """Keys and values of the encoder's output for every decoder layer."""

@@ -85,6 +85,26 @@ def test_an_encoder_reads_wide_prompts_row_by_row(stacked):
     assert [any(one.shape == scores for one in hlo.program(text)) for text in programs] == [True, False]
 
 
+@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_encoder_reads_many_narrow_prompts_in_groups(monkeypatch, stacked):
+    """Seven rows in groups of three."""
+    module, config = t5.FAMILY, t5.T5Config(VOCAB, width=32, head_width=8, heads=4, encoder_layers=2, decoder_layers=3)
+    together = Format(stacked=stacked, apart=None)
+    params = noisy(module.init(jax.random.key(1), config, together), 2, lambda leaf: 0.2)
+    tokens, length = prompts(7)[:, :20], jnp.asarray([20, 1, 7, 19, 3, 20, 11], jnp.int32)
+    monkeypatch.setattr(t5, "ENCODER_ROOM", 60)
+    read, programs = [], []
+    for fmt in (together, dataclasses.replace(together, apart=WIDTH)):
+        prefill = jax.jit(module.language_model(config, fmt).prefill, static_argnums=3)
+        programs.append(prefill.lower(params, tokens, length, 8).compile().as_text())
+        read.append(prefill(params, tokens, length, 8).cache.cross)
+    assert np.array_equal(read[0].visible, read[1].visible)
+    for ours, reference in zip(jax.tree.leaves(read[1].layers), jax.tree.leaves(read[0].layers), strict=True):
+        assert ours.shape == reference.shape
+        assert_close(ours, reference, 1e-4)
+    assert [any(one.shape == (7, 4, 20, 20) for one in hlo.program(text)) for text in programs] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("stacked", "apart"), battery.others_slow(itertools.product([False, True], [None, 33]), [(False, 33), (True, None)])
 )
