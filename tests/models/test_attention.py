@@ -151,3 +151,26 @@ def test_a_cache_read_in_pieces_is_not_copied(monkeypatch, rows):
     program = hlo.program(run.lower(shape(rows, 1, HEADS, WIDTH), layers, visible).compile().as_text())
     assert [one for one in program if one.opcode == "while"]
     assert hlo.copies(program, rows * 2 * 64 * WIDTH) == []
+
+
+def test_masks_are_not_widened_in_a_loop(monkeypatch):
+    """Inside a loop, XLA keeps the numbers of the slots apart for each layer, so that what combines them with the mask
+    of a block would be computed once for each layer, over the allocated cache."""
+    for name, slots in {"WHOLE": 8, "FIRST": 4, "PIECE": 6}.items():
+        monkeypatch.setattr(attention, name, slots)
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    kv = tuple(KV(shape(2, 2, 64, WIDTH), shape(2, 2, 64, WIDTH)) for _ in range(3))
+
+    def step(q, layers, length):
+        visible = jnp.broadcast_to(jnp.arange(64)[None, None] < length[:, None, None], (2, 5, 64))
+        for index in range(3):
+            q = attention.attend(q, Stored(layers, index), visible, scale=0.3, fmt=FMT).reshape(q.shape)
+        return q, length + 1
+
+    def run(q, layers, length):
+        going = lambda carry: carry[1].max() < 60
+        return jax.lax.while_loop(going, lambda carry: step(carry[0], layers, carry[1]), (q, length))
+
+    lowered = jax.jit(run).lower(shape(2, 5, HEADS, WIDTH), kv, jax.ShapeDtypeStruct((2,), jnp.int32))
+    program = hlo.program(lowered.compile().as_text())
+    assert {one.dtype for one in program if one.shape == (2, 5, 64)} <= {"pred"}
