@@ -130,6 +130,7 @@ class Drafter(NamedTuple):
     capture: residual streams of the target that the drafter reads: k is the stream entering layer k, k = L the stream
         leaving the last layer. The loop's `LanguageModel` must be built with the same tuple
         (`Model.variant(capture=...)`); `Prefilled.hiddens` and `Commit.hiddens` follow its order.
+    by_row: whether a row's drafts depend on that row alone, as `Policy.by_row`.
     """
 
     tree: Tree
@@ -143,6 +144,7 @@ class Drafter(NamedTuple):
     rewind: Callable[..., DraftState] | None = None
     buckets: tuple[int, ...] = ()
     capture: tuple[int, ...] = ()
+    by_row: bool = True
 
 
 @runtime_checkable

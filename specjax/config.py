@@ -22,6 +22,7 @@ from specjax.strategy import Choice, Strategy
 if TYPE_CHECKING:
     from specjax.api import Generation
     from specjax.drafters import LoadedDrafter
+    from specjax.engine import Serving
     from specjax.model import Model
     from specjax.prompts import Prompts
     from specjax.verify import Verifier
@@ -314,6 +315,13 @@ class Run(NamedTuple):
         from specjax import api
 
         return api.generate(self.target, prompts, drafter=self.drafter, **(self.config.options | changes))
+
+    def serve(self, prompts: "Prompts", *, slots: int, **changes: Any) -> "Serving":
+        """`specjax.serve_batch` with the options of the configuration; `changes` override them."""
+        from specjax import engine
+
+        options = self.config.options | changes
+        return engine.serve_batch(self.target, prompts, slots=slots, drafter=self.drafter, **options)
 
 
 def build(config: RunConfig, progress: Callable[[str], None] = lambda text: None) -> Run:

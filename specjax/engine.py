@@ -4,11 +4,16 @@
     slot 1   row 1 ... | row 2 .............. | row 4 ...     ended; its slot is refilled by the prefill of another row
 
 Shapes are static: one program decodes, and one for each bucket of prompts reads them. A row's tokens depend on its
-seed, number and prompt, not on its slot or on when it entered, so they are those of `generate(..., rows=...)`.
+seed, number and prompt, not on its slot or on when it entered, so they are those of `generate(..., rows=...)`. Prompts
+are read in groups of neighbors, the same whatever else is under way, so that even roundings are those of any other run.
+
+All processes of a mesh that spans several run the same loop: what it decides follows from what `hosts.fetch` returns.
 """
 
 import functools
+import itertools
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -133,8 +138,6 @@ class Serving:
     """
 
     def __init__(self, job: Job, slots: int, stops: Sequence[tuple[str, ...]], rules: stopping.StopRules):
-        if hosts.spans_processes(job.target.mesh):
-            raise ValueError("slots are served by one process: decode on a mesh of several with specjax.generate")
         data = 1 if job.target.mesh is None else job.target.mesh.shape[DATA]
         checks.integer("slots", slots, least=data)
         if slots % data:
@@ -144,14 +147,13 @@ class Serving:
         self._rules = rules
         self._sampling = jax.device_get(job.params.sampling)
         self._done: dict[int, tuple[Served, int]] = {}
-        self._queue = list(range(len(job.prompt.length)))
-        self._group = data * max(1, slots // 8 // data)  # rows that a prefill reads
+        self._group = group_of(slots, data)
         if job.target.mesh is not None:
             self._weights = placement.place_params(self._params(np.zeros(slots, np.int32)), job.target.mesh)
         else:
-            self._weights = job.params
-        self._whole = jax.device_put((rules.codes, rules.automaton))
-        self._rows = self._run()
+            self._weights = job.params._replace(stop=jax.device_put(rules))
+        self._chunks = self._run()
+        self._rows = itertools.chain.from_iterable(self._chunks)
 
     # --- programs ---
 
@@ -164,14 +166,13 @@ class Serving:
     def _placed(self, owner: np.ndarray) -> loop.DecodeParams:
         """The same on the device; weights and tables are there already."""
         params = self._params(np.maximum(owner, 0))
-        small, mesh = (params.sampling, params.stop.chosen), self._job.target.mesh
-        sampling, chosen = jax.device_put(small) if mesh is None else placement.place_rows(small, mesh)
-        stop = (
-            stopping.StopRules(self._whole[0], self._whole[1], chosen)
-            if mesh is None
-            else self._weights.stop._replace(chosen=chosen)
-        )
-        return self._weights._replace(sampling=sampling, stop=stop)
+        sampling, chosen = self._put((params.sampling, params.stop.chosen))
+        return self._weights._replace(sampling=sampling, stop=self._weights.stop._replace(chosen=chosen))
+
+    def _put(self, arrays: Any) -> Any:
+        """Arrays [rows, ...] and numbers on the device."""
+        mesh = self._job.target.mesh
+        return jax.device_put(arrays) if mesh is None else placement.place_rows(arrays, mesh)
 
     def _width(self, rows: Sequence[int]) -> int:
         """Width of the array of some prompts: a bucket."""
@@ -188,7 +189,7 @@ class Serving:
         job = self._job
         if job.prefix is None or job.prompt.shared is None:
             return None
-        return Known(job.prefix.read(job.drafter.drafter.capture), jnp.asarray(job.prompt.shared))
+        return Known(job.prefix.read(job.drafter.drafter.capture), self._put(job.prompt.shared))
 
     def _shapes(self, rows: int, width: int) -> Any:
         """Shapes of the state of so many rows."""
@@ -212,19 +213,18 @@ class Serving:
         zero = lambda leaf: (
             None if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.zeros(leaf.shape, leaf.dtype)
         )
-        state = jax.device_put(jax.tree.map(zero, shapes))
-        state = state._replace(
+        state = jax.tree.map(zero, shapes)._replace(
             key=loop.row_keys(0, jnp.zeros((self.slots,), jnp.uint32)),
-            stop=jax.device_put(np.full((self.slots,), int(Stop.INTERRUPTED), np.int32)),
+            stop=np.full((self.slots,), int(Stop.INTERRUPTED), np.int32),
         )
         return self._on_mesh(state), tuple(jax.tree.leaves(axes))
 
     def _on_mesh(self, state: loop.GenerationState) -> loop.GenerationState:
         target = self._job.target
         if target.mesh is None or target.rules is None:
-            return state
+            return jax.device_put(state)
         draft = draft_rules(self._job.drafter)
-        return jax.device_put(state, placement.state_shardings(state, target.mesh, target.rules, draft=draft))
+        return hosts.lay(state, placement.state_shardings(state, target.mesh, target.rules, draft=draft))
 
     def _admit(self, state: loop.GenerationState, rows: Sequence[int], at: Sequence[int], axes: tuple[int, ...]):
         """The state with the prompts of some rows read into free slots."""
@@ -233,15 +233,11 @@ class Serving:
         at = [*at, *[at[-1]] * (self._group - len(at))]
         tokens = prompt.tokens[rows]
         tokens = np.pad(tokens, ((0, 0), (0, max(0, width - tokens.shape[1]))))[:, :width]
-        given = (prompt.key[rows], tokens, prompt.length[rows], prompt.budget[rows])
-        mesh = self._job.target.mesh
-        given = jax.device_put(given) if mesh is None else placement.place_rows(given, mesh)
+        given = prompt.key[rows], tokens, prompt.length[rows], prompt.budget[rows]
+        slots = tuple(np.int32(one) for one in at)
+        seed, limit, given, slots = self._put((prompt.seed, prompt.limit, given, slots))
         weights = self._weights._replace(sampling=UNREAD, stop=UNREAD)
-        numbers = jax.device_put((prompt.seed, prompt.limit, np.asarray(at, np.int32)))
-        seed, limit, at_ = numbers
-        state = admit(
-            weights, state, seed, *given, limit, at_, self._known(), axes=axes, **self._static()
-        )  # fmt: skip
+        state = admit(weights, state, seed, *given, limit, slots, self._known(), axes=axes, **self._static())
         return self._on_mesh(state)
 
     # --- the loop ---
@@ -249,33 +245,40 @@ class Serving:
     def __iter__(self) -> Iterator[tuple[int, Served]]:
         return self._rows  # one run: what was yielded is not decoded again
 
-    def _run(self) -> Iterator[tuple[int, Served]]:
+    def chunks(self) -> Iterator[list[tuple[int, Served]]]:
+        """The same rows in lists: those that have ended whenever the device was asked."""
+        return self._chunks
+
+    def _run(self) -> Iterator[list[tuple[int, Served]]]:
         job = self._job
         state, axes = self._empty()
+        rows = len(job.prompt.length)
+        queue = deque(range(at, min(at + self._group, rows)) for at in range(0, rows, self._group))
         owner = np.full((self.slots,), FREE)
         ended: list[tuple[int, Served]] = []
         began = free_since = time.perf_counter()
         params = self._weights
         while True:
             changed = False
-            while self._queue and (owner == FREE).any():
-                at = np.flatnonzero(owner == FREE)[: self._group]
-                rows, self._queue = self._queue[: len(at)], self._queue[len(at) :]
-                at = at[: len(rows)]
-                state = self._admit(state, rows, at.tolist(), axes)
-                owner[at] = rows
+            while queue and (owner == FREE).sum() >= self._group:
+                group = queue.popleft()
+                at = np.flatnonzero(owner == FREE)[: len(group)]
+                state = self._admit(state, group, at.tolist(), axes)
+                owner[at] = group
                 changed = True
             under_way = (owner != FREE).any()
             if under_way:
                 params = self._placed(owner) if changed else params
-                most = jax.device_put((np.int32(self._group if self._queue else 1), np.int32(MOST_ROUNDS)))
+                wanted = self._group - int((owner == FREE).sum()) if queue else 1
+                most = self._put((np.int32(wanted), np.int32(MOST_ROUNDS)))
                 state, rounds = chunk(params, state, *most, **job.static)
                 self.seconds["host"] += time.perf_counter() - free_since
-            yield from ended  # while the device runs
+            if ended:
+                yield ended  # while the device runs
             ended = []
             if not under_way:
                 break
-            stop, length, tokens, totals, rounds = jax.device_get(
+            stop, length, tokens, totals, rounds = hosts.fetch(
                 (state.stop, state.length, state.tokens, state.totals, rounds)
             )
             free_since = time.perf_counter()
@@ -301,6 +304,11 @@ class Serving:
         return finish(self._job, done, {"decode": self.seconds["loop"]}, stops=self._stops)
 
 
+def group_of(slots: int, data: int) -> int:
+    """Number of prompts that a prefill reads: an eighth of the slots, of which it is a divisor, or the data axis."""
+    return max(size for size in range(data, slots + 1, data) if slots % size == 0 and size <= max(data, slots // 8))
+
+
 def _read(params, seed, streams, prompt, length, budget, limit, known, *, model, drafter, cache_len: int):
     """State of some rows before their first round."""
     init = loop.make_init(model, drafter, cache_len=cache_len, max_new=cache_len)
@@ -312,7 +320,7 @@ def admit(
     params, state, seed, streams, prompt, length, budget, limit, at, known, *, model, drafter, cache_len: int,
     axes: tuple[int, ...],
 ) -> loop.GenerationState:  # fmt: skip
-    """Reads the prompts of R rows and writes their state into slots `at` [R]."""
+    """Reads the prompts of R rows and writes their state into slots `at`, R numbers."""
     loop.count_trace()
     fresh = _read(
         params, seed, streams, prompt, length, budget, limit, known, model=model, drafter=drafter, cache_len=cache_len

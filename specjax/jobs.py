@@ -15,21 +15,21 @@ import dataclasses
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specjax import checks, stores
 
 if TYPE_CHECKING:
-    from specjax.api import Generation
     from specjax.config import Run, RunConfig
+    from specjax.engine import Served
     from specjax.model import Model
 
 VERSION = 1
 MANIFEST = "manifest.json"
 SHARD = 512  # prompts
 ROWS = 16  # prompts decoded together
+COUPLED = "coupled"  # the verifier whose text depends on nothing but seed, row and target
 FREE = ("mesh", "target", "draft")  # options that may change on resumption: models are compared by their content
 
 
@@ -53,7 +53,7 @@ class Split:
 
     Attributes:
       shard: prompts per shard.
-      rows: prompts decoded together.
+      rows: prompts decoded together: slots, which are refilled as rows finish.
       of, index: process group `index` of `of` independent ones takes the shards s with s % of == index.
     """
 
@@ -103,13 +103,13 @@ def run(
       job: from `specjax.config.build`.
       items: all prompts of the job, of every group.
       out: a folder, local or of an object store.
-      split: shards, batches and process groups.
+      split: shards, slots and process groups.
       chat: the prompts are messages to a chat model, by its own template.
       report: receives lines of progress.
-      stop: asked after every batch; True ends the call, with all files whole.
+      stop: asked whenever rows were written; True ends the call, with all files whole.
 
     Raises:
-      ValueError: the folder was started with other settings.
+      ValueError: the folder was started with other settings, or sampled rows would depend on each other.
 
     >>> import tempfile
     >>> from specjax import config, jobs
@@ -121,6 +121,11 @@ def run(
     """
     from specjax import hosts
 
+    if not job.drafter.drafter.by_row and job.config.temperature != 0 and job.verifier.name != COUPLED:
+        raise ValueError(
+            f"{job.drafter.name} drafts by the number of rows under way, so that a resumed job would write other rows "
+            f"than an uninterrupted one: use the verifier {COUPLED}"
+        )
     split = Split() if split is None else split
     folder, leader = stores.folder(out), hosts.leader()
     count = -(-len(items) // split.shard)
@@ -144,16 +149,20 @@ def run(
             check_manifest(folder, wanted)  # another group may have written its own
         for number in mine.keys() - unfinished.keys():
             folder.discard(_unfinished(number))  # where a kill came between the part and this
-    together, step = hosts.StopTogether(stop, ahead=2), 0  # a batch ends on all processes before the next but one
+    # Another process has at most written the last rows of a shard and the errors of the next one.
+    together, step = hosts.StopTogether(stop, ahead=3), 0
     for number, done in unfinished.items():
+        fresh: list[Row] = []  # rows that are not written yet
         for new in _decoded(job, {row: items[row] for row in mine[number]}, done, split, chat):
-            if new:
-                if leader:
-                    folder.append(_unfinished(number), _lines(new))
-                done |= {row["row"]: row for row in new}
-                progress.add(new)
+            done |= {row["row"]: row for row in new}
+            fresh += new
+            progress.add(new)
             step += 1
-            if together(step):
+            last = together(step)
+            if leader and (last or len(fresh) >= split.rows):
+                folder.append(_unfinished(number), _lines(fresh))
+                fresh = []
+            if last:
                 return progress.summary(finished=False)
         if leader:
             folder.write(_part(number), _lines([done[row] for row in mine[number]]))
@@ -191,45 +200,45 @@ def _decoded(
         except ValueError as error:
             why = " ".join(str(error).split()).replace("prompt 0", "the prompt")  # checked alone, it has number 0
             bad.append({"row": row} | _id(item) | {"error": why})
-    yield [row for row in bad if row["row"] not in done]
+    if new := [row for row in bad if row["row"] not in done]:
+        yield new
     for found in finished(job, prompts, done, split.rows):
         yield [{"row": row} | _id(items[row]) | one for row, one in found.items()]
 
 
-def finished(job: "Run", prompts: Mapping[int, list[int]], done: Container[int], rows: int) -> Iterator[dict[int, Row]]:
-    """Decodes the prompts of a shard that are not done, and yields rows by number as they finish.
+def finished(
+    job: "Run", prompts: Mapping[int, list[int]], done: Container[int], rows: int
+) -> Iterator[dict[int, Row]]:
+    """Decodes the prompts of a shard that are not done, by continuous batching; yields rows by number as they finish.
 
-    Batches hold prompts of similar lengths. They are the same whatever is done, so that a resumed job runs the programs
-    of an uninterrupted one on the same arrays; rows that a batch decodes again are left out.
+    Prompts are read in groups of similar lengths, which are the same whatever is done, so that a resumed job has the
+    numbers of an uninterrupted one. Rows that are done end at once where their group has others.
     """
+    import numpy as np
+
+    from specjax import engine, request
+    from specjax.sharding import DATA
+
+    most = job.config.max_new_tokens
     order = sorted(prompts, key=lambda row: (len(prompts[row]), row))
-    for at in range(0, len(order), rows):
-        batch = order[at : at + rows]
-        if all(row in done for row in batch):
-            continue
-        found = decode(job.generate, [prompts[row] for row in batch], batch, rows)
-        yield {row: one for row, one in zip(batch, found, strict=True) if row not in done}
+    size = engine.group_of(rows, 1 if job.target.mesh is None else job.target.mesh.shape[DATA])
+    groups = [order[at : at + size] for at in range(0, len(order), size)]
+    left = [row for group in groups if any(row not in done for row in group) for row in group]
+    if not left:
+        return
+    lengths = np.array([len(prompts[row]) for row in order])
+    slots, _ = request.cache_size(job.target, lengths, lengths * 0 + most, None)
+    budget = [1 if row in done else most for row in left]
+    serving = job.serve([prompts[row] for row in left], rows=left, slots=rows, max_new_tokens=budget, cache_len=slots)
+    for ended in serving.chunks():
+        if new := {left[at]: row_of(served) for at, served in ended if left[at] not in done}:
+            yield new
 
 
-def decode(
-    generate: Callable[..., "Generation"], prompts: Sequence[str | list[int]], numbers: Sequence[int], rows: int
-) -> list[Row]:
-    """Text, tokens and stop reason of each prompt.
-
-    Args:
-      generate: `specjax.generate` with the model and options.
-      numbers: of the random streams of the prompts.
-      rows: of the batch; one of fewer prompts repeats its first one, so that one batch size is compiled.
-    """
-    missing = rows - len(prompts)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of rows by their place in the batch; their `stop` says the same
-        out = generate([*prompts, *[prompts[0]] * missing], rows=[*numbers, *[numbers[0]] * missing])
-    return [
-        ({} if out.texts is None else {"text": out.texts[row]})
-        | {"tokens": out.tokens[row], "stop": out.stop_reasons[row]}
-        for row in range(len(prompts))
-    ]
+def row_of(served: "Served") -> Row:
+    """Text, tokens and stop reason of a row."""
+    text = {} if served.text is None else {"text": served.text}
+    return text | {"tokens": served.tokens, "stop": served.stop_reason}
 
 
 def tokens_of(job: "Run", item: Item, chat: bool) -> list[int]:

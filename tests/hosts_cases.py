@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import specjax
-from specjax import drafters, hosts, sharding, trees
+from specjax import drafters, hosts, policies, sharding, trees
 from specjax.convert.sources import TensorSource
 from specjax.model import Model
 from specjax.models import llama, opt, t5
@@ -103,6 +103,39 @@ def plain(family: str, mesh: Mesh) -> Any:
     return drafters.plain()
 
 
+OTHERS: dict[str, Callable[[Model], Any]] = {
+    "suffix-tree": lambda draft: drafters.suffix_tree(size=6, depth=3),
+    "lookahead": lambda draft: drafters.lookahead(window=3, ngram=3, guesses=2),
+    "table": lambda draft: drafters.table(drafters.fitting.fit([PROMPTS[1]], vocab_size=VOCAB), gamma=3),
+    "dynamic-tree": lambda draft: drafters.dynamic_tree(draft, size=6, depth=3, width=2),
+    "heuristic": lambda draft: drafters.model(draft, policy=policies.heuristic(gamma_max=4)),
+    "bounded": lambda draft: drafters.model(drafters.bounded(draft, budget=16, slack=8, block=8), gamma=3),
+}
+OF_TARGET: dict[str, Callable[[Model], Any]] = {
+    "small-kv": lambda target: drafters.small_kv(target, gamma=3, budget=8),
+    "layer-skip": lambda target: drafters.layer_skip(target, layers=(0,), gamma=3),
+    "quantized": lambda target: drafters.quantized(target, gamma=3),
+}
+
+
+def other(family: str, mesh: Mesh, *, name: str) -> Any:
+    if name in OF_TARGET:
+        return OF_TARGET[name](model(family, mesh))
+    return OTHERS[name](model(family, None, DRAFT))
+
+
+def serve(mesh: Mesh, family: str, make: Callable[[str, Mesh], Any], **options: Any) -> dict[str, Any]:
+    """Tokens of more rows than there are slots."""
+    budget = [3, NEW, 5, 9, 2, 7, NEW, 4, 6]
+    serving = specjax.serve_batch(
+        model(family, mesh), [*PROMPTS, *PROMPTS, [5, 9]], slots=4, drafter=make(family, mesh), max_new_tokens=budget,
+        seed=3, **options,
+    )  # fmt: skip
+    order = [row for row, _ in serving]
+    out = serving.result()
+    return {"tokens": out.tokens, "stop": out.stop_reasons, "order": order, "rounds": serving.rounds}
+
+
 def score(mesh: Mesh, family: str) -> Any:
     """Logits of some tokens."""
     tokens = np.arange(4 * 6).reshape(4, 6) % (VOCAB - 3) + 3
@@ -170,6 +203,7 @@ CASES = {
     "llama": _case((1, 2), "llama", split_chain),
     "t5": _case((2, 1), "t5", chain),
     "tree": _case((4, 1), "opt", tree),
+    "serve": Case((2, 2), functools.partial(serve, family="opt", make=chain)),
     "score": Case((2, 2), functools.partial(score, family="opt")),
     "load": Case((1, 2), load),
     "train": Case((2, 2), train, files=True),
@@ -184,6 +218,13 @@ SLOW = {
         (4, 1, "opt", cascade, "cascade", 0.8),
     ]
 }  # fmt: skip
+SLOW |= {
+    name: _case((2, 2), "opt", functools.partial(other, name=name), temperature=0.8) for name in (*OTHERS, *OF_TARGET)
+}
+SLOW |= {
+    "serve-llama": Case((2, 1), functools.partial(serve, family="llama", make=chain, temperature=0.0)),
+    "serve-t5": Case((1, 2), functools.partial(serve, family="t5", make=chain)),
+}
 
 
 def devices(shape: tuple[int, int]) -> list[Any]:

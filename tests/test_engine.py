@@ -82,6 +82,7 @@ def test_goodput_with_the_coupled_verifier():
 
 
 @slow
+@pytest.mark.filterwarnings("ignore:.*ended with its first token")
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_other_families(family):
     same_as_static("model-3", 0.8, 3, family=family)

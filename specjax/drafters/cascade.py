@@ -239,7 +239,7 @@ def cascade_drafter(lm: LanguageModel, drafter: Drafter, verify: VerifyFn, gamma
             lag=jnp.maximum(state.lag - gone, 0),
         )
 
-    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, rewind=rewind)
+    return Drafter(trees.chain(gamma), init, propose, commit, lm.vocab_size, rewind=rewind, by_row=drafter.by_row)
 
 
 def after(warp: Warp, drafted: Int[Array, "B N"]) -> Warp:

@@ -206,4 +206,4 @@ def adaptive(lm: LanguageModel, policy: Policy, buckets: tuple[int, ...] = (), b
         return state._replace(cache=cache, lag=lag, live=jnp.ones_like(state.live))
 
     buckets = check_buckets(buckets, gamma)
-    return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind, buckets=buckets)
+    return Drafter(tree, init, propose, commit, lm.vocab_size, rewind=rewind, buckets=buckets, by_row=policy.by_row)

@@ -1,7 +1,6 @@
 """`specjax train answers`: answers that the target writes itself, the data that heads are trained on. Resumable."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -70,14 +69,11 @@ class AnswersRun:
         import specjax
 
         model = specjax.load(self.target, dtype=self.dtype)
-        header = self._header(model, items)
-        done = begin(self.out, header)
+        done = begin(self.out, self._header(model, items))
         folder = stores.Folder(self.out.parent)
-        while done < len(items):
-            part = items[done : done + self.rows]
-            lines = [json.dumps(line) + "\n" for line in self._answers(model, part, done)]
-            folder.append(self.out.name, "".join(lines).encode())
-            done += len(part)
+        for lines in self._answers(model, items, done):
+            folder.append(self.out.name, "".join(json.dumps(line) + "\n" for line in lines).encode())
+            done += len(lines)
             say(f"{done} of {len(items)} answers")
         return self.out
 
@@ -94,21 +90,38 @@ class AnswersRun:
             "prompts": tasks.digest([item for _, item in items]), **{name: getattr(self, name) for name in given},
         }  # fmt: skip
 
-    def _answers(self, model: "Model", part: list[tuple[str, tasks.Item]], first: int) -> Iterator[dict[str, Any]]:
-        from specjax import api
+    def _answers(
+        self, model: "Model", items: list[tuple[str, tasks.Item]], done: int
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The lines that follow the first `done`, in order, as soon as all before them are known."""
+        if done == len(items):
+            return
+        from specjax import engine
         from specjax.prompts import tokenize
+        from specjax.request import cache_size
 
-        prompts = [self._prompt(model, name, item) for name, item in part]
+        prompts = [self._prompt(model, name, item) for name, item in items]
         tokens, length = tokenize(model, prompts)
-        options = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}
-        generate = functools.partial(api.generate, model, **options)
-        found = jobs.decode(generate, prompts, range(first, first + len(prompts)), self.rows)
-        for row, ((_, item), one) in enumerate(zip(part, found, strict=True)):
-            yield {
-                "row": first + row, "id": item.id, "prompt": prompts[row], "answer": one["text"],
-                "prompt_tokens": tokens[row, : length[row]].tolist(), "answer_tokens": one["tokens"],
-                "stop": one["stop"],
-            }  # fmt: skip
+        slots, _ = cache_size(model, length, length * 0 + self.max_new_tokens, None)
+        serving = engine.serve_batch(
+            model, prompts[done:], slots=self.rows, rows=range(done, len(items)), seed=self.seed,
+            temperature=self.temperature, max_new_tokens=self.max_new_tokens, cache_len=slots,
+        )  # fmt: skip
+        waiting: dict[int, dict[str, Any]] = {}
+        row = done
+        for ended in serving.chunks():
+            waiting |= {done + at: jobs.row_of(served) for at, served in ended}
+            lines = []
+            while row in waiting:
+                one = waiting.pop(row)
+                lines.append({
+                    "row": row, "id": items[row][1].id, "prompt": prompts[row], "answer": one["text"],
+                    "prompt_tokens": tokens[row, : length[row]].tolist(), "answer_tokens": one["tokens"],
+                    "stop": one["stop"],
+                })  # fmt: skip
+                row += 1
+            if lines:
+                yield lines
 
     def _prompt(self, model: "Model", name: str, item: tasks.Item) -> str:
         style = self.style
@@ -143,8 +156,11 @@ def begin(file: Path, header: dict[str, Any]) -> int:
     for name, value in header.items():
         if found.get(name) != value:
             raise ValueError(f"{file} was started with {name} {found.get(name)}, not {value}: choose another file")
-    done = (len(kept) - 1) // header["rows"] * header["rows"]  # whole batches, or all
-    done = len(kept) - 1 if len(kept) - 1 == header["count"] else done
+    done = len(kept) - 1
+    if done < header["count"]:
+        from specjax.engine import group_of
+
+        done -= done % group_of(header["rows"], 1)  # prompts are read in the groups of an uninterrupted run
     files.write_text(file, "".join(line + "\n" for line in kept[: done + 1]))
     return done
 
