@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specjax.base import LanguageModel as LanguageModel
     from specjax.base import Prefilled as Prefilled
     from specjax.base import VerifyFn as VerifyFn
+    from specjax.calibration import calibrate as calibrate
     from specjax.compilation_cache import enable_compilation_cache as enable_compilation_cache
     from specjax.decoding import DecodeParams as DecodeParams
     from specjax.decoding import GenerationState as GenerationState
@@ -61,15 +62,16 @@ __all__ = [
     "Advice", "Commit", "DecodeParams", "Draft", "Drafter", "Event", "Generation", "GenerationState", "Head", "Info",
     "LanguageModel", "LoadedDrafter", "Memory", "Model", "Plan", "Prefilled", "Prefix", "Served", "Serving", "Siblings",
     "Stats", "Stop", "Strategy", "Stream", "Tree", "Verdict", "Verifier", "VerifyFn", "__version__", "advise",
-    "compiled_programs", "draft_logits", "drafters", "enable_compilation_cache", "generate", "limit_programs", "load",
-    "load_head", "make_init", "make_step", "memory", "plan", "policies", "prefix", "serve_batch", "stream", "trees",
-    "verify",
+    "calibrate", "compiled_programs", "draft_logits", "drafters", "enable_compilation_cache", "generate",
+    "limit_programs", "load", "load_head", "make_init", "make_step", "memory", "plan", "policies", "prefix",
+    "serve_batch", "stream", "trees", "verify",
 ]  # fmt: skip
 
 _NAMES = {
     "advisor": ("Advice", "advise"),
     "api": ("Event", "Generation", "Stream", "generate", "stream"),
     "base": ("Drafter", "LanguageModel", "Prefilled", "VerifyFn"),
+    "calibration": ("calibrate",),
     "compilation_cache": ("enable_compilation_cache",),
     "decoding": ("DecodeParams", "GenerationState", "make_init", "make_step"),
     "drafters": ("LoadedDrafter",),

@@ -206,9 +206,7 @@ def _decoded(
         yield [{"row": row} | _id(items[row]) | one for row, one in found.items()]
 
 
-def finished(
-    job: "Run", prompts: Mapping[int, list[int]], done: Container[int], rows: int
-) -> Iterator[dict[int, Row]]:
+def finished(job: "Run", prompts: Mapping[int, list[int]], done: Container[int], rows: int) -> Iterator[dict[int, Row]]:
     """Decodes the prompts of a shard that are not done, by continuous batching; yields rows by number as they finish.
 
     Prompts are read in groups of similar lengths, which are the same whatever is done, so that a resumed job has the

@@ -5,13 +5,11 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from specjax import api, measuring, request
-from specjax import decoding as loop
 from specjax.bench import peer
 from specjax.bench.decode import random_model, random_prompts
 from specjax.bench.record import Row
+from specjax.calibration import round_seconds
 from specjax.loading import load
 from specjax.model import Model
 from specjax.models.shapes import published_shapes
@@ -96,7 +94,7 @@ def context(
         ignore_eos=True,
     ).begin()  # fmt: skip
     for slots in cache_len:
-        programs[slots] = functools.partial(_round, job._replace(cache_len=slots))
+        programs[slots] = functools.partial(round_seconds, job._replace(cache_len=slots))
     others = peer.make_peers(model) if drafter == "plain" else {}
     for name, other in others.items():
         for new in (1, NEW):
@@ -119,10 +117,3 @@ def context(
         if best := peer.fastest(steps):
             row |= {"peer_step_ms": 1e3 * steps[best], "ratio": steps[best] / measuring.spread(seconds).median}
         yield row
-
-
-def _round(job: request.Job) -> float:
-    """Seconds of a round, on average over a generation."""
-    state = jax.block_until_ready(job.prefill())
-    ended, seconds, _ = measuring.timed(lambda: loop.generate(job.params, state, **job.static))
-    return seconds / int(ended.totals.rounds.max())

@@ -8,6 +8,7 @@ from specjax.checks import mesh_shape
 from specjax.planning import chips, roofline, search
 from specjax.planning.compiled import compile_request
 from specjax.planning.request import PlanRequest
+from specjax.theory import StepTimes
 
 AUTO = "auto"
 
@@ -42,6 +43,11 @@ class Plan(NamedTuple):
     largest: int | None
     seconds: dict[str, float]
 
+    @property
+    def step_times(self) -> StepTimes:
+        """Predicted times of forward passes, for `policies.goodput(times.target, draft=times.draft)`."""
+        return roofline.step_times(self.request)
+
     def record(self) -> dict[str, Any]:
         """The plan as data, for JSON."""
         speed = {
@@ -50,6 +56,7 @@ class Plan(NamedTuple):
         }
         return self._asdict() | {
             "request": dataclasses.asdict(self.request), "chips": self.request.devices, "speed": speed,
+            "step_times": self.step_times._asdict(),
             "efficiency": {"value": roofline.ETA, "least": roofline.LOW, "most": roofline.HIGH},
             "alternatives": {kind: dataclasses.asdict(one) for kind, one in self.alternatives.items()},
         }  # fmt: skip

@@ -20,6 +20,7 @@ from specjax.models.shapes import cache_bytes, step_bytes
 from specjax.planning.chips import Chip
 from specjax.planning.request import PlanRequest, shape_named
 from specjax.sharding import DATA
+from specjax.theory import StepTime, StepTimes, fit_step_time
 
 ETA, LOW, HIGH = 0.5, 0.4, 0.8
 LATENCY = 1e-6  # seconds of a collective, whatever it moves
@@ -152,6 +153,29 @@ def speed(request: PlanRequest, alpha: float) -> Speed:
         else theory.walltime_factor(alpha, request.gamma, c, verify_cost=verify.value / plain.value)
     )
     return Speed(plain, verify, draft, rate, plain_rate, gain, threshold(factor), best(rows), _none_above(best))
+
+
+def step_times(request: PlanRequest) -> StepTimes:
+    """Times of forward passes near the request, for `policies.goodput`: a fit to the roofline."""
+    context, chip, rows = mean_context(request), request.place.chip, request.rows
+    grid = [
+        (count, tokens, cached)
+        for count in sorted({request.axes[DATA], rows, 2 * rows})
+        for tokens in (1, 1 + max(request.gamma, 1))
+        for cached in (context / 2, context)
+    ]
+
+    def fitted(fmt: Format, *, of_draft: bool) -> StepTime:
+        passes = [(count, 1 if of_draft else tokens, cached) for count, tokens, cached in grid]
+        seconds = [
+            pass_cost(request, rows=count, tokens=tokens, context=cached, of_draft=of_draft).band(chip, fmt).value
+            for count, tokens, cached in passes
+        ]
+        held, fed = [count * cached for count, _, cached in passes], [count * tokens for count, tokens, _ in passes]
+        return fit_step_time(held, fed, seconds)
+
+    draft = fitted(request.draft_fmt, of_draft=True) if request.draft else None
+    return StepTimes(fitted(request.fmt, of_draft=False), draft)
 
 
 def mean_context(request: PlanRequest) -> float:

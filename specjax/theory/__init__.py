@@ -12,6 +12,7 @@ from specjax.theory.acceptance import lenient_beta as lenient_beta
 from specjax.theory.acceptance import rejection_beta as rejection_beta
 from specjax.theory.batch import BestGoodput as BestGoodput
 from specjax.theory.batch import StepTime as StepTime
+from specjax.theory.batch import StepTimes as StepTimes
 from specjax.theory.batch import best_goodput as best_goodput
 from specjax.theory.batch import fit_step_time as fit_step_time
 from specjax.theory.batch import goodput as goodput

@@ -20,6 +20,17 @@ class StepTime(NamedTuple):
     constant: float
 
 
+class StepTimes(NamedTuple):
+    """Times of forward passes, for `policies.goodput(times.target, draft=times.draft)`.
+
+    Attributes:
+      target: of the target. draft: of a step of the draft; None without one.
+    """
+
+    target: StepTime
+    draft: StepTime | None
+
+
 def step_time(model: StepTime, context: Numbers, tokens: Numbers) -> Values:
     """Seconds of one pass over `tokens` new tokens of the batch, with `context` cached tokens in all rows."""
     cached, fed = within("context", context, 0), within("tokens", tokens, 0)
