@@ -175,6 +175,27 @@ def test_other_settings_are_refused(change, built, prompts, whole, tmp_path):
     assert contents(tmp_path).keys() == {jobs.MANIFEST}
 
 
+def test_lengths_that_follow_the_load_need_the_coupled_verifier(models, prompts, tmp_path):
+    """With it, other slots change the lengths and no row; without it, the job is refused before anything is written."""
+    policy = "model:policy=(goodput:target=0/1e-2/0.03,draft=0/1e-3/0.001,gamma_max=3)"
+    found = []
+    for number, (verifier, rows) in enumerate([("coupled", 2), ("coupled", 4), (None, 2)]):
+        options = {"drafter": policy, "verifier": verifier, "max_new_tokens": 6, "ignore_eos": True}
+        run = config.build(config.RunConfig(models["target"], models["draft"], **options))
+        out = tmp_path / str(number)
+        start = lambda run=run, out=out, rows=rows: jobs.run(
+            run, read_items(prompts), str(out), split=jobs.Split(shard=7, rows=rows)
+        )
+        if verifier is None:
+            with pytest.raises(ValueError, match="coupled"):
+                start()
+            assert not out.exists()
+        else:
+            assert start().finished
+            found.append(contents(out))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_after_the_batch(number, specjax_program, models, prompts, whole, tmp_path, monkeypatch):
     """The program exits with 130 and whole files; called again, it finishes."""
