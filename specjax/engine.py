@@ -134,7 +134,7 @@ class Serving:
     Attributes:
       rounds: target forward passes so far, each over all slots.
       slots: rows of a pass.
-      seconds: wall time of the loop, and of it the time that the host spent between a result and the next dispatch.
+      seconds: wall time of the loop, and processor time that its thread spent between a result and the next dispatch.
     """
 
     def __init__(self, job: Job, slots: int, stops: Sequence[tuple[str, ...]], rules: stopping.StopRules):
@@ -197,8 +197,7 @@ class Serving:
         numbers = like((rows,), np.int32)
         given = like((), np.uint32), like((rows,), np.uint32), like((rows, width), np.int32), numbers, numbers
         weights = self._job.params._replace(sampling=UNREAD, stop=UNREAD)
-        read = functools.partial(_read, **self._static())
-        return jax.eval_shape(read, weights, *given, like((), np.int32), self._known())
+        return _reading.eval_shape(weights, *given, like((), np.int32), self._known(), **self._static())
 
     def _empty(self) -> tuple[loop.GenerationState, tuple[int, ...]]:
         """A state whose slots are all free, and the axis of rows of each of its leaves.
@@ -256,7 +255,7 @@ class Serving:
         queue = deque(range(at, min(at + self._group, rows)) for at in range(0, rows, self._group))
         owner = np.full((self.slots,), FREE)
         ended: list[tuple[int, Served]] = []
-        began = free_since = time.perf_counter()
+        began, working_since = time.perf_counter(), time.thread_time()
         params = self._weights
         while True:
             changed = False
@@ -272,7 +271,7 @@ class Serving:
                 wanted = self._group - int((owner == FREE).sum()) if queue else 1
                 most = self._put((np.int32(wanted), np.int32(MOST_ROUNDS)))
                 state, rounds = chunk(params, state, *most, **job.static)
-                self.seconds["host"] += time.perf_counter() - free_since
+                self.seconds["host"] += time.thread_time() - working_since
             if ended:
                 yield ended  # while the device runs
             ended = []
@@ -281,8 +280,8 @@ class Serving:
             stop, length, tokens, totals, rounds = hosts.fetch(
                 (state.stop, state.length, state.tokens, state.totals, rounds)
             )
-            free_since = time.perf_counter()
-            self.seconds["loop"] = free_since - began
+            working_since = time.thread_time()
+            self.seconds["loop"] = time.perf_counter() - began
             self.rounds += int(rounds)
             for slot in np.flatnonzero((owner != FREE) & (stop != Stop.RUNNING)):
                 row = int(owner[slot])
@@ -313,6 +312,9 @@ def _read(params, seed, streams, prompt, length, budget, limit, known, *, model,
     """State of some rows before their first round."""
     init = loop.make_init(model, drafter, cache_len=cache_len, max_new=cache_len)
     return init(params, loop.row_keys(jax.random.key(seed), streams), prompt, length, budget, limit, known)
+
+
+_reading = jax.jit(_read, static_argnames=("model", "drafter", "cache_len"))  # never run: it keeps what was traced
 
 
 @functools.partial(programs.jit, static=("model", "drafter", "cache_len", "axes"), donate=("state",))
