@@ -61,7 +61,8 @@ class Recorded(Machine):
         return BatchRun(0.0, passes * seconds, passes, tuple(counts[: batch.real]), texts)
 
 
-@pytest.mark.parametrize("temperature", battery.others_slow(["0", "1"], ["0"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", ["0", "1"])
 def test_predictions_hold_on_prompts_that_were_not_surveyed(temperature, models, monkeypatch):
     """Of 40 draws of 16 prompts, half of which are surveyed, nearly all predictions agree with the other half within
     their errors; errors of independent rounds would not."""

@@ -56,7 +56,7 @@ def test_lookup_on_random_rows(longest, shortest):
 
 
 def test_proposals_follow_the_match_up_to_the_end_of_the_text():
-    drafter = ngram_drafter(4, 3, 1)
+    drafter = battery.jitted(ngram_drafter(4, 3, 1))
     prompt = jnp.asarray([[5, 6, 7, 8, 5, 6], [5, 6, 7, 0, 0, 0], [2, 3, 2, 3, 0, 0]], jnp.int32)
     state = drafter.init((), prompt, jnp.asarray([6, 3, 4], jnp.int32), SLOTS, None)
     draft, state = drafter.propose((), None, state, jnp.asarray([6, 7, 3], jnp.int32), None)

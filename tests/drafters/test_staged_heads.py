@@ -54,9 +54,8 @@ CASES = [
 ]
 
 GREEDY = [
-    ("medusa", "chain", "llama"), ("medusa", "tree", "t5"), ("medusa few", "sampled tree", "opt"),
-    ("medusa v2", "tree", "opt"), ("mlp", "chain", "t5"), ("mlp", "dynamic", "llama"), ("mlp tied", "tree", "opt"),
-    ("mlp tied", "sampled tree", "llama"),
+    ("medusa", "chain", "llama"), ("medusa few", "sampled tree", "opt"), ("mlp", "chain", "t5"),
+    ("mlp", "dynamic", "llama"), ("mlp tied", "tree", "opt"),
 ]  # fmt: skip
 
 
