@@ -168,6 +168,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
     assert all(0 < len(row) < 400 for row in record["tokens"])
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_alone_ends_the_others(tmp_path):
     """The second one has no prompts: it reports the file, and the first one repeats its report."""
     (tmp_path / "0").mkdir()

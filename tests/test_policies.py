@@ -118,7 +118,7 @@ def test_invalid_arguments_raise(make, name):
 # --- whole runs ----------------------------------------------------------------------------------------------------
 
 KINDS = ("heuristic-6", "threshold-4", "disco-4", "goodput-4")
-DEFAULT = [("threshold-4", "t5")]
+DEFAULT = [("threshold-4", "opt")]
 MORE = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in DEFAULT]
 
 

@@ -51,9 +51,7 @@ class Machine:
         if strategy.name in (*rank.DRAWN, *rank.COPIED):
             alpha = self.accepted(strategy.name)
             reached = tuple(round(passes * alpha**d) for d in range(strategy["gamma"] + 1))
-        return BatchRun(
-            1.0, passes * seconds, passes, (reached,), [list(range(NEW))] * len(work.batches[number].prompts)
-        )
+        return BatchRun(1.0, passes * seconds, passes, (reached,), [range(NEW)] * len(work.batches[number].prompts))
 
     def round(self, strategy) -> tuple[float, float]:
         """Tokens and seconds per round."""
@@ -205,7 +203,6 @@ def test_sweep_measures_the_gap_to_the_fastest(ask):
     assert tried.behind == pytest.approx(0.0, abs=0.02) and advice.to_dict()["behind"] == advice.behind
 
 
-@pytest.mark.slow
 def test_sweep_where_nothing_helps(ask):
     advice = ask(Machine(alpha=0.5, c=0.95, copied=0.0), sweep=True)
     assert advice.strategy == PLAIN and "Swept" in advice.reason

@@ -57,7 +57,7 @@ class Recorded(Machine):
         else:
             counts, seconds = [(NEW,)] * len(prompts), self.curve[strategy.get("gamma", 0)]
         passes = max(row[0] for row in counts)
-        texts = [[1] * sum(row) for row in counts]
+        texts = [range(sum(row)) for row in counts]
         return BatchRun(0.0, passes * seconds, passes, tuple(counts[: batch.real]), texts)
 
 

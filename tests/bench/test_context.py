@@ -34,6 +34,7 @@ def test_an_encoder_decoder_has_no_context():
         next(context.context("bundled/t5-draft", "float32", 1, 8, "plain", (64,), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
 def test_the_peer_reads_the_same_prompts(monkeypatch):

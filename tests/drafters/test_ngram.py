@@ -26,7 +26,8 @@ def found(rows: list[list[int]], longest: int = 3, shortest: int = 1) -> list[in
     for row, content in zip(tokens, rows, strict=True):
         row[: len(content)] = content
     length = jnp.asarray([len(row) for row in rows], jnp.int32)
-    follow, has = lookup(jnp.asarray(tokens), length, longest=longest, shortest=shortest)
+    find = jax.jit(lookup, static_argnames=("longest", "shortest"))
+    follow, has = jax.device_get(find(jnp.asarray(tokens), length, longest=longest, shortest=shortest))
     return [int(f) if h else None for f, h in zip(follow, has, strict=True)]
 
 

@@ -66,6 +66,7 @@ def test_no_long_row_is_sorted(drafter, temperature):
     assert sorts(drafter, temperature) == []
 
 
+@pytest.mark.slow
 def test_the_check_sees_a_sort(monkeypatch):
     """Control: without the barrier the tree's picks are merged into the selection, which is then a sort."""
     monkeypatch.setattr("specjax.drafters.token_tree.largest", lax.top_k)

@@ -133,8 +133,13 @@ def near(got, expected):
             assert np.mean(np.asarray(one) != np.asarray(other)) < 1e-3
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", ["opt-pre-norm", "llama-grouped-untied", "t5-gated-untied"])
+@pytest.mark.parametrize(
+    ("name", "stacked"),
+    battery.others_slow(
+        itertools.product(["opt-pre-norm", "llama-grouped-untied", "t5-gated-untied"], [False, True]),
+        [("opt-pre-norm", False), ("llama-grouped-untied", True), ("t5-gated-untied", True)],
+    ),
+)
 def test_weights_are_loaded_straight_into_int8(name, stacked, monkeypatch):
     whole = sj.load(GOLDEN / name, stacked=stacked)
     monkeypatch.setattr("specjax.convert.assemble.CHANNELS_BYTES", 1 << 10)  # several pieces of each

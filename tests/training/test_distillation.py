@@ -56,7 +56,7 @@ def test_samples_follow_the_joint_distribution():
     assert distributions.chi_square(counts, np.roll(joint, 1)) < distributions.ALPHA  # the test can fail
 
 
-@pytest.mark.parametrize("texts", ["student", "target", "mixed"])
+@pytest.mark.parametrize("texts", [pytest.param("student", marks=pytest.mark.slow), "target", "mixed"])
 def test_the_loss_is_the_divergence_on_the_written_tokens(texts):
     task, params = text_task(texts=texts, divergence="tv"), peaked(opt.FAMILY, CONFIG, 0)
     batch = jnp.asarray(task.batch(0))

@@ -27,7 +27,7 @@ def batch() -> Batch:
     return Batch(tokens, answer, progress=np.asarray(0.5, np.float32))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_block_is_what_a_pass_drafts(size):
     of, texts = head(size, "llama"), batch()
 

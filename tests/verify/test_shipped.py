@@ -81,7 +81,7 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-QUICK = ("block, chain, WITH", "multiround-without, tree, WITHOUT")
+QUICK = ("block, chain, WITH",)
 
 
 def p_values(tokens: np.ndarray) -> list[float]:

@@ -278,10 +278,12 @@ def p_values(tokens: np.ndarray) -> list[float]:
 SAMPLES = 50_000
 
 
+@pytest.mark.slow
 def test_shipped_code_follows_the_joint_distribution_at_mixed_temperatures():
     assert min(p_values(three_tokens(SAMPLES))) > distributions.ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", TEMPERATURES[1:])
 def test_the_sample_is_large_enough_to_detect_a_wrong_residual(temperature, monkeypatch):
     """The test distinguishes the broken verifier from the target with probability over 0.999."""
