@@ -12,6 +12,7 @@ import pytest
 
 from specjax import decoding as loop
 from specjax import drafters, policies, sampling, stopping, theory
+from specjax.base import Drafter
 from specjax.drafters import LoadedDrafter
 from specjax.model import Model
 from specjax.models import llama, opt, t5
@@ -143,6 +144,15 @@ def run(family, drafter, temperature=0.0, *, verify=token_level, **options):
     """`decoding.generate` on a batch; returns the final state. Options are those of `prepare`."""
     decode, state, static = prepare(family, drafter, temperature, **options)
     return loop.generate(decode, state, verify=verify, **static)
+
+
+def jitted(drafter: Drafter) -> Drafter:
+    """A drafter for tests that call its functions themselves: one program each, not one for each operation."""
+    return drafter._replace(
+        init=jax.jit(drafter.init, static_argnums=3),
+        propose=jax.jit(drafter.propose, static_argnums=4),
+        commit=jax.jit(drafter.commit),
+    )
 
 
 def commit_of(tokens, length, argmax=None) -> Commit:

@@ -82,8 +82,10 @@ def compiled_programs_are_bounded():
     from specjax import programs  # not before its annotations are checked
 
     if programs.memory_maps() > MAPS:
+        gc.unfreeze()
         jax.clear_caches()
         gc.collect()
+        gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -195,7 +195,7 @@ def test_a_failed_save_leaves_no_folder(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("mesh", [None, (2, 4)], ids=str)
+@pytest.mark.parametrize("mesh", [pytest.param(None, marks=pytest.mark.slow), (2, 4)], ids=str)
 def test_a_model_is_restored_with_its_tokenizer(mesh, tmp_path):
     """From one device; onto a mesh, the whole model on every device or with its rows split."""
     model = sj.load("bundled/opt-tiny")

@@ -91,7 +91,7 @@ def other(kind: str, family: str) -> drafters.LoadedDrafter:
             *itertools.product(("plain", "model-3", "tree", "cascade", "small-kv", "layer-skip"), FAMILIES),
             ("snapkv", "opt"), ("snapkv", "llama"),
         ],
-        [("model-3", "opt"), ("plain", "llama"), ("model-3", "t5"), ("tree", "llama"), ("small-kv", "opt")],
+        [("model-3", "opt"), ("plain", "llama")],
     ),
 )  # fmt: skip
 def test_a_cache_read_in_pieces_changes_no_text(monkeypatch, kind, family):
@@ -101,6 +101,7 @@ def test_a_cache_read_in_pieces_changes_no_text(monkeypatch, kind, family):
     assert texts(run(family, drafter, verify=verifier, setting=in_pieces(monkeypatch))) == expected
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_where_its_cache_is_read_in_pieces(monkeypatch):
     """Stopped before, at and after the borders of pieces, which the rows cross at different times."""
     one = dataclasses.replace(battery.target("opt"), eos=())
@@ -164,7 +165,7 @@ def exact_joint(temperature: float, family: str = "opt") -> np.ndarray:
 def sampled(drafter, family="opt", **options):
     """The final state of SAMPLED_ROWS rows of each temperature after one prompt, with greedy rows between them."""
     temperature = sampled_temperatures()
-    tokens = np.tile(battery.prompts()[4], (len(temperature), 1))
+    tokens = np.tile(battery.prompts()[4, :9], (len(temperature), 1))
     lengths = np.full((len(temperature),), 9, np.int32)
     setting = Setting(max_new=3, cache_len=24)
     state = run(family, drafter, temperature, tokens=tokens, lengths=lengths, setting=setting, **options)

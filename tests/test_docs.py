@@ -32,11 +32,11 @@ MARK = "<!-- exec -->"  # precedes a Python block that runs as it is
 # Pages that compile many programs.
 SLOW_PAGES = {
     "drafters", "custom-loop", "encoder-decoder", "flax", "long-context", "policies", "quickstart", "sampling",
-    "streaming",
+    "sharding", "streaming",
 }  # fmt: skip
 SLOW_MODULES = {
     "specjax.categorical", "specjax.drafters.bridge", "specjax.drafters.self_speculation", "specjax.models.llama",
-    "specjax.models.opt", "specjax.models.t5", "specjax.verify.block",
+    "specjax.models.opt", "specjax.models.t5", "specjax.prompts", "specjax.verify.block",
 }  # fmt: skip
 REFERENCE = {"specjax": "specjax"} | {f"specjax.{n}": n for n in ("drafters", "policies", "theory", "trees", "verify")}
 SEPARATORS = {"|", ">", "&&", ";", "<"}

@@ -86,13 +86,17 @@ def assert_equal(name: str, found: list[dict], folder: Path) -> None:
         assert 0 < expected["accepted"] < expected["drafted"]
 
 
+LATER = ("ngram", "llama", "t5", "tree")  # cases of no other kind of program than the rest: run with -m slow
+QUICK = [name for name in hosts_cases.CASES if name not in LATER]
+
+
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory) -> list[dict]:
     """Every case of the default tier on 2 processes of 2 devices."""
-    return decoded(2, 2, list(hosts_cases.CASES), tmp_path_factory.mktemp("two"))
+    return decoded(2, 2, QUICK, tmp_path_factory.mktemp("two"))
 
 
-@pytest.mark.parametrize("name", [name for name in hosts_cases.CASES if name not in ("load", "train")])
+@pytest.mark.parametrize("name", [name for name in QUICK if name not in ("load", "train")])
 def test_two_processes_give_what_one_gives(of_two, name, tmp_path):
     assert_equal(name, of_two, tmp_path)
 
@@ -115,7 +119,8 @@ def test_training_takes_the_steps_of_one_process(of_two, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("processes, devices", [(2, 2), (4, 1)])
 def test_more_models_drafters_and_processes(processes, devices, tmp_path):
-    every = hosts_cases.SLOW if processes == 2 else hosts_cases.CASES | hosts_cases.SLOW
+    later = {name: hosts_cases.CASES[name] for name in LATER}
+    every = later | hosts_cases.SLOW if processes == 2 else hosts_cases.CASES | hosts_cases.SLOW
     names = [name for name, case in every.items() if name != "train" and math.prod(case.shape) >= processes]
     found = decoded(processes, devices, names, tmp_path)
     for name in names:
@@ -163,6 +168,7 @@ def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
     assert all(0 < len(row) < 400 for row in record["tokens"])
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_alone_ends_the_others(tmp_path):
     """The second one has no prompts: it reports the file, and the first one repeats its report."""
     (tmp_path / "0").mkdir()

@@ -319,7 +319,9 @@ class Test7DroppingLooksAtNoSampledToken:
                 return True
         return False
 
-    @pytest.mark.parametrize("kind", ["plain", "model-3", "ngram-3", "threshold-4", "disco-4"])
+    @pytest.mark.parametrize(
+        "kind", ["plain", "model-3", "ngram-3", "threshold-4", pytest.param("disco-4", marks=pytest.mark.slow)]
+    )
     def test_no_drafter_does(self, kind):
         assert not self.looks_ahead([proposal(kind, seed) for seed in range(4)])
 

@@ -82,7 +82,7 @@ def held(tree) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("family", battery.others_slow(["llama", "t5"], ["t5"]))
 def test_the_parts_are_those_of_the_arrays(family):
     target, draft = battery.target(family), battery.draft(family)
     drafter = drafters.model(draft, gamma=3)
@@ -96,6 +96,7 @@ def test_the_parts_are_those_of_the_arrays(family):
     assert need.peak == max(need.loading, need.prefill, need.decoding) > parts
 
 
+@pytest.mark.slow
 def test_a_self_drafter_has_no_weights_of_its_own():
     target = battery.target("llama")
     assert sj.memory(target, drafters.small_kv(target, gamma=2, budget=12), prompt=5, new=5).draft == 0

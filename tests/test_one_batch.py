@@ -41,7 +41,7 @@ def mixed(kind: str) -> list[np.ndarray]:
     return [new[index :: len(CHOICES)] for index in range(len(CHOICES))]
 
 
-@pytest.fixture(scope="module", params=battery.others_slow(KINDS, ["model-2"]))
+@pytest.fixture(scope="module", params=battery.others_slow(KINDS, ["ngram-2"]))
 def batch(request):
     return mixed(request.param)
 

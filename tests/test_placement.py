@@ -129,7 +129,8 @@ def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
     assert stream.result().tokens == expected.tokens
 
 
-@pytest.mark.parametrize("temperature", battery.others_slow([0.0, 0.8], [0.8]))
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_bundled_model_of_five_heads_on_every_device(temperature, capsys):
     """`specjax generate --mesh 2x4` prints the text of one device."""
     words = [

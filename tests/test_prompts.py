@@ -64,8 +64,12 @@ def drafter_of(kind: str, target: sj.Model) -> LoadedDrafter:
     return drafters.plain()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["plain", "model", "small_kv", "heads"])
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    battery.others_slow(
+        itertools.product(["plain", "model", "small_kv", "heads"], [0.0, 1.0]), [("model", 1.0), ("heads", 0.0)]
+    ),
+)
 def test_a_request_with_a_prefix_is_that_of_the_whole_prompts(kind, temperature):
     target = model("llama")
     ids = np.random.default_rng(3).integers(1, battery.VOCAB, 30).tolist()

@@ -51,9 +51,7 @@ class Machine:
         if strategy.name in (*rank.DRAWN, *rank.COPIED):
             alpha = self.accepted(strategy.name)
             reached = tuple(round(passes * alpha**d) for d in range(strategy["gamma"] + 1))
-        return BatchRun(
-            1.0, passes * seconds, passes, (reached,), [list(range(NEW))] * len(work.batches[number].prompts)
-        )
+        return BatchRun(1.0, passes * seconds, passes, (reached,), [range(NEW)] * len(work.batches[number].prompts))
 
     def round(self, strategy) -> tuple[float, float]:
         """Tokens and seconds per round."""

@@ -3,6 +3,7 @@
 import pytest
 
 from specjax.bench import context, peer
+from tests import battery
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def test_a_batch_of_unequal_prompts_is_compared_with_its_parts():
     assert rows[-1]["time_of_parts"] > 0
 
 
-@pytest.mark.parametrize("drafter", context.DRAFTERS)
+@pytest.mark.parametrize("drafter", battery.others_slow(context.DRAFTERS, ["small-kv:gamma=4,budget=64"]))
 def test_the_round_is_timed_for_each_size_of_the_cache(drafter):
     rows = list(context.context("bundled/opt-tiny", "float32", 2, 8, drafter, (32, 64), 2))
     assert [row["cache_len"] for row in rows] == [32, 64]
@@ -33,6 +34,7 @@ def test_an_encoder_decoder_has_no_context():
         next(context.context("bundled/t5-draft", "float32", 1, 8, "plain", (64,), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
 def test_the_peer_reads_the_same_prompts(monkeypatch):

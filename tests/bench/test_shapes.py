@@ -143,7 +143,7 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("drafter", battery.others_slow(MEASURED, [CASCADE]))
+@pytest.mark.parametrize("drafter", battery.others_slow(MEASURED, ["tree:3x2"]))
 def test_a_row_has_costs_and_speeds(tiny, drafter):
     done = []
     one = run(drafter, rows=2, inner_alpha=0.5)

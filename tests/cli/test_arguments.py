@@ -105,6 +105,7 @@ def test_settings_are_checked_before_a_model_is_loaded(args, option, refused):
     refused("generate", "hi", *args, name=option)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_output_file(models, tmp_path):
     options = f"--target {models['target']} --drafter plain --max-new-tokens 20 --output out.json"
     ran = program(f'$S generate "Once upon a time" {options} >/dev/full', tmp_path)

@@ -249,11 +249,12 @@ def test_main_raises_errors_of_bad_input(models, monkeypatch):
 
 
 def test_temperatures_are_one_for_each_prompt(specjax_program, base):
-    args = [*base, "Once", "upon", "--json"]
+    bias = ["--json", "--logit-bias", "15=-inf"]  # whose programs other tests compile: two sampled rows, a greedy one
+    args = [*base, "Once", "upon", *bias]
     mixed = json.loads(specjax_program(*args, "--temperature", "0", "0.7").out)
-    cold = json.loads(specjax_program(*args, "--temperature", "0").out)
+    cold = [json.loads(specjax_program(*base, prompt, *bias).out)["tokens"][0] for prompt in ("Once", "upon")]
     assert mixed["settings"]["temperature"] == [0, 0.7]
-    assert mixed["tokens"][0] == cold["tokens"][0] and mixed["tokens"][1] != cold["tokens"][1]
+    assert mixed["tokens"][0] == cold[0] and mixed["tokens"][1] != cold[1]
     assert "temperature" in specjax_program(*args, "--temperature", "0", "1", "2").err
 
 

@@ -189,6 +189,7 @@ def test_ctrl_c_while_loading_or_compiling_is_one_line(module, name, specjax_pro
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_time_before_the_text_is_one_line(models):
     """While jax is imported, which crashes when it is cut short, and while programs compile, in threads that go on."""
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]

@@ -71,7 +71,7 @@ def test_size_from_a_cost_curve(specjax_program):
     assert hopeless.code == 0 and "no tree is faster" in hopeless.out
 
 
-@pytest.mark.parametrize("accept", [[], ["--accept", "0.6,0.2"]])
+@pytest.mark.parametrize("accept", [pytest.param([], marks=pytest.mark.slow), ["--accept", "0.6,0.2"]])
 def test_figures(accept, specjax_program, tmp_path):
     svg, again, png = tmp_path / "a.svg", tmp_path / "b.svg", tmp_path / "a.png"
     for path in (svg, again, png):

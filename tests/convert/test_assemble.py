@@ -16,6 +16,7 @@ from specjax.convert.assemble import copy_into, leaves
 from specjax.convert.sources import StoredTensor, TensorSource
 from specjax.models.cpu import CPUProducts
 from specjax.models.format import Format
+from tests import battery
 from tests.convert.writers import GOLDEN, NAMES, WRITERS, config_of, names_of, tensors_of
 
 FORMATS = {
@@ -85,7 +86,7 @@ def test_loading_in_every_layout(name, fmt):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", battery.others_slow(NAMES, NAMES[::3]))
 def test_loading_from_every_file_format(name, writer, rewrite):
     fmt = FORMATS["stacked"]
     expected = params_by_hand(name, fmt)
@@ -93,7 +94,7 @@ def test_loading_from_every_file_format(name, writer, rewrite):
         assert_same(load_params(source, names_of(config_of(name)), abstract(expected), fmt=fmt), expected)
 
 
-@pytest.mark.parametrize("shard_bytes", [10**9, 20_000])
+@pytest.mark.parametrize("shard_bytes", battery.others_slow([10**9, 20_000], [20_000]))
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
 @pytest.mark.parametrize("name", NAMES)
 def test_saving_gives_back_the_published_names_and_values(name, fmt, shard_bytes, tmp_path):

@@ -66,7 +66,7 @@ def test_bfloat16_weights_are_near_but_show(name):
     assert TOLERANCE < load(GOLDEN / name, name, Format(dtype="bfloat16", products=CPUProducts())).fault() < 0.1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", battery.others_slow(NAMES, NAMES[::3]))
 def test_every_parameter_matters(name):
     """The other control: a change of any one parameter shows, so none is ignored or mistaken for another.
 
@@ -82,7 +82,12 @@ def test_every_parameter_matters(name):
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("name", ["opt-post-norm-projected", "t5-gated-untied", "llama-grouped-untied"])
+@pytest.mark.parametrize(
+    "name",
+    battery.others_slow(
+        ["opt-post-norm-projected", "t5-gated-untied", "llama-grouped-untied"], ["opt-post-norm-projected"]
+    ),
+)
 def test_golden_logits_from_every_file_format(name, writer, rewrite):
     assert load(rewrite(name, writer), name, FORMATS["stacked"]).fault() <= TOLERANCE
 

@@ -96,6 +96,7 @@ def test_an_id_is_downloaded_once_and_only_what_is_read(hub, tmp_path):
     assert again.returncode == 0 and hub.requested == []  # from the cache, without the network
 
 
+@pytest.mark.slow
 def test_an_id_that_the_hub_does_not_have_is_one_line(hub, tmp_path):
     ran = generate(hub.url, tmp_path, "some-one/else")
     assert ran.returncode == 2 and ran.stdout == ""
@@ -108,6 +109,7 @@ def test_a_file_that_the_hub_denies_is_one_line(hub, tmp_path):
     assert ran.returncode == 2 and ran.stderr.count("\n") == 1 and "was not downloaded" in ran.stderr, ran.stderr
 
 
+@pytest.mark.slow
 def test_an_id_without_weights_raises_before_any_download(hub, tmp_path):
     for name in ("model.safetensors", "pytorch_model.bin"):
         del hub.files[name]

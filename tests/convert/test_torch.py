@@ -141,8 +141,15 @@ def test_transformers_loads_what_is_saved(name, shard_bytes, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("entries", [{}, {"tie_word_embeddings": False}], ids=["scaled", "unscaled"])
-@pytest.mark.parametrize("kind", ["relu", "gated-gelu"])
+@pytest.mark.parametrize(
+    ("kind", "entries"),
+    [
+        pytest.param("relu", {}, id="relu-scaled"),
+        pytest.param("gated-gelu", {"tie_word_embeddings": False}, id="gated-gelu-unscaled"),
+        pytest.param("relu", {"tie_word_embeddings": False}, id="relu-unscaled", marks=pytest.mark.slow),
+        pytest.param("gated-gelu", {}, id="gated-gelu-scaled", marks=pytest.mark.slow),
+    ],
+)
 def test_a_t5_that_transformers_makes_and_saves(kind, entries, tmp_path):
     """As it is made, nothing untied by hand: transformers 5 ties every head, and reads of a configuration that says
     otherwise, as those of v1.1 and Flan do, that the head is not scaled."""

@@ -32,9 +32,7 @@ KINDS = {
     "three streams, buckets": {"tree": trees.chain(GAMMA), "capture": STREAMS, "buckets": (0, GAMMA)},
 }
 VERIFIERS = {"last feature, tree": "deterministic", "three streams, tree": "deterministic"}
-DEFAULT = [
-    ("last feature, tree", "t5"), ("three streams, buckets", "opt"),
-]  # fmt: skip
+DEFAULT = [("last feature, tree", "t5")]
 
 
 @functools.cache

@@ -103,7 +103,7 @@ def test_every_window_node_reads_one_text_and_columns_are_its_ngrams(family):
 
 
 def test_a_row_that_has_stopped_keeps_its_window_and_its_pool():
-    drafter = lookahead_of(3, 3, 2).drafter
+    drafter = battery.jitted(lookahead_of(3, 3, 2).drafter)
     prompt = jnp.asarray(battery.prompts()[:2])
     state = drafter.init((), prompt, jnp.asarray([9, 9]), 24, None)
     _, state = drafter.propose((), None, state, prompt[:, 8], None)
@@ -172,7 +172,7 @@ def test_the_prompt_seeds_the_pool_and_only_the_prompt():
 
 def test_guesses_are_the_ngrams_of_the_pending_token_alone():
     """A bucket shared with another token is no guess."""
-    drafter = lookahead_drafter(2, 3, 2, buckets=4)
+    drafter = battery.jitted(lookahead_drafter(2, 3, 2, buckets=4))
     prompt = jnp.asarray([[1, 7, 8, 5, 9, 2, 1, 3, 4, 1]], jnp.int32)  # 1 and 5 and 9 share a bucket of two places
     state = drafter.init((), prompt, jnp.asarray([10]), 8, None)
     draft, _ = drafter.propose((), None, state, jnp.asarray([1]), None)
@@ -222,6 +222,7 @@ def test_rows_are_independent():
     drafting.rows_are_independent("opt", lookahead_of(), "deterministic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", slow("llama"), slow("t5")])
 def test_a_full_cache_stops_at_the_same_token(family):
     drafting.a_full_cache_stops_at_the_same_token(family, lookahead_of(), "deterministic")

@@ -26,7 +26,8 @@ def found(rows: list[list[int]], longest: int = 3, shortest: int = 1) -> list[in
     for row, content in zip(tokens, rows, strict=True):
         row[: len(content)] = content
     length = jnp.asarray([len(row) for row in rows], jnp.int32)
-    follow, has = lookup(jnp.asarray(tokens), length, longest=longest, shortest=shortest)
+    find = jax.jit(lookup, static_argnames=("longest", "shortest"))
+    follow, has = jax.device_get(find(jnp.asarray(tokens), length, longest=longest, shortest=shortest))
     return [int(f) if h else None for f, h in zip(follow, has, strict=True)]
 
 
@@ -56,7 +57,7 @@ def test_lookup_on_random_rows(longest, shortest):
 
 
 def test_proposals_follow_the_match_up_to_the_end_of_the_text():
-    drafter = ngram_drafter(4, 3, 1)
+    drafter = battery.jitted(ngram_drafter(4, 3, 1))
     prompt = jnp.asarray([[5, 6, 7, 8, 5, 6], [5, 6, 7, 0, 0, 0], [2, 3, 2, 3, 0, 0]], jnp.int32)
     state = drafter.init((), prompt, jnp.asarray([6, 3, 4], jnp.int32), SLOTS, None)
     draft, state = drafter.propose((), None, state, jnp.asarray([6, 7, 3], jnp.int32), None)

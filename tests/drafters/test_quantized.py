@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_rounded_weights(name, fmt):
     weights = quantize.quantized(built.params, fmt=fmt)
     tokens = jnp.asarray(small.tokens(3, 2, 9))
     module, _ = small.CONFIGS[name]
-    got = module.score(weights, built.config, fmt.quantized(), tokens)
+    got = jax.jit(module.score, static_argnums=(1, 2))(weights, built.config, fmt.quantized(), tokens)
 
     def spelled(path, node):
         if isinstance(node, dict) and "scale" in node and ("kernel" in node or "table" in node):

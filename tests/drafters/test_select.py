@@ -66,16 +66,21 @@ def test_observed_queries_are_the_models_own(family, monkeypatch):
     whole = module.attend
 
     def spy(q, kv, visible, **more):
-        seen.append(np.asarray(q * more["scale"]))
+        seen.append(q * more["scale"])
         return whole(q, kv, visible, **more)
 
     tokens = battery.prompts()[:4, :12]
     monkeypatch.setattr(module, "attend", spy)
-    with jax.disable_jit():
-        read = model.lm.prefill(model.params, jnp.asarray(tokens), jnp.full((4,), 13), 20)
-        prompt, seen = seen, []
-        before = jax.tree.map(np.asarray, read.cache.layers)
-        got = model.family.observer(model.config, model.fmt)(model.params, jnp.asarray(tokens[:, 7:]), read.cache)
+
+    @jax.jit
+    def read_prompt(params):
+        read = model.lm.prefill(params, jnp.asarray(tokens), jnp.full((4,), 13), 20)
+        return read, list(seen)
+
+    read, prompt = read_prompt(model.params)
+    before = jax.tree.map(np.asarray, read.cache.layers)
+    observe = jax.jit(model.family.observer(model.config, model.fmt))
+    got = observe(model.params, jnp.asarray(tokens[:, 7:]), read.cache)
     assert len(got) == len(prompt) == 2
     for ours, theirs in zip(got, prompt, strict=True):
         np.testing.assert_allclose(ours, theirs[:, 7:12], atol=1e-4)

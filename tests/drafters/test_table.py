@@ -227,6 +227,7 @@ def p_value(made: drafters.LoadedDrafter, family: str = "opt") -> float:
     return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
+@pytest.mark.slow
 def test_sampled_rows_follow_the_joint_distribution():
     assert p_value(table_of("opt", 2)) > distributions.ALPHA
 

@@ -83,7 +83,7 @@ def test_any_ragged_schedule_equals_scoring(name, layout):
         assert np.asarray(cache.length).tolist() == [len(row) for row in held]
 
 
-@pytest.mark.parametrize("name, layout", others_slow(CASES, [("llama-tied", "separate"), ("opt-350m", "stacked")]))
+@pytest.mark.parametrize("name, layout", others_slow(CASES, [("opt-350m", "stacked")]))
 def test_random_trees_equal_one_path_at_a_time_and_their_paths_are_kept(name, layout):
     built = small.build(name, LAYOUTS[layout])
     rng = np.random.default_rng(len(name) + len(layout))
@@ -209,7 +209,7 @@ def test_min_rows_pads_without_changing_a_number():
     "name, dtype, bound",
     others_slow(
         [("opt", "bfloat16", 0.04), ("llama", "bfloat16", 0.04), ("llama-tied", "float16", 0.005)],
-        [("llama-tied", "float16", 0.005), ("opt", "bfloat16", 0.04)],
+        [("llama-tied", "float16", 0.005)],
     ),
 )
 def test_half_precision_runs_the_same_code_within_a_bound(name, dtype, bound):
@@ -271,7 +271,7 @@ def compiled_loop(name: str, fmt: Format, rows: int, width: int = 1, *, path: bo
     "name, dtype",
     others_slow(
         [*itertools.product(["opt", "llama"], ["float32", "bfloat16"]), ("opt-350m", "bfloat16")],
-        [("llama", "float32"), ("opt-350m", "bfloat16")],
+        [("opt-350m", "bfloat16")],
     ),
 )
 def test_the_loop_copies_no_cache_and_converts_no_weight(name, dtype, rows, width, path):

@@ -335,7 +335,7 @@ BESIDE = {
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("layout", BESIDE)
+@pytest.mark.parametrize("layout", battery.others_slow(BESIDE, ["yarn", "llama3", "a window", "both layouts"]))
 def test_logits_equal_transformers_in_older_layouts(layout, tmp_path):
     """Both read the same config.json, from the file."""
     import torch

@@ -68,14 +68,15 @@ def test_transfers_between_slices_are_counted():
     assert across and all(one["bytes"] <= 1024 for one in across)
 
 
-def test_a_plan_is_compiled_once():
+@pytest.mark.parametrize("draft", [None, pytest.param("bundled/opt-tiny", marks=pytest.mark.slow)])
+def test_a_plan_is_compiled_once(draft):
     """A small model on eight chips, with its prompt; a second plan reads the first one's results."""
     options = {"topology": "v5e-8", "rows": 8, "prompt_tokens": 20, "max_new_tokens": 20, "mesh": "2x4"}
-    first = plan("bundled/opt-target", "bundled/opt-tiny", **options)
+    first = plan("bundled/opt-target", draft, **options)
     assert first.fits and first.temporaries is not None
     assert first.needed == pytest.approx(sum(first.groups.values()) + first.temporaries, rel=0.5)
     # One sum in each layer, after `down`: the five heads do not divide, so attention is whole. Others are of flags.
     sums = [one for one in first.collectives if one["kind"] == "all-reduce" and one["loops"] == 2]
     assert [one["devices"] for one in sums if one["bytes"] > 1024] == [4]
-    again = plan("bundled/opt-target", "bundled/opt-tiny", **options)
+    again = plan("bundled/opt-target", draft, **options)
     assert again == first

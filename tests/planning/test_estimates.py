@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specjax.cli import plan as command
-from specjax.planning import Plan, PlanRequest, chips, plan, program, roofline, search
+from specjax.planning import Plan, PlanRequest, chips, plan, planner, program, roofline, search
 from specjax.planning.request import shape_named
 
 LLAMA_70B = PlanRequest("llama-3-70b", None, "v6e-8", mesh=(1, 8), rows=64, prompt_tokens=1000, max_new_tokens=1000)
@@ -84,7 +84,12 @@ def test_the_mesh_fits_models_with_fewer_heads_than_chips(target, topology, expe
 def test_what_does_not_fit_names_what_does(monkeypatch, capsys):
     """No compiler is needed where the weights alone are larger than the chips."""
     monkeypatch.setattr("specjax.planning.planner.compile_request", None)
-    found = plan("llama-3-70b", "llama-3.2-1b", topology="v5e-8", rows=8)
+    plans, real = [], planner.plan
+    monkeypatch.setattr(planner, "plan", lambda *models, **given: plans.append(real(*models, **given)) or plans[0])
+    words = ["--target", "llama-3-70b", "--draft", "llama-3.2-1b", "--topology", "v5e-8", "--rows", "8", "--json"]
+    assert command.main(words) == 1
+    assert '"fits": false' in capsys.readouterr().out
+    (found,) = plans
     assert isinstance(found, Plan) and not found.fits and found.needed > found.memory
     assert {"int8", "slice"} <= found.alternatives.keys()
     for other in found.alternatives.values():
@@ -92,9 +97,6 @@ def test_what_does_not_fit_names_what_does(monkeypatch, capsys):
     assert found.alternatives["slice"].topology == "v5e:4x4"
     lines = "\n".join(command.report(found))
     assert "does not fit" in lines and "v5e:4x4" in lines
-    words = ["--target", "llama-3-70b", "--topology", "v5e-8", "--json"]
-    assert command.main(words) == 1
-    assert '"fits": false' in capsys.readouterr().out
 
 
 def test_rows_that_fit_are_the_most():

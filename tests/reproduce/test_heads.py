@@ -39,13 +39,19 @@ def test_ranks_are_those_of_the_heads_at_every_place_of_the_text():
     prompts = tasks.prompts_for(target, "story", [*map(tasks.Item, other_texts("story"))][: SETUP.batch])
     out = sj.generate(target, prompts, temperature=0.0, max_new_tokens=SETUP.max_new_tokens, ignore_eos=True)
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+
+    @jax.jit
+    def scored(params, own, ends, tokens):
+        """Logits of both levels behind a text."""
+        features = target.family.module(params, target.config, target.fmt).read(tokens, ()).features
+        return [head.module(own).logits(level, ends, features) for level in range(2)]
+
     hits, tried = np.zeros((2, heads.RANKS)), np.zeros((2, 1))
     for prompt, text in zip(prompts, out.tokens, strict=True):
         start = target.text.encode(prompt)
         tokens = jnp.asarray([[*start, *text]])
-        features = target.family.module(target.params, target.config, target.fmt).read(tokens, ()).features
-        for level in range(2):
-            best = np.argsort(-np.asarray(head.module(head.params).logits(level, ends, features))[0], kind="stable")
+        for level, logits in enumerate(scored(target.params, head.params, ends, tokens)):
+            best = np.argsort(-np.asarray(logits)[0], kind="stable")
             for place in range(len(text) - level):
                 drafted = best[len(start) - 2 + place, : heads.RANKS]
                 hits[level] += drafted == text[place + level]

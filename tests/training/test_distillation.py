@@ -29,6 +29,13 @@ def teacher(family, config) -> sj.Model:
     return sj.Model("teacher", family, config, lm.FORMAT, peaked(family, config, 1))
 
 
+def sampled(family, config, params, *read, new: int, seed: int = 0):
+    """Tokens that a model writes after prompts."""
+    model = family.language_model(config, lm.FORMAT)
+    write = jax.jit(lambda params, *read: rollout.sample(model, params, *read, new, jax.random.key(seed)))
+    return write(params, *map(jnp.asarray, read))
+
+
 def text_task(**how):
     return tasks.text_task(
         CONFIG, PACKED, PACKED, rows=4, length=8, evaluations=1, teacher=teacher(opt.FAMILY, CONFIG),
@@ -39,11 +46,9 @@ def text_task(**how):
 def test_samples_follow_the_joint_distribution():
     params, rows = peaked(opt.FAMILY, CONFIG, 0), 4000
     prompt = np.tile(np.array([[3, 4]], np.int32), (rows, 1))
-    model = opt.FAMILY.language_model(CONFIG, lm.FORMAT)
-    length = jnp.full((rows,), 2, jnp.int32)
-    found = np.asarray(rollout.sample(model, params, jnp.asarray(prompt), length, 2, jax.random.key(0)))
+    found = np.asarray(sampled(opt.FAMILY, CONFIG, params, prompt, np.full((rows,), 2, np.int32), new=2))
     after = np.array([[3, 4, token] for token in range(11)], np.int32)
-    logits = opt.FAMILY.score(params, CONFIG, lm.FORMAT, jnp.asarray(after))
+    logits = jax.jit(lambda p: opt.FAMILY.score(p, CONFIG, lm.FORMAT, jnp.asarray(after)))(params)
     p = np.asarray(jax.nn.softmax(logits), np.float64)
     joint = (p[0, 1][:, None] * p[:, 2]).ravel()
     counts = np.bincount(found[:, 0] * 11 + found[:, 1], minlength=121)
@@ -51,22 +56,22 @@ def test_samples_follow_the_joint_distribution():
     assert distributions.chi_square(counts, np.roll(joint, 1)) < distributions.ALPHA  # the test can fail
 
 
-@pytest.mark.parametrize("texts", ["student", "target", "mixed"])
+@pytest.mark.parametrize("texts", [pytest.param("student", marks=pytest.mark.slow), "target", "mixed"])
 def test_the_loss_is_the_divergence_on_the_written_tokens(texts):
     task, params = text_task(texts=texts, divergence="tv"), peaked(opt.FAMILY, CONFIG, 0)
     batch = jnp.asarray(task.batch(0))
     writer = params if texts != "target" else task.fixed
-    model = opt.FAMILY.language_model(CONFIG, lm.FORMAT)
-    new = rollout.sample(model, writer, batch[:, :2], jnp.full((4,), 2, jnp.int32), 7, jax.random.key(2))
+    new = sampled(opt.FAMILY, CONFIG, writer, batch[:, :2], np.full((4,), 2, np.int32), new=7, seed=2)
     whole = jnp.concatenate([batch[:, :2], new], 1)
     mask = np.broadcast_to(np.arange(8) >= 1, (4, 8))
     if texts == "mixed":
         own = np.arange(4)[:, None] % 2 == 0
         whole, mask = jnp.where(own, whole, batch), np.where(own, mask, True)
-    score = lambda p: jax.nn.log_softmax(opt.FAMILY.score(p, CONFIG, lm.FORMAT, whole[:, :-1]))
+    score = jax.jit(lambda p: jax.nn.log_softmax(opt.FAMILY.score(p, CONFIG, lm.FORMAT, whole[:, :-1])))
     log_p, log_q = score(task.fixed), score(params)
     expected = (1 - losses.accepted(log_p, log_q))[mask].mean()
-    np.testing.assert_allclose(task.loss(params, task.fixed, batch, jax.random.key(2))[0], expected, rtol=1e-5)
+    value, _ = jax.jit(task.loss)(params, task.fixed, batch, jax.random.key(2))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
 def test_written_outputs_of_t5_end_with_their_first_end_token():
@@ -74,15 +79,15 @@ def test_written_outputs_of_t5_end_with_their_first_end_token():
         T5, PAIRS, PAIRS, tokens=24, teacher=teacher(t5.FAMILY, T5), how=Distillation(texts="student", divergence="tv")
     )
     params, batch = t5.FAMILY.init(jax.random.key(0), T5, lm.FORMAT), jax.tree.map(jnp.asarray, task.batch(0))
-    model = t5.FAMILY.language_model(T5, lm.FORMAT)
-    new = np.asarray(rollout.sample(model, params, batch.source, batch.length, 6, jax.random.key(2)))
+    new = np.asarray(sampled(t5.FAMILY, T5, params, batch.source, batch.length, new=6, seed=2))
     mask = np.array([[1 not in row[:place].tolist() for place in range(6)] for row in new])
     assert not mask.all()
     inputs = jnp.pad(jnp.where(mask, new, 0), ((0, 0), (1, 0)))[:, :-1]
-    score = lambda p: t5.FAMILY.score(p, T5, lm.FORMAT, batch.source, inputs, encoder_length=batch.length)
+    score = jax.jit(lambda p: t5.FAMILY.score(p, T5, lm.FORMAT, batch.source, inputs, encoder_length=batch.length))
     log_p, log_q = (jax.nn.log_softmax(score(p)) for p in (task.fixed, params))
     expected = (1 - losses.accepted(log_p, log_q))[mask].mean()
-    np.testing.assert_allclose(task.loss(params, task.fixed, batch, jax.random.key(2))[0], expected, rtol=1e-5)
+    value, _ = jax.jit(task.loss)(params, task.fixed, batch, jax.random.key(2))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Training of EAGLE heads: what is trained is what drafts, and a run is resumable."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -39,34 +40,47 @@ def batch(rows: int = 3) -> Batch:
     return Batch(tokens, answer)
 
 
+@functools.cache
+def trained(kind: str) -> list:
+    """Steps of the head unrolled over the batch, as training computes them."""
+    of = head(kind)
+    run = lambda params, fixed: eagle.run(of, params, fixed, batch(), Unrolling(steps=STEPS), None)[0]
+    return jax.device_get(jax.jit(run)(of.params, of.target.params))
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_step_at_an_anchor_is_what_drafting_computes(kind):
     """The head reads the true pairs up to the anchor, then the tokens of the text as if it had drafted them."""
-    of, text = head(kind), batch().tokens
+    of, text = head(kind), jnp.asarray(batch().tokens)
     target = of.target
-    steps, _, _ = eagle.run(of, of.params, target.params, batch(), Unrolling(steps=STEPS), None)
+    steps = trained(kind)
     own = writer(of, 1)
     lm = target.variant(capture=of.config.taps)
     loaded = sj.drafters.head(of, gamma=2)
-    for anchor in (0, 2, 4):
-        prompt = jnp.asarray(text[:, : anchor + 2])
-        length = jnp.full((len(text),), anchor + 2, jnp.int32)
-        read = lm.prefill(target.params, prompt, length, TEXT + 4)
-        memory = own.init(loaded.params, prompt, length, TEXT + 4, read)
-        logits, memory = own.root(loaded.params, memory, read.pending)
-        cache = memory.cache
+
+    @jax.jit
+    def drafted(params, own_params, length, fed):
+        read = lm.prefill(params, text, length, 2 * TEXT)
+        memory = own.init(own_params, text, length, 2 * TEXT, read)
+        logits, memory = own.root(own_params, memory, read.pending)
+        cache, found = memory.cache, []
         for step in range(STEPS):
-            expected = logits if of.draft_tokens is None else logits[:, of.draft_tokens]
-            found = steps[step].log_q[:, anchor]
-            np.testing.assert_allclose(found, jax.nn.log_softmax(expected), atol=2e-5)
-            fed = jnp.asarray(text[:, anchor + 2 + step])[:, None]
-            out, cache = own.lm.extend(loaded.params, fed, cache, np.ones((1, 1), bool), np.zeros((1,), np.int32))
+            found.append(jax.nn.log_softmax(logits if of.draft_tokens is None else logits[:, of.draft_tokens]))
+            tokens = fed[:, step, None]
+            out, cache = own.lm.extend(own_params, tokens, cache, np.ones((1, 1), bool), np.zeros((1,), np.int32))
             logits, cache = out.logits[:, 0], own.lm.keep(cache, None, jnp.ones_like(length))
+        return found
+
+    for anchor in (0, 2, 4):
+        length = jnp.full((len(text),), anchor + 2, jnp.int32)
+        fed = text[:, anchor + 2 : anchor + 2 + STEPS]
+        for step, expected in enumerate(drafted(target.params, loaded.params, length, fed)):
+            np.testing.assert_allclose(steps[step].log_q[:, anchor], expected, atol=2e-5)
 
 
 def test_masks_select_the_answers_tokens_and_known_tokens():
     of, given = head("eagle3"), batch()
-    steps, _, _ = eagle.run(of, of.params, of.target.params, given, Unrolling(steps=STEPS), None)
+    steps = trained("eagle3")
     logits = np.asarray(of.target.score(given.tokens))
     for number, step in enumerate(steps):
         for row in range(3):
@@ -79,7 +93,7 @@ def test_masks_select_the_answers_tokens_and_known_tokens():
 
 def test_overlap_and_match_are_those_of_the_whole_distributions():
     of, given = head("eagle3"), batch()
-    steps, _, _ = eagle.run(of, of.params, of.target.params, given, Unrolling(steps=1), None)
+    steps = trained("eagle3")
     p = np.asarray(jax.nn.softmax(of.target.score(given.tokens)))[:, 1:]
     q = np.zeros_like(p)
     q[..., TOKENS] = np.exp(np.asarray(steps[0].log_q))

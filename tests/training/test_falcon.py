@@ -1,6 +1,7 @@
 """Training of Falcon heads: what is trained is what drafts, and what a glance gives away."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,17 @@ def batch() -> Batch:
     return Batch(tokens, answer, progress=np.asarray(0.5, np.float32))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_block_is_what_a_pass_drafts(size):
     of, texts = head(size, "llama"), batch()
-    seen, ends = read_target(of, of.target.params, texts)
-    rows = falcon.rows_of(of, seen, texts)
-    _, logits = falcon.drafted(of, of.params, ends, rows.tokens, rows.given)
-    features = np.asarray(seen.features)
+
+    @jax.jit
+    def computed(params, fixed):
+        seen, ends = read_target(of, fixed, texts)
+        rows = falcon.rows_of(of, seen, texts)
+        return rows, falcon.drafted(of, params, ends, rows.tokens, rows.given)[1], seen.features
+
+    rows, logits, features = jax.device_get(computed(of.params, of.target.params))
     for last in (size - 1, 2 * size - 1, 3 * size - 1):  # row of a block
         for row in range(3):
             text = texts.tokens[row, : last + 2].tolist()
@@ -75,19 +80,25 @@ def test_the_loss_is_that_of_the_second_pass(monkeypatch):
     of, how = head(2, "llama"), dataclasses.replace(Glancing(), noise=0.0)
     swap = jnp.asarray(np.arange(TEXT - 1)[None] % 4 == 0) & jnp.ones((3, 1), bool)
     monkeypatch.setattr(falcon, "glanced", lambda *args: swap)
-    seen, ends = read_target(of, of.target.params, batch())
-    rows = falcon.rows_of(of, seen, batch())
-    tokens = jnp.where(swap, rows.goal_tokens, rows.tokens)
-    given = jnp.where(swap[..., None], rows.goal, rows.given)
-    out, logits = jax.device_get(falcon.drafted(of, of.params, ends, tokens, given))
+
+    @jax.jit
+    def computed(params, fixed):
+        seen, ends = read_target(of, fixed, batch())
+        rows = falcon.rows_of(of, seen, batch())
+        tokens = jnp.where(swap, rows.goal_tokens, rows.tokens)
+        given = jnp.where(swap[..., None], rows.goal, rows.given)
+        return rows, falcon.drafted(of, params, ends, tokens, given)
+
+    rows, (out, logits) = jax.device_get(computed(of.params, of.target.params))
     mask = np.asarray(rows.mask)
     log_p, log_q = (np.asarray(jax.nn.log_softmax(x))[mask] for x in (rows.wanted, logits))
     apart = np.abs(out - np.asarray(rows.goal))[mask]
     wanted = (
         np.where(apart < 1, apart**2 / 2, apart - 0.5).mean() + 0.1 * (np.exp(log_p) * (log_p - log_q)).sum(-1).mean()
     )
-    value, nats = falcon.loss(of, how, of.params, of.target.params, batch(), jax.random.key(0))
+    loss, measure = (jax.jit(functools.partial(one, of, how)) for one in (falcon.loss, falcon.measure))
+    value, nats = loss(of.params, of.target.params, batch(), jax.random.key(0))
     np.testing.assert_allclose(value, wanted, rtol=1e-5)
-    found, count = falcon.measure(of, how, of.params, of.target.params, batch())
+    found, count = measure(of.params, of.target.params, batch())
     np.testing.assert_allclose(found["nats"], nats, rtol=1e-5)
     assert count == np.asarray(rows.mask)[:, ::2].sum() and 1 <= found["tokens_per_pass"] <= 3

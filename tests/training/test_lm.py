@@ -29,8 +29,18 @@ def train(folder, steps, **options):
     return lm.train(task(), recipe, folder, family="opt", config=CONFIG)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path):
-    whole = train(tmp_path / "whole", 6)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of 6 steps: its last state and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(folder, 6), folder
+
+
+def records(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_run(whole, tmp_path):
     # The schedule covers the whole run; a signal ends the first part.
     reports = []
 
@@ -42,15 +52,13 @@ def test_a_resumed_run_equals_an_uninterrupted_run(tmp_path):
     first = lm.train(task(), recipe, tmp_path / "parts", family="opt", config=CONFIG, report=interrupt)
     assert reports == [3] and int(first.step) == 3
     second = lm.train(task(), recipe, tmp_path / "parts", family="opt", config=CONFIG)
-    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(second), strict=True):
+    for one, other in zip(jax.tree.leaves(whole[0]), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-    steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [3, 6]
+    assert [record["step"] for record in records(tmp_path / "parts")] == [3, 6]
 
 
-def test_records_survive_a_crash_near_a_checkpoint(tmp_path, monkeypatch):
+def test_records_survive_a_crash_near_a_checkpoint(whole, tmp_path, monkeypatch):
     """Killed after a checkpoint and in the middle of a line: the records equal those of one run."""
-    train(tmp_path / "whole", 6)
 
     class Died(Exception):
         pass
@@ -65,9 +73,8 @@ def test_records_survive_a_crash_near_a_checkpoint(tmp_path, monkeypatch):
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as log:
         log.write('{"step": 5, "lo')
     train(tmp_path / "parts", 6)
-    read = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-    clean = lambda records: [{k: v for k, v in one.items() if k != "seconds_per_step"} for one in records]
-    assert clean(read("parts")) == clean(read("whole"))
+    clean = lambda folder: [{k: v for k, v in one.items() if k != "seconds_per_step"} for one in records(folder)]
+    assert clean(tmp_path / "parts") == clean(whole[1])
 
 
 def test_metrics_are_fetched_only_for_records(tmp_path, monkeypatch):
@@ -97,8 +104,7 @@ def test_signal_handlers_are_restored(tmp_path):
 
 def test_the_loss_decreases_and_the_export_equals_the_model(tmp_path):
     state = train(tmp_path / "run", 60, every=30)
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert records[-1]["held_out_nats"] < 0.6 * np.log(23)
+    assert records(tmp_path / "run")[-1]["held_out_nats"] < 0.6 * np.log(23)
     assert len(lm.saved(tmp_path / "run")) == lm.KEPT
     lm.export(state.params, tmp_path / "model", opt.to_published(CONFIG), dtype="float32", tokenizer=tmp_path)
     loaded = sj.load(tmp_path / "model")

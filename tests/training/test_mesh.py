@@ -13,7 +13,7 @@ from specjax.training.answers import AnswersRun
 from specjax.training.head_run import HeadRun
 from specjax.training.recipe import Recipe
 
-CONFIG = opt.OPTConfig(vocab_size=32, width=16, embed_width=16, layers=2, heads=4, mlp_width=32, max_positions=16)
+CONFIG = opt.OPTConfig(vocab_size=32, width=16, embed_width=16, layers=1, heads=4, mlp_width=32, max_positions=16)
 PACKED = np.tile(np.arange(20, dtype=np.uint16), 30)
 
 

@@ -55,21 +55,40 @@ def batch() -> Batch:
     return Batch(tokens, (at >= np.array([[2], [4], [3]])) & (at < np.array([[TEXT], [9], [11]])))
 
 
-def drafted(of: Head, read: int, steps: int) -> np.ndarray:
+@functools.partial(jax.jit, static_argnames=("kind", "steps"))
+def _drafted(params, own_params, text, length, *, kind, steps):
+    of = head(kind)
+    target, own = of.target, writer(of, steps + 1)
+    found = target.variant(capture=of.config.taps).prefill(params, text, length, TEXT + steps + 1)
+    memory = own.init(own_params, text, length, TEXT + steps + 1, found)
+    logits = own.root(own_params, memory, found.pending)[1].cache.logits
+    return jax.nn.log_softmax(logits if of.draft_tokens is None else logits[..., of.draft_tokens])
+
+
+def drafted(kind: str, read: int, steps: int) -> np.ndarray:
     """Log-probabilities [3, K, N] that the head drafts after the first `read` tokens of each text."""
-    target, own, loaded = of.target, writer(of, steps + 1), sj.drafters.head(of, gamma=steps)
-    prompt, length = jnp.asarray(batch().tokens[:, :read]), jnp.full((3,), read, jnp.int32)
-    found = target.variant(capture=of.config.taps).prefill(target.params, prompt, length, TEXT + steps + 1)
-    memory = own.init(loaded.params, prompt, length, TEXT + steps + 1, found)
-    logits = own.root(loaded.params, memory, found.pending)[1].cache.logits
-    return np.asarray(jax.nn.log_softmax(logits if of.draft_tokens is None else logits[..., of.draft_tokens]))
+    of = head(kind)
+    loaded, length = sj.drafters.head(of, gamma=steps), jnp.full((3,), read, jnp.int32)
+    text = jnp.asarray(batch().tokens)
+    return np.asarray(_drafted(of.target.params, loaded.params, text, length, kind=kind, steps=steps))
+
+
+@functools.partial(jax.jit, static_argnames="how")
+def _trained(params, fixed, key, *, how):
+    return peagle.run(head("peagle"), how, params, fixed, batch(), key)
+
+
+def trained(how: Parallel, key: jax.Array | None) -> list:
+    """The head and its target at every depth, as training computes them."""
+    of = head("peagle")
+    return jax.device_get(_trained(of.params, of.target.params, key, how=how))
 
 
 def test_a_mask_row_at_an_anchor_is_what_drafting_computes():
     of = head("peagle")
-    steps = peagle.run(of, Parallel(steps=STEPS), of.params, of.target.params, batch(), None)
+    steps = trained(Parallel(steps=STEPS), None)
     for anchor in (0, 3, 7):
-        expected = drafted(of, anchor + 2, STEPS)
+        expected = drafted("peagle", anchor + 2, STEPS)
         for depth, step in enumerate(steps):
             np.testing.assert_allclose(step.log_q[:, anchor], expected[:, depth], atol=2e-5)
             at = anchor + 2 + depth
@@ -80,9 +99,8 @@ def test_a_mask_row_at_an_anchor_is_what_drafting_computes():
 
 def test_deeper_rows_are_a_nested_sample_of_the_anchors():
     """Rows are recognized by what they compute: every one is a row of the run with all anchors."""
-    of, how = head("peagle"), Parallel(steps=4, kept=0.8, least=0.3)
-    compute = lambda key: jax.device_get(peagle.run(of, how, of.params, of.target.params, batch(), key))
-    every, some, other = compute(None), compute(jax.random.key(0)), compute(jax.random.key(1))
+    how = Parallel(steps=4, kept=0.8, least=0.3)
+    every, some, other = (trained(how, key) for key in (None, jax.random.key(0), jax.random.key(1)))
     answer, chains = batch().answer, [set(range(TEXT - 1))] * 3
     for depth in range(4):
         assert depth == 0 or some[depth].mask.shape[1] < some[depth - 1].mask.shape[1]
@@ -102,9 +120,10 @@ def test_deeper_rows_are_a_nested_sample_of_the_anchors():
 def test_the_loss_is_the_mean_over_all_rows():
     of = head("peagle")
     how = Parallel(steps=2, kept=1.0, least=1.0)
-    steps = peagle.run(of, how, of.params, of.target.params, batch(), jax.random.key(0))
+    steps = trained(how, jax.random.key(0))
     values = [(np.exp(s.log_p) * (s.log_p - s.log_q)).sum(-1)[np.asarray(s.mask)] for s in steps]
-    value, _ = peagle.loss(of, how, of.params, of.target.params, batch(), jax.random.key(0))
+    compute = jax.jit(lambda *args: peagle.loss(of, how, *args))
+    value, _ = compute(of.params, of.target.params, batch(), jax.random.key(0))
     np.testing.assert_allclose(value, np.concatenate(values).mean(), rtol=1e-5)
 
 
@@ -112,10 +131,11 @@ def test_the_loss_is_the_mean_over_all_rows():
 def test_a_block_is_what_drafting_computes(kind):
     of = head(kind)
     at, valid = dflash.anchors(Blocks(), batch(), None)
-    steps, labels = jax.device_get(dflash.run(of, of.params, of.target.params, batch(), at, valid))
+    compute = jax.jit(lambda *args: dflash.run(of, *args))
+    steps, labels = jax.device_get(compute(of.params, of.target.params, batch(), at, valid))
     scores = np.asarray(of.target.score(batch().tokens))[..., slice(None) if of.draft_tokens is None else TOKENS]
     for anchor in (1, 6):
-        expected = drafted(of, anchor + 1, of.config.most)
+        expected = drafted(kind, anchor + 1, of.config.most)
         for number, step in enumerate(steps):
             np.testing.assert_allclose(step.log_q[:, anchor], expected[:, number], atol=2e-5)
             place = anchor + 1 + number
@@ -143,9 +163,9 @@ def test_anchors_are_drawn_among_those_whose_next_token_is_answered():
 def test_the_loss_weighs_the_places_of_a_block():
     """Of a head with a draft vocabulary: tokens outside it have no cross-entropy."""
     of, how = head("dflash window"), Blocks(share=1.0, gamma=2.0)
-    steps, labels = jax.device_get(
-        dflash.run(of, of.params, of.target.params, batch(), *dflash.anchors(how, batch(), None))
-    )
+    at, valid = dflash.anchors(how, batch(), None)
+    run = jax.jit(lambda *args: dflash.run(of, *args))
+    steps, labels = jax.device_get(run(of.params, of.target.params, batch(), at, valid))
     place = {token: index for index, token in enumerate(TOKENS.tolist())}
     total, paced, count = 0.0, 0.0, 0
     for row in range(3):
@@ -159,6 +179,7 @@ def test_the_loss_weighs_the_places_of_a_block():
                     terms.append((value, chain))
                     total, count = total + np.exp(-number / 2.0) * value, count + 1
             paced += sum(value * sum(chain for _, chain in terms[index:]) for index, (value, _) in enumerate(terms))
-    compute = lambda how: dflash.loss(of, how, of.params, of.target.params, batch(), jax.random.key(0))[0]
+    loss = jax.jit(lambda how, *args: dflash.loss(of, how, *args)[0], static_argnums=0)
+    compute = lambda how: loss(how, of.params, of.target.params, batch(), jax.random.key(0))
     np.testing.assert_allclose(compute(how), total / count, rtol=1e-5)
     np.testing.assert_allclose(compute(dataclasses.replace(how, divergence="d-pace")), paced / count, rtol=1e-5)

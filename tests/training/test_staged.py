@@ -42,16 +42,22 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def features_of(of: Head, given: Batch, row: int) -> np.ndarray:
     """Features of one text, read alone and without padding."""
     target = of.target
-    module = target.family.module(target.params, target.config, target.fmt)
+    read = jax.jit(lambda params, *args: target.family.module(params, target.config, target.fmt).read(*args).features)
     text = jnp.asarray(given.tokens[row : row + 1])
     if not target.encoder_decoder:
-        return np.asarray(module.read(text).features[0])
+        return np.asarray(read(target.params, text)[0])
     length = int(np.asarray(given.length)[row])
     source = jnp.asarray(np.asarray(given.source)[row : row + 1, :length])
-    return np.asarray(module.read(source, jnp.asarray([length], jnp.int32), text).features[0])
+    return np.asarray(read(target.params, source, jnp.asarray([length], jnp.int32), text)[0])
 
 
-CASES = [("medusa", "llama"), ("medusa few", "opt"), ("medusa v2", "t5"), ("mlp", "t5"), ("mlp tied", "llama")]
+def trained(of: Head, how: Staged, params, given: Batch) -> list:
+    """Every stage at every position, as training computes it."""
+    run = jax.jit(lambda params, fixed: staged.run(of, how, params, fixed, given))
+    return run(params, of.target.params)
+
+
+CASES = [("medusa", "llama"), ("medusa few", "opt"), ("mlp", "t5"), ("mlp tied", "llama")]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def test_a_stage_at_a_position_is_what_drafting_computes(kind, family):
     """The independent computation of the drafting tests, at every position of the texts."""
     of, given = head(kind, family), batch(family)
     stages = min(CONFIGS[kind].most, 3)
-    found = staged.run(of, Staged(stages), of.params, of.target.params, given)
+    found = trained(of, Staged(stages), of.params, given)
     for row in range(3):
         features = features_of(of, given, row)
         for place in range(WIDTH - 1 - stages):
@@ -76,8 +82,9 @@ def test_a_stage_at_a_position_is_what_drafting_computes(kind, family):
 def test_masks_and_losses_are_those_of_the_answers_tokens(kind):
     of, given = head(kind, "opt"), batch("opt")
     how = Staged(2, decay=0.5)
-    value, nats = staged.loss(of, how, of.params, of.target.params, given, jax.random.key(0))
-    steps = staged.run(of, how, of.params, of.target.params, given)
+    loss = jax.jit(lambda how, *args: staged.loss(of, how, *args, given, jax.random.key(0)), static_argnums=0)
+    value, nats = loss(how, of.params, of.target.params)
+    steps = trained(of, how, of.params, given)
     known = range(battery.VOCAB) if of.draft_tokens is None else of.draft_tokens.tolist()
     total = 0.0
     for stage, step in enumerate(steps):
@@ -91,9 +98,7 @@ def test_masks_and_losses_are_those_of_the_answers_tokens(kind):
     np.testing.assert_allclose(value, total, rtol=1e-5)
     p, q = steps[0].log_p, steps[0].log_q
     np.testing.assert_allclose(nats, losses.masked_mean(-(jnp.exp(p) * q).sum(-1), steps[0].mask & steps[0].drafted))
-    other = staged.loss(
-        of, dataclasses.replace(how, divergence="tv"), of.params, of.target.params, given, jax.random.key(0)
-    )
+    other = loss(dataclasses.replace(how, divergence="tv"), of.params, of.target.params)
     assert 0 < other[0] < 1.5
 
 
@@ -101,11 +106,11 @@ def test_masks_and_losses_are_those_of_the_answers_tokens(kind):
 def test_medusa_begins_as_its_target(family):
     of = dataclasses.replace(head("medusa", family), fmt=FORMAT)
     params = staged.init_medusa(of, jax.random.key(0))
-    steps = staged.run(of, Staged(2), params, of.target.params, batch(family))
-    module = of.target.family.module(of.target.params, of.target.config, of.target.fmt)
-    given = batch(family)
-    read = (given.source, given.length, given.tokens) if family == "t5" else (given.tokens,)
-    logits = module.read(*map(jnp.asarray, read)).logits[:, :-1]
+    given, target = batch(family), of.target
+    steps = trained(of, Staged(2), params, given)
+    texts = (given.source, given.length, given.tokens) if family == "t5" else (given.tokens,)
+    read = jax.jit(lambda params, *args: target.family.module(params, target.config, target.fmt).read(*args).logits)
+    logits = read(target.params, *map(jnp.asarray, texts))[:, :-1]
     for step in steps:
         np.testing.assert_allclose(step.log_q, jax.nn.log_softmax(logits), atol=1e-4)
 

@@ -36,14 +36,14 @@ def test_a_model_grows_and_checks_dynamic_trees(name):
     held = [prompt[row, : n - 1].tolist() for row, n in enumerate(LENGTHS)]
     one = jnp.ones((ROWS,), jnp.int32)
 
-    growth = dynamic.start(read.pending)
+    growth = jax.jit(dynamic.start)(read.pending)
     out, cache = built.extend(
         built.params, read.pending[:, None], read.cache, jnp.ones((1, 1), bool), jnp.zeros((1,), jnp.int32)
     )
     cache = built.keep(cache, None, one)  # the root is always committed
     for level in range(1, DEPTH + 1):
         log_q = jax.nn.log_softmax(out.logits)
-        growth = dynamic.expand(growth, log_q, width=WIDTH)
+        growth = jax.jit(dynamic.expand, static_argnames="width")(growth, log_q, width=WIDTH)
         if level == DEPTH:
             break
         depth = jnp.full((WIDTH,), level - 1, jnp.int32)
@@ -54,8 +54,8 @@ def test_a_model_grows_and_checks_dynamic_trees(name):
             fed = [held[row] + all_routes[node] for node in np.asarray(growth.frontier)[row]]
             small.assert_close(out.logits[row], scores_after(built, fed))
 
-    nodes = dynamic.rerank(growth, size=SIZE)
-    tables = dynamic.layout(nodes.parents, width=DEPTH + 1)
+    nodes = jax.jit(dynamic.rerank, static_argnames="size")(growth, size=SIZE)
+    tables = jax.jit(dynamic.layout, static_argnames="width")(nodes.parents, width=DEPTH + 1)
     checked, _ = built.extend(built.params, nodes.tokens, read.cache, tables.mask, tables.depth)
     paths = [routes(np.asarray(nodes.parents)[row], np.asarray(nodes.tokens)[row]) for row in range(ROWS)]
     for row in range(ROWS):

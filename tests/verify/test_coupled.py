@@ -120,7 +120,7 @@ slow = lambda *kinds: [pytest.param(kind, marks=pytest.mark.slow) for kind in ki
 
 
 @pytest.mark.parametrize(
-    "kind", ["goodput-4", *slow("model-4", "tree", "model-1", "model-8", "ngram-3", "dynamic", "cascade", "small-kv")]
+    "kind", ["ngram-3", *slow("goodput-4", "model-4", "tree", "model-1", "model-8", "dynamic", "cascade", "small-kv")]
 )
 def test_the_text_does_not_depend_on_the_drafter(kind):
     plain, _ = text_of("plain")

@@ -81,7 +81,7 @@ def three_tokens(verifier, tree, kind, *, rounds: int = 1, reuse: bool = False, 
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-QUICK = ("block, chain, WITH", "multiround-without, tree, WITHOUT", "traversal, tree, POINTS")
+QUICK = ("block, chain, WITH",)
 
 
 def p_values(tokens: np.ndarray) -> list[float]:
@@ -125,7 +125,8 @@ def argmax_of_the_root(key, tree, draft, log_p, raw):
     return verdict._replace(token=argmax(at_node(log_p, last)))
 
 
-@pytest.mark.parametrize(("fault", "kind"), [(bonus_from_raw_logits, WITH), slow(argmax_of_the_root, POINTS)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "kind"), [(bonus_from_raw_logits, WITH), (argmax_of_the_root, POINTS)])
 def test_control_a_wrong_last_token_is_detected(fault, kind):
     warm = [p for p, t in zip(p_values(three_tokens(fault, CHAIN, kind, raw=True)), TEMPERATURES, strict=True)
             if t not in (0.0, 1.0)]  # fmt: skip
@@ -154,6 +155,7 @@ def test_control_broken_parts_are_detected(name, kind, module, part, broken, mon
         assert min(p_values(three_tokens(verify.TABLE[name].fn, tree, kind))[1:]) < distributions.ALPHA
 
 
+@pytest.mark.slow
 def test_control_equal_uniforms_in_a_round_are_detected(monkeypatch):
     original = walk.uniforms
     again = lambda key, shape, dtype: jnp.broadcast_to(original(key, (1,), dtype), (*key.shape, *shape))

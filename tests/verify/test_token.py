@@ -10,7 +10,7 @@ from specjax.categorical import categorical
 from specjax.sampling import sampling_params, warp
 from specjax.types import Draft
 from specjax.verify import token, token_level
-from tests import battery, distributions
+from tests import distributions
 from tests.distributions import GREEDY_P, GREEDY_Q, PAIRS, SPARSE_P, P, Q
 from tests.verify.chains import chain_batch, compiled, enable_x64, token_outcomes
 
@@ -278,10 +278,12 @@ def p_values(tokens: np.ndarray) -> list[float]:
 SAMPLES = 50_000
 
 
+@pytest.mark.slow
 def test_shipped_code_follows_the_joint_distribution_at_mixed_temperatures():
     assert min(p_values(three_tokens(SAMPLES))) > distributions.ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", TEMPERATURES[1:])
 def test_the_sample_is_large_enough_to_detect_a_wrong_residual(temperature, monkeypatch):
     """The test distinguishes the broken verifier from the target with probability over 0.999."""
@@ -298,7 +300,8 @@ def one_key(key):
 CONTROLS = ("residual", "unnormalized", "one key for two roles", "verifier's key used again")
 
 
-@pytest.mark.parametrize("control", battery.others_slow(CONTROLS, ["residual"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("control", CONTROLS)
 def test_control_broken_verifiers_fail_the_same_test(control, monkeypatch):
     more = {}
     if control == "residual":

@@ -92,7 +92,8 @@ def test_greedy_equals_plain_on_a_ragged_batch(name):
     assert np.all(totals.overlap <= totals.tested + 1e-4)
 
 
-@pytest.mark.parametrize("name", battery.others_slow(SAMPLED, ["traversal"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLED)
 def test_sampled_rows_follow_the_joint_distribution(name):
     counts = sampled_counts(sampled_tree(), verify=verify.TABLE[name].fn)
     for temperature, histogram in counts.items():
