@@ -178,6 +178,7 @@ def test_a_second_call_compiles_nothing(target, draft, whole):
     assert sj.generate(target, [p + " and" for p in PROMPTS], **options).stats.compiles == 0
 
 
+@pytest.mark.slow
 def test_compiling_is_timed_apart(monkeypatch):
     """Tracing, a part of compiling, is made to take 0.7 s: all of it is found under "compile", once."""
 

@@ -115,10 +115,10 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
 # --- measuring ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tree", "alpha", "new"), [
-    (trees.chain(4), (0.8,), 32), pytest.param(trees.regular((3, 2)), (0.6,), 32, marks=pytest.mark.slow),
-    pytest.param(trees.chain(7), (0.75,), 128, marks=pytest.mark.slow),
-    pytest.param(trees.chain(3), (0.9, 0.3), 128, marks=pytest.mark.slow),
+    (trees.chain(4), (0.8,), 32), (trees.regular((3, 2)), (0.6,), 32), (trees.chain(7), (0.75,), 128),
+    (trees.chain(3), (0.9, 0.3), 128),
 ])  # fmt: skip
 def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
     """They were chosen with another model: what is accepted depends on the stream alone."""

@@ -88,6 +88,7 @@ def test_the_distribution_test_fails_a_head_that_returns_another_log_q():
     assert worst < distributions.ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"),
     battery.others_slow(

@@ -159,7 +159,7 @@ def whole(model, tokens, mask, decoder, **options):
         )
 
 
-@pytest.fixture(params=battery.others_slow(CONFIGS, ["gated-tied-unscaled", "relu-untied"]))
+@pytest.fixture(params=battery.others_slow(CONFIGS, ["gated-tied-unscaled"]))
 def config(request):
     return CONFIGS[request.param]
 

@@ -40,6 +40,7 @@ def measured(name, setup=SETUP):
 # --- what is measured ---
 
 
+@pytest.mark.slow
 def test_the_largest_target_that_fits_stands_for_the_published_one(monkeypatch):
     monkeypatch.setattr(bench, "free_memory", lambda: 10e9)
     bfloat16 = dataclasses.replace(SETUP, dtype="bfloat16")
