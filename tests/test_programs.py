@@ -76,7 +76,7 @@ def test_limits_are_positive(name, limits):
 
 def combinations():
     """Drafters, verifiers and batch sizes of tiny models, each with programs of its own: 432 of them."""
-    target = draft = long_model()
+    target, draft = battery.target("opt"), battery.draft("opt")
     made = [
         *(sj.drafters.model(draft, gamma=gamma) for gamma in range(1, 10)),
         *(sj.drafters.ngram(gamma=gamma) for gamma in range(1, 10)),
