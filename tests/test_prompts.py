@@ -115,6 +115,7 @@ def test_a_stream_that_is_replayed_keeps_its_prefix():
     np.testing.assert_array_equal(replayed.tokens, stream._at.state.tokens)
 
 
+@pytest.mark.slow
 def test_a_mesh_reads_the_prefix_once_for_each_part():
     config, params = FAMILIES["opt"], battery.target("opt").params
     alone, mesh = model("opt"), sharding.make_mesh(4, 2)

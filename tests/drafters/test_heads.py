@@ -147,6 +147,7 @@ def gathers(kind: str, *, fmt: Format = battery.FMT) -> tuple[list[str], list[st
     return gathered, stacked
 
 
+@pytest.mark.slow
 def test_no_gather_of_features_that_nothing_reads():
     assert not gathers("ngram")[0]
     assert gathers("last feature")[0]  # the control

@@ -63,7 +63,8 @@ def test_blocks_of_a_prompt_equal_the_whole_prompt(name, layout):
         assert_close(np.asarray(out.logits)[:, 0], np.asarray(whole.logits)[range(3), np.asarray(lengths) - 1], 1e-4)
 
 
-@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [False, True])
 def test_an_encoder_reads_wide_prompts_row_by_row(stacked):
     module, config = t5.FAMILY, t5.T5Config(VOCAB, width=32, head_width=8, heads=4, encoder_layers=2, decoder_layers=3)
     together = Format(stacked=stacked, apart=None)

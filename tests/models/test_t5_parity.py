@@ -177,6 +177,7 @@ def test_buckets(shape, bidirectional):
     np.testing.assert_array_equal(ours, other.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_attention_and_mlp_layers(config, stack):
     import torch
