@@ -133,7 +133,8 @@ def test_there_are_eight_devices():
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize("name, layout, shape", battery.others_slow(RUNS, OFTEN), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("name, layout, shape", RUNS, ids=str)
 def test_logits_and_cache_sharding_do_not_depend_on_the_mesh(name, layout, shape):
     step, (params, tokens, cache) = on_mesh(name, layout, shape)
     logits, after = step(params, tokens, cache)
