@@ -61,6 +61,7 @@ def test_greedy_equals_plain_and_every_hidden_state_arrives(kind, family):
     assert_received(state.draft, battery.target(family), texts(state), drafter.drafter.capture)
 
 
+@pytest.mark.slow
 def test_rows_that_stopped_early_keep_their_hidden_states():
     state = run("opt", made("three streams", "opt"), budget=[1, 24, 5, 24, 2, 24, 7, 24])
     assert_received(state.draft, battery.target("opt"), texts(state), STREAMS)
