@@ -27,7 +27,7 @@ import jax
 import pytest
 
 FAKE_DEVICES = 8
-MAPS = 35_000
+MAPS, MOST_MAPS = 35_000, 60_000
 jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -77,10 +77,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_bounded():
     """Forgets compiled programs once there are many. Each holds memory maps, of which a process may have 65,530: a
-    thousand tests use them up, and the compiler then dies of a segmentation fault."""
-    yield
+    thousand tests use them up, and the compiler then dies of a segmentation fault. The library's own limit is above
+    that: it would drop the programs of every request where other tests have used most of it."""
     from specjax import programs  # not before its annotations are checked
 
+    programs.limit_programs(max_maps=MOST_MAPS)
+    yield
     if programs.memory_maps() > MAPS:
         gc.unfreeze()
         jax.clear_caches()

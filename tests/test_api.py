@@ -178,6 +178,7 @@ def test_a_second_call_compiles_nothing(target, draft, whole):
     assert sj.generate(target, [p + " and" for p in PROMPTS], **options).stats.compiles == 0
 
 
+@pytest.mark.slow
 def test_compiling_is_timed_apart(monkeypatch):
     """Tracing, a part of compiling, is made to take 0.7 s: all of it is found under "compile", once."""
 
@@ -411,7 +412,7 @@ def test_encoder_rows_that_are_scored_end_at_their_first_padding():
 
 
 @pytest.mark.parametrize("gamma", battery.others_slow([0, 2], [2]))
-@pytest.mark.parametrize(("prompt", "room"), [(5, 6), (20, 20), (40, 45)])
+@pytest.mark.parametrize(("prompt", "room"), battery.others_slow([(5, 6), (20, 20), (40, 45)], [(5, 6), (40, 45)]))
 def test_a_cache_may_be_narrower_than_the_padded_prompt(prompt, room, gamma):
     model = battery.target("opt")
     drafter = sj.drafters.ngram(gamma=gamma) if gamma else None

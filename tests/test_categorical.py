@@ -105,6 +105,7 @@ def test_categorical_follows_the_distribution_and_a_flatter_one_is_detected(size
     assert chi_square(np.bincount(np.asarray(sampled(keys, 0.95 * shifted)), minlength=size), probs) < ALPHA
 
 
+@pytest.mark.slow
 def test_the_two_levels_are_independent():
     """Blocks of equal mass: the index within a block must not depend on the block, as it does with a shared uniform."""
     samples, size = 50_000, 4 * categorical.BLOCK

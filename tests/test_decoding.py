@@ -365,8 +365,9 @@ def test_a_stop_string_across_tokens_cuts_at_the_token_that_completes_it(kind):
         assert stop == (Stop.MAX_TOKENS if at < 0 else Stop.STOP_STRING)
 
 
-@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
-@pytest.mark.parametrize("kind", battery.others_slow(["plain", "model-8"], ["model-8"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["plain", "model-8"])
 def test_a_full_cache_stops_every_drafter_at_the_same_token(kind, family):
     state = run(family, drafter_for(kind, family), setting=Setting(cache_len=18))
     used = np.ones_like(battery.LENGTHS) if family == "t5" else battery.LENGTHS

@@ -103,6 +103,7 @@ def test_a_self_drafter_has_no_weights_of_its_own():
     assert sj.memory(target, drafters.quantized(target, gamma=2), prompt=5, new=5).draft > 0
 
 
+@pytest.mark.slow
 def test_a_mesh_holds_a_share_on_each_device():
     mesh = sharding.make_mesh(2, 2, devices=jax.devices()[:4])
     alone, spread = (sj.load("bundled/opt-tiny", mesh=m, replicate=True) for m in (None, mesh))

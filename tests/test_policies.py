@@ -51,7 +51,7 @@ def test_fixed_is_the_plain_chain_and_its_program():
     assert drafters.model(draft, policy=policies.fixed(3)) == drafters.model(draft, gamma=3)
 
 
-@pytest.mark.parametrize("cost", [0.01, 0.2, 3.0])
+@pytest.mark.parametrize("cost", [pytest.param(0.01, marks=pytest.mark.slow), 0.2, 3.0])
 def test_goodput_is_the_theory(cost):
     """The same choice as in float64, over random histories of a batch."""
     target, draft = theory.StepTime(1e-4, cost / 8, 1.0), theory.StepTime(1e-5, cost / 80, 0.1)
@@ -316,6 +316,7 @@ def test_buckets_of_another_chain_are_refused():
         run("opt", wrong)
 
 
+@pytest.mark.slow
 def test_no_cache_is_copied_in_the_loop():
     """Neither by the choice among the target's calls nor by the loop and the branches of the drafter.
 

@@ -64,7 +64,7 @@ def request(rng: np.random.Generator) -> dict:
     }
 
 
-@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["t5"]))
+@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_any_schedule_of_acceptances(family, seed):

@@ -133,7 +133,8 @@ def test_there_are_eight_devices():
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize("name, layout, shape", battery.others_slow(RUNS, OFTEN), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("name, layout, shape", RUNS, ids=str)
 def test_logits_and_cache_sharding_do_not_depend_on_the_mesh(name, layout, shape):
     step, (params, tokens, cache) = on_mesh(name, layout, shape)
     logits, after = step(params, tokens, cache)
@@ -154,7 +155,7 @@ WIDE = [("opt", (1, 4, 2), 8), ("llama-2", (2, 2, 2), 2), ("t5-v1_1", (2, 2, 2),
         ("opt-6", (2, 2, 2), 2)]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, shape, heads", battery.others_slow([*UNEVEN, *WIDE], [UNEVEN[0], WIDE[1]]), ids=str)
+@pytest.mark.parametrize("name, shape, heads", battery.others_slow([*UNEVEN, *WIDE], [WIDE[1]]), ids=str)
 def test_more_devices_than_heads(name, shape, heads):
     """Heads that do not divide: attention and caches are whole on the model axis, the rest is split. `wide` splits what
     has no key-value heads further. The logits are those of one device, and no weight moves."""

@@ -86,6 +86,7 @@ def test_a_verification_is_compared_with_the_step_of_its_own_turn(monkeypatch):
     assert found[1] == found[2] == 1.0 and found[8] == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_the_free_drafter_changes_nothing_and_costs_one_verification():
     model = sj.load("bundled/opt-tiny")
     settings = {"max_new_tokens": 6, "temperature": 0.0}

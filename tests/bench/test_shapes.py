@@ -115,10 +115,10 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
 # --- measuring ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tree", "alpha", "new"), [
-    (trees.chain(4), (0.8,), 32), pytest.param(trees.regular((3, 2)), (0.6,), 32, marks=pytest.mark.slow),
-    pytest.param(trees.chain(7), (0.75,), 128, marks=pytest.mark.slow),
-    pytest.param(trees.chain(3), (0.9, 0.3), 128, marks=pytest.mark.slow),
+    (trees.chain(4), (0.8,), 32), (trees.regular((3, 2)), (0.6,), 32), (trees.chain(7), (0.75,), 128),
+    (trees.chain(3), (0.9, 0.3), 128),
 ])  # fmt: skip
 def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
     """They were chosen with another model: what is accepted depends on the stream alone."""
@@ -143,7 +143,7 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("drafter", battery.others_slow(MEASURED, ["tree:3x2"]))
+@pytest.mark.parametrize("drafter", battery.others_slow(MEASURED, ["model:gamma=3"]))
 def test_a_row_has_costs_and_speeds(tiny, drafter):
     done = []
     one = run(drafter, rows=2, inner_alpha=0.5)
@@ -173,6 +173,7 @@ def test_encoder_decoders_are_measured(tiny):
     assert row["c t5-small"] > 0 and row["closed_form"] > 0 and row["speedup_with_prompt"] > 0
 
 
+@pytest.mark.slow
 def test_costs_are_ratios_to_a_step_and_the_closed_form_follows(tiny, monkeypatch):
     """Seconds per round: a step 2, a verification 3, a round 5, a step of the draft 0.5."""
     seconds = {"plain": 2.0, "verify": 3.0, "round": 5.0, (0, 1): 0.5}

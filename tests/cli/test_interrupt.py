@@ -227,6 +227,7 @@ def test_ctrl_c_in_the_first_round_shows_the_round(specjax_program, models, monk
     assert found["stop_reasons"] == ["interrupted"] and len(found["tokens"][0]) == 1
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_keeps_the_output_file(models, tmp_path):
     file = tmp_path / "out.json"
     command = [sys.executable, "-m", "specjax.cli", "generate", "--target", models["target"], "Once", *ARGS]

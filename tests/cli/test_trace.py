@@ -41,6 +41,7 @@ def test_json_output(specjax_program, base, models):
     assert [d["depth"] for d in end["by_depth"]] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_terminal_output(specjax_program, base):
     ran = specjax_program(*base, *GAMMA, "Once")
     lines = ran.out.splitlines()

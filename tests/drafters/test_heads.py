@@ -61,6 +61,7 @@ def test_greedy_equals_plain_and_every_hidden_state_arrives(kind, family):
     assert_received(state.draft, battery.target(family), texts(state), drafter.drafter.capture)
 
 
+@pytest.mark.slow
 def test_rows_that_stopped_early_keep_their_hidden_states():
     state = run("opt", made("three streams", "opt"), budget=[1, 24, 5, 24, 2, 24, 7, 24])
     assert_received(state.draft, battery.target("opt"), texts(state), STREAMS)
@@ -88,6 +89,7 @@ def test_the_distribution_test_fails_a_head_that_returns_another_log_q():
     assert worst < distributions.ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"),
     battery.others_slow(
@@ -146,6 +148,7 @@ def gathers(kind: str, *, fmt: Format = battery.FMT) -> tuple[list[str], list[st
     return gathered, stacked
 
 
+@pytest.mark.slow
 def test_no_gather_of_features_that_nothing_reads():
     assert not gathers("ngram")[0]
     assert gathers("last feature")[0]  # the control

@@ -220,7 +220,7 @@ def test_drafts_are_those_of_the_true_features(kind, family):
         memory = check(rewind(memory, np.array(back, np.int32), token), length)
 
 
-@pytest.mark.parametrize("kind", ["peagle", "dflash window"])
+@pytest.mark.parametrize("kind", ["peagle", pytest.param("dflash window", marks=pytest.mark.slow)])
 def test_draft_logits_are_those_of_one_pass(kind):
     of = head(kind, "llama")
     loaded, text = drafters.head(of), battery.prompts()[3].tolist()

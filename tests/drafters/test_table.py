@@ -276,6 +276,7 @@ def test_samples_are_counted_from_the_end_of_the_prompt(family, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_samples_of_a_model_make_a_table():
     fitted = fit_samples(battery.target("opt"), [[1, 2], [3]], max_new_tokens=4, batch=2)
     assert (fitted.order, fitted.vocab_size) == (2, V)

@@ -102,6 +102,7 @@ def test_random_trees_equal_one_path_at_a_time_and_their_paths_are_kept(name, la
         held = [row + block[b, path[b, : taken[b]]].tolist() for b, row in enumerate(held)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", others_slow(["opt", "llama"], ["llama"]))
 def test_a_tree_grown_level_by_level_equals_the_whole_block(name):
     built = small.build(name)

@@ -106,10 +106,10 @@ def plain_texts(family: str, weights: bool) -> list[list[int]]:
 
 
 PROMPTS = [[int(token) for token in row[:n]] for row, n in zip(battery.prompts()[:4], (1, 3, 16, 9), strict=True)]
-OFTEN = [("llama", "tree")]
 
 
-@pytest.mark.parametrize(("family", "kind"), battery.others_slow(PAIRS, OFTEN))
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_greedy_text_is_that_of_plain_decoding_of_the_same_target(family, kind):
     target = int8(family, weights=kind == "cascade")
     draft = battery.draft(family)

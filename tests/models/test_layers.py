@@ -13,6 +13,7 @@ from specjax.models.cpu import MANY, CPUProducts
 from specjax.models.format import Format, default_format
 from specjax.models.products import Products, TPUProducts
 from specjax.planning import program as hlo
+from tests import battery
 from tests.models import small
 
 
@@ -44,7 +45,12 @@ def test_a_half_precision_gradient_multiplies_in_half_precision():
     assert len(dots) >= 2 and all(v.aval.dtype == jnp.bfloat16 for e in dots for v in e.invars)
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 0), (2, 2), (4, 4), (5, 8), (9, 16), (17, 17), (49, 64), (65, 65)])
+@pytest.mark.parametrize(
+    "rows, columns",
+    battery.others_slow(
+        [(1, 0), (2, 2), (4, 4), (5, 8), (9, 16), (17, 17), (49, 64), (65, 65)], [(1, 0), (4, 4), (9, 16), (65, 65)]
+    ),
+)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_of_several_rows_the_kernel_is_the_left_operand_and_stays_there(rows, columns, parts):
     """In the compiled program: without a barrier XLA turns the product around again, and packs the kernel each time.

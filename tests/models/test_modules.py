@@ -187,7 +187,7 @@ def test_forward_derivatives_equal_reverse_ones(name):
     np.testing.assert_allclose(*derivatives(params, direction), rtol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @each_family
 def test_products_of_float32_are_of_the_highest_precision_on_accelerators(name, dtype):
     family, _, config = FAMILIES[name]

@@ -159,7 +159,7 @@ def whole(model, tokens, mask, decoder, **options):
         )
 
 
-@pytest.fixture(params=battery.others_slow(CONFIGS, ["gated-tied-unscaled", "relu-untied"]))
+@pytest.fixture(params=battery.others_slow(CONFIGS, ["gated-tied-unscaled"]))
 def config(request):
     return CONFIGS[request.param]
 
@@ -177,6 +177,7 @@ def test_buckets(shape, bidirectional):
     np.testing.assert_array_equal(ours, other.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_attention_and_mlp_layers(config, stack):
     import torch

@@ -40,6 +40,7 @@ def measured(name, setup=SETUP):
 # --- what is measured ---
 
 
+@pytest.mark.slow
 def test_the_largest_target_that_fits_stands_for_the_published_one(monkeypatch):
     monkeypatch.setattr(bench, "free_memory", lambda: 10e9)
     bfloat16 = dataclasses.replace(SETUP, dtype="bfloat16")
@@ -122,6 +123,7 @@ def test_a_step_is_extrapolated_by_the_bytes_that_it_reads():
     assert steep("t5-v1_1-small") > 0  # no negative constant
 
 
+@pytest.mark.slow
 def test_measured_speeds_that_follow_theory_are_reproduced():
     rows = [row(one, c={"T5-small": 0.02, "T5-base": 0.05, "T5-large": 0.2}[one.draft]) for one in TABLE_2]
     found = shapes.table_2_report(SETUP, rows)

@@ -127,7 +127,7 @@ def test_the_loss_is_the_mean_over_all_rows():
     np.testing.assert_allclose(value, np.concatenate(values).mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dflash window"])
+@pytest.mark.parametrize("kind", [pytest.param("dflash", marks=pytest.mark.slow), "dflash window"])
 def test_a_block_is_what_drafting_computes(kind):
     of = head(kind)
     at, valid = dflash.anchors(Blocks(), batch(), None)

@@ -26,7 +26,8 @@ def routes(parents: np.ndarray, tokens: np.ndarray) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["opt", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["opt", "llama"])
 def test_a_model_grows_and_checks_dynamic_trees(name):
     """Level by level with `sees` as mask, logits equal those of the plain sequence, as do the logits of the reranked
     tree under its per-row mask; keeping the accepted path by `slot` leaves the cache as if nothing else was fed."""

@@ -84,6 +84,7 @@ def shared_noise_with_rejection(key, tree, draft, log_p):
     return jnp.where(passed, token, argmax(perturbed(key, 0, rest)))
 
 
+@pytest.mark.slow
 def test_control_the_same_noise_under_the_rejection_rule_is_biased():
     keys, log_p, log_q = draws(2)
     token = noise(keys, 1).draw(0, log_q)

@@ -142,6 +142,7 @@ def unnormalized(at, token):
     return after._replace(q=jnp.where(walk.is_token(token, at.q), 0.0, at.q))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "module", "part", "broken"), [
     ("block", WITH, walk, "split_roles", one_key_for_both),
     slow("multiround", WITH, walk, "split_roles", one_key_for_both),

@@ -117,7 +117,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("name", battery.others_slow(DRAFTERS, ["tree"]))
+@pytest.mark.parametrize("name", battery.others_slow(DRAFTERS, ["chain"]))
 def test_a_run_accepts_the_given_share(name):
     drafter = DRAFTERS[name](battery.draft("opt"))
     verifier = verify.TABLE["simulated"]._replace(fn=simulated(0.7))
@@ -131,6 +131,7 @@ def test_a_run_accepts_the_given_share(name):
         assert 0.7 < out.stats.by_depth[0] < 1
 
 
+@pytest.mark.slow
 def test_draft_and_target_run_in_full():
     target, drafter = battery.target("opt"), battery.drafter_for("model-2", "opt")
 

@@ -107,7 +107,7 @@ def test_functions_raise_for_unsupported_drafts_too(name):
             assert raises(name, tree, kind is POINTS) == (not supported)
 
 
-@pytest.mark.parametrize("name", battery.others_slow(TABLE, ["block", "traversal-without"]))
+@pytest.mark.parametrize("name", battery.others_slow(TABLE, ["traversal-without"]))
 def test_rows_are_independent_of_their_position(name):
     rows, kind = 6, POINTS if name == "deterministic" else WITH
     tree = TREE if TABLE[name].supports(TREE, kind) else CHAIN
