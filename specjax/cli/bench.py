@@ -71,10 +71,12 @@ class Bench:
     """Draft tokens per round."""
     target: Annotated[
         str,
-        arg(metavar="MODEL", help_behavior_hint=f"(default: smollm2-135m for prefill, context; {TARGET})"),
+        arg(
+            metavar="MODEL", help_behavior_hint=f"(default: smollm2-135m for prefill, context; {TARGET} for committed)"
+        ),
     ] = ""
-    """committed, long-context, prefill, context: target model; of prefill and context, also a published shape, with
-    random weights."""
+    """committed, long-context (required), prefill, context: target model; of prefill and context, also a published
+    shape, with random weights."""
     draft: Annotated[str, arg(metavar="MODEL")] = "bundled/opt-draft"
     """committed: draft model."""
     drafter: Annotated[str, arg(metavar="NAME[:KEY=VALUE,...]")] = "model"
@@ -158,6 +160,8 @@ def check(options: Bench) -> None:
             raise ValueError(f"bench {options.name} requires --prompts FILE")
         if not options.prompts.is_file():
             raise FileNotFoundError(f"--prompts {options.prompts}: no such file")
+    if options.name == "long-context" and not options.target:
+        raise ValueError("bench long-context requires --target MODEL: the bundled models hold 512 tokens")
     if options.name == "context":
         from specjax.bench import context
 
