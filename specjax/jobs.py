@@ -219,7 +219,9 @@ def finished(job: "Run", prompts: Mapping[int, list[int]], done: Container[int],
 
     most = job.config.max_new_tokens
     order = sorted(prompts, key=lambda row: (len(prompts[row]), row))
-    size = engine.group_of(rows, 1 if job.target.mesh is None else job.target.mesh.shape[DATA])
+    data = 1 if job.target.mesh is None else job.target.mesh.shape[DATA]
+    rows = min(rows, max(-(-len(order) // data), 1) * data)
+    size = engine.group_of(rows, data)
     groups = [order[at : at + size] for at in range(0, len(order), size)]
     left = [row for group in groups if any(row not in done for row in group) for row in group]
     if not left:

@@ -104,7 +104,7 @@ class AnswersRun:
         tokens, length = tokenize(model, prompts)
         slots, _ = cache_size(model, length, length * 0 + self.max_new_tokens, None)
         serving = engine.serve_batch(
-            model, prompts[done:], slots=self.rows, rows=range(done, len(items)), seed=self.seed,
+            model, prompts[done:], slots=min(self.rows, len(items)), rows=range(done, len(items)), seed=self.seed,
             temperature=self.temperature, max_new_tokens=self.max_new_tokens, cache_len=slots,
         )  # fmt: skip
         waiting: dict[int, dict[str, Any]] = {}
@@ -160,7 +160,8 @@ def begin(file: Path, header: dict[str, Any]) -> int:
     if done < header["count"]:
         from specjax.engine import group_of
 
-        done -= done % group_of(header["rows"], 1)  # prompts are read in the groups of an uninterrupted run
+        slots = min(header["rows"], header["count"])
+        done -= done % group_of(slots, 1)  # prompts are read in the groups of an uninterrupted run
     files.write_text(file, "".join(line + "\n" for line in kept[: done + 1]))
     return done
 
