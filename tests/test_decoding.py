@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import specjax as sj
+from specjax import categorical, drafters, stopping, trees
 from specjax import decoding as loop
-from specjax import drafters, stopping, trees
 from specjax.base import Drafter
 from specjax.drafters import chain
 from specjax.drafters.writer import model_writer
@@ -273,9 +273,8 @@ def test_the_distribution_test_fails_draft_noise_kept_between_rounds():
 
 @pytest.mark.slow
 def test_the_distribution_test_fails_draft_noise_shared_by_positions(monkeypatch):
-    whole = chain.uniforms
-    shared = lambda key, shape: jnp.broadcast_to(whole(key, (1, *shape[1:])), (len(key), *shape))
-    monkeypatch.setattr(chain, "uniforms", shared)
+    one = lambda key, gamma: jnp.broadcast_to(categorical.uniforms(key, (1, 2)), (len(key), gamma, 2))
+    monkeypatch.setattr(chain, "noise", lambda key, gamma: categorical.Noise(one(key, gamma)))
     right = drafter_for("model-2", "opt")
     broken = right._replace(drafter=chain.chain.__wrapped__(model_writer(battery.draft("opt").lm), 2))
     assert least(sampled_counts(broken)) < distributions.ALPHA
