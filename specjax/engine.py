@@ -30,7 +30,7 @@ from specjax.model import Model
 from specjax.prompts import Prefix, Prompts, prompt_width
 from specjax.request import UNREAD, Job, PerRow, draft_rules, prepare, stop_rules
 from specjax.sampling import LogitBias
-from specjax.sharding import DATA
+from specjax.sharding import data_size
 from specjax.stopping import Stop
 from specjax.streaming import spelled
 from specjax.totals import Totals
@@ -138,7 +138,7 @@ class Serving:
     """
 
     def __init__(self, job: Job, slots: int, stops: Sequence[tuple[str, ...]], rules: stopping.StopRules):
-        data = 1 if job.target.mesh is None else job.target.mesh.shape[DATA]
+        data = data_size(job.target.mesh)
         checks.integer("slots", slots, least=data)
         if slots % data:
             raise ValueError(f"slots={slots} do not divide over a data axis of {data}: use {slots + -slots % data}")

@@ -29,7 +29,6 @@ VERSION = 1
 MANIFEST = "manifest.json"
 SHARD = 512  # prompts
 ROWS = 16  # prompts decoded together
-COUPLED = "coupled"  # the verifier whose text depends on nothing but seed, row and target
 FREE = ("mesh", "target", "draft")  # options that may change on resumption: models are compared by their content
 
 
@@ -120,11 +119,13 @@ def run(
     (True, 3, 1)
     """
     from specjax import hosts
+    from specjax.base import by_position
 
-    if not job.drafter.drafter.by_row and job.config.temperature != 0 and job.verifier.name != COUPLED:
+    exposed = not job.drafter.drafter.by_row and not isinstance(job.verifier.fn, by_position)
+    if exposed and job.config.temperature != 0:
         raise ValueError(
             f"{job.drafter.name} drafts by the number of rows under way, so that a resumed job would write other rows "
-            f"than an uninterrupted one: use the verifier {COUPLED}"
+            "than an uninterrupted one: use the verifier coupled"
         )
     split = Split() if split is None else split
     folder, leader = stores.folder(out), hosts.leader()
@@ -215,11 +216,11 @@ def finished(job: "Run", prompts: Mapping[int, list[int]], done: Container[int],
     import numpy as np
 
     from specjax import engine, request
-    from specjax.sharding import DATA
+    from specjax.sharding import data_size
 
     most = job.config.max_new_tokens
     order = sorted(prompts, key=lambda row: (len(prompts[row]), row))
-    data = 1 if job.target.mesh is None else job.target.mesh.shape[DATA]
+    data = data_size(job.target.mesh)
     rows = min(rows, max(-(-len(order) // data), 1) * data)
     size = engine.group_of(rows, data)
     groups = [order[at : at + size] for at in range(0, len(order), size)]

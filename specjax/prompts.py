@@ -10,7 +10,7 @@ from specjax import checks, placement, programs
 from specjax.base import Prefilled
 from specjax.model import Model
 from specjax.models.format import NARROW
-from specjax.sharding import DATA
+from specjax.sharding import data_size
 
 Prompts = str | Sequence[str | Sequence[int]]
 
@@ -93,7 +93,7 @@ class Prefix:
             slots = programs.cache_bucket(count, target.positions)
             width = prompt_width(count, slots)
             # A mesh splits rows over its data axis: each part reads the prefix.
-            rows = 1 if target.mesh is None else target.mesh.shape[DATA]
+            rows = data_size(target.mesh)
             tokens = np.zeros((rows, width), np.int32)
             tokens[:, :count] = self.tokens
             given = tokens, np.full((rows,), count, np.int32)

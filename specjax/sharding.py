@@ -203,6 +203,11 @@ def row_sharding(mesh: AnyMesh) -> NamedSharding:
     return NamedSharding(mesh, P(DATA))
 
 
+def data_size(mesh: AnyMesh | None) -> int:
+    """Number of parts that rows are split in; 1 without a mesh."""
+    return 1 if mesh is None else mesh.shape[DATA]
+
+
 def check_rows(rows: int, mesh: AnyMesh) -> None:
     """Raises ValueError where a batch of `rows` does not divide over the data axis."""
     if rows % mesh.shape[DATA]:

@@ -102,9 +102,10 @@ class AnswersRun:
 
         prompts = [self._prompt(model, name, item) for name, item in items]
         tokens, length = tokenize(model, prompts)
+        ids = [row[:count].tolist() for row, count in zip(tokens, length, strict=True)]
         slots, _ = cache_size(model, length, length * 0 + self.max_new_tokens, None)
         serving = engine.serve_batch(
-            model, prompts[done:], slots=min(self.rows, len(items)), rows=range(done, len(items)), seed=self.seed,
+            model, ids[done:], slots=min(self.rows, len(items)), rows=range(done, len(items)), seed=self.seed,
             temperature=self.temperature, max_new_tokens=self.max_new_tokens, cache_len=slots,
         )  # fmt: skip
         waiting: dict[int, dict[str, Any]] = {}
@@ -116,8 +117,7 @@ class AnswersRun:
                 one = waiting.pop(row)
                 lines.append({
                     "row": row, "id": items[row][1].id, "prompt": prompts[row], "answer": one["text"],
-                    "prompt_tokens": tokens[row, : length[row]].tolist(), "answer_tokens": one["tokens"],
-                    "stop": one["stop"],
+                    "prompt_tokens": ids[row], "answer_tokens": one["tokens"], "stop": one["stop"],
                 })  # fmt: skip
                 row += 1
             if lines:

@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from specjax import config, jobs, stores
+from specjax import config, engine, jobs, stores
 from specjax.cli.prompts import read_items
 from tests.test_hosts import ended, environment, free_port
 
@@ -88,6 +88,33 @@ def test_groups_and_batches_change_no_byte(temperature, built, prompts, tmp_path
             assert (done.finished and done.rows < COUNT) or groups == 1
         found.append(contents(folder))
     assert found[0] == found[1] == found[2]
+
+
+def test_prompts_are_read_in_the_same_groups_after_a_resumption(built, monkeypatch):
+    """Sixteen slots read two prompts at a time: a group whose rows are not all done is read whole, and what was done
+    is not returned again."""
+    prompts = {row: list(range(3, 6 + row % 7)) for row in range(20)}
+    groups: list[list[int]] = []
+    real = engine.Serving._admit
+
+    def admit(self, state, rows, at, axes):
+        groups.append([int(self._job.prompt.key[row]) for row in rows])  # the numbers of their streams
+        return real(self, state, rows, at, axes)
+
+    monkeypatch.setattr(engine.Serving, "_admit", admit)
+
+    def decoded(done: set[int]) -> dict[int, dict]:
+        return {row: one for some in jobs.finished(built(), prompts, done, 16) for row, one in some.items()}
+
+    whole = decoded(set())
+    all_groups = [*groups]
+    assert sorted(whole) == list(prompts) and all(len(group) == 2 for group in all_groups)
+    done = {*all_groups[0], *all_groups[1], all_groups[2][0], all_groups[5][1]}
+    groups.clear()
+    assert decoded(done) == {row: one for row, one in whole.items() if row not in done}
+    assert groups == all_groups[2:]
+    groups.clear()
+    assert decoded(set(prompts)) == {} and not groups
 
 
 class Killed(BaseException):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from specjax.training import answers
+
 PROMPTS = [f"Once upon a time there was a {word}" for word in ("fox", "king", "boat", "tree", "girl", "hen", "cat")]
 
 
@@ -32,11 +34,25 @@ def killed(args: list[str], whole: float, seed: int) -> int:
     return kills
 
 
+def test_answers_go_on_at_a_group(tmp_path):
+    """Cut off in the midst of a line: the file is that of an uninterrupted run, and prompts are read in its groups."""
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS * 3) + "\n")
+    given = {"target": "bundled/opt-tiny", "prompts": (tmp_path / "prompts.txt",), "rows": 16, "max_new_tokens": 6}
+    run_of = lambda out: answers.AnswersRun(**given, out=out)
+    whole = run_of(tmp_path / "one.jsonl").train().read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 1 + 3 * len(PROMPTS)
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(b"".join(lines[:6]) + lines[6][:20])  # five answers, and part of another one
+    assert answers.begin(other, json.loads(lines[0])) == 4
+    assert run_of(other).train().read_bytes() == whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_runs_end_bit_for_bit(tmp_path, seed):
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS * 8) + "\n")
-    answers = lambda out: [
+    written = lambda out: [
         "train", "answers", "--target", "bundled/opt-tiny", "--prompts", str(tmp_path / "prompts.txt"),
         "--out", str(out), "--rows", "4", "--max-new-tokens", "12",
     ]  # fmt: skip
@@ -46,7 +62,7 @@ def test_killed_runs_end_bit_for_bit(tmp_path, seed):
         "--held-out", "0.2", "--steps", "40", "--every", "5",
     ]  # fmt: skip
     kills = 0
-    for command, names in ((answers, ("one.jsonl", "other.jsonl")), (head, ("one", "other"))):
+    for command, names in ((written, ("one.jsonl", "other.jsonl")), (head, ("one", "other"))):
         one, other = (tmp_path / name for name in names)
         run(command(tmp_path / "compiled" / names[0]))  # so that the time below is that of a warm run
         start = time.perf_counter()
