@@ -81,7 +81,7 @@ def join(coordinator: str | None = None, processes: int | None = None, index: in
     >>> hosts.leader()
     True
     """
-    given = {"coordinator": coordinator, "processes": processes, "index": index}
+    given = {"coordinator": coordinator, "processes": processes, "process index": index}
     if _client() is not None:
         return
     if all(value is None for value in given.values()):
@@ -90,7 +90,7 @@ def join(coordinator: str | None = None, processes: int | None = None, index: in
         if not detected(os.environ, tpu_vm=running_in_cloud_tpu_vm):
             return
     elif missing := [name for name, value in given.items() if value is None]:
-        raise ValueError(f"{' and '.join(missing)} must be given too: coordinator, processes and index go together")
+        raise ValueError(f"{' and '.join(missing)} must be given too: {', '.join(given)} go together")
     else:
         assert coordinator is not None and processes is not None and index is not None
         if processes < 1 or not 0 <= index < processes:

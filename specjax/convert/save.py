@@ -75,11 +75,7 @@ def save_pretrained(
     far = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable]
     if far:
         raise ValueError("params are sharded over several hosts: gather them first, or save with specjax.checkpoint")
-    kept: dict[str, np.ndarray] = {}  # the last parameter copied to the host: stacked layers share one transfer
-    tensors = [
-        PendingTensor(rename(name), leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
-        for name, leaf, number in stored_tensors(params, table, fmt)
-    ]
+    tensors = pending(params, table, fmt, rename)
     tensors += [PendingTensor(name, one.dtype, one.shape, lambda one=one: one) for name, one in more.items()]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,6 +95,15 @@ def save_pretrained(
         for name in stale - {file.name for file in fresh}:
             with contextlib.suppress(FileNotFoundError):
                 (folder / name).unlink()
+
+
+def pending(params: Params, table: NameTable, fmt: Format, rename: Callable[[str], str] = str) -> list[PendingTensor]:
+    """The tensors of parameters by their names in the file, fetched when they are written."""
+    kept: dict[str, np.ndarray] = {}  # the last parameter copied to the host: stacked layers share one transfer
+    return [
+        PendingTensor(rename(name), leaf.dtype, leaf.stored_shape, _fetcher(params, leaf, number, kept))
+        for name, leaf, number in stored_tensors(params, table, fmt)
+    ]
 
 
 def _fetcher(params: Params, leaf: Leaf, number: int, kept: dict[str, np.ndarray]) -> Callable[[], np.ndarray]:

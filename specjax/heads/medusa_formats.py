@@ -7,6 +7,7 @@
 Heads and blocks are counted in the files: published configurations have wrong numbers.
 """
 
+import os
 import re
 from collections.abc import Collection
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import convert
 from specjax.heads.eagle_formats import check_targets
 from specjax.heads.head import TOKEN_MAP, Head, HeadFormat, Stored
 from specjax.heads.medusa import MedusaConfig
@@ -147,6 +149,24 @@ def vllm_tensors(head: Head) -> dict[str, np.ndarray]:
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
     matrix = ends.unembed(jnp.eye(head.config.width)[None])[0].T
     return found | {SHARED: np.asarray(matrix.astype(head.fmt.dtype))}
+
+
+def save_together(head: Head, folder: str | os.PathLike[str]) -> None:
+    """Writes a head and its target as one folder, Medusa-2's, which `specjax.load` and `specjax.load_head` read.
+
+    Raises:
+      ValueError: what this form cannot express, see `publish_original`.
+    """
+    target, own = head.target, publish_original(head)
+    config = dict(target.described()) | {name: own[name] for name in own if name.startswith("medusa")}
+    if target.eos:
+        config["eos_token_id"] = list(target.eos)
+    heads = convert.pending(head.params, original_names(head.config), head.fmt)
+    written = target.text is not None and target.text.save_pretrained is not None
+    convert.save_pretrained(
+        folder, target.params, config, fmt=target.fmt, tokenizer=target.text if written else None,
+        more={MEDUSA + one.name: one.fetch() for one in heads},
+    )  # fmt: skip
 
 
 # --- the formats -----------------------------------------------------------------------------------------------------

@@ -109,8 +109,8 @@ def attend(
     elif slots <= WHOLE:
         out = whole(*one_layer(kv.layers, kv.index))
     else:
-        # Of rows and slots first: the numbers of slots, which XLA keeps apart for each layer, are then not laid over the
-        # mask. Not over the rows too: parts of a mesh then agree on one number, and not on all slots.
+        # Of rows and slots first: the numbers of slots, which XLA keeps apart for each layer, are then not laid over
+        # the mask. Not over the rows too: parts of a mesh then agree on one number, and not on all slots.
         seen = visible.any(1)
         live = jnp.max(jnp.where(seen, jnp.arange(1, slots + 1, dtype=jnp.int32), 0))
         if rows > 1 or fmt.int8_cache:  # masked pieces leave a row's numbers as they are, whatever longer rows need

@@ -57,7 +57,8 @@ class Batch(NamedTuple):
     """Texts, padded at the end, and which tokens are the target's answer.
 
     The texts of an encoder-decoder begin with its start token; `source` and `length` are what its encoder reads.
-    `progress` is the share of the training that is done.
+    `progress` is the share of the training that is done. `streams` are what the target computes on the texts, if that
+    is on disk: see `features.kept`.
     """
 
     tokens: Int[Array | np.ndarray, "B S"]
@@ -65,6 +66,7 @@ class Batch(NamedTuple):
     source: Int[Array | np.ndarray, "B P"] | tuple[()] = ()
     length: Int[Array | np.ndarray, "B"] | tuple[()] = ()
     progress: Float[Array | np.ndarray, ""] | tuple[()] = ()
+    streams: Float[Array | np.ndarray, "B S N D"] | tuple[()] = ()
 
 
 class Step(NamedTuple):
@@ -113,15 +115,22 @@ def noisy(features: Float[Array, "B A D"], noise: float, key: jax.Array) -> Floa
 
 
 def read_target(head: Head, fixed: Params, batch: Batch) -> tuple[Output, Any]:
-    """What the target computes on the texts, and the target without its layers."""
+    """What the target computes on the texts, without a gradient, and the target without its layers."""
+    seen, ends = of_target(head, fixed, batch)
+    return jax.lax.stop_gradient(seen), ends
+
+
+def of_target(head: Head, params: Params, batch: Batch) -> tuple[Output, Any]:
+    """The same with a gradient, for other parameters of the target."""
     target = head.target
-    module = target.family.module(fixed, target.config, target.fmt)
+    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(params))
+    if not isinstance(batch.streams, tuple):
+        features, *hiddens = jnp.moveaxis(jnp.asarray(batch.streams, jnp.float32), 2, 0)
+        return Output(ends.unembed(features), features, tuple(hiddens)), ends
+    module = target.family.module(params, target.config, target.fmt)
     if target.encoder_decoder:
-        seen = module.read(*map(jnp.asarray, (batch.source, batch.length, batch.tokens)))
-    else:
-        seen = module.read(jnp.asarray(batch.tokens), head.config.taps)
-    ends = target.family.ends(target.config, target.fmt)
-    return jax.lax.stop_gradient(seen), ends(target.family.without_layers(fixed))
+        return module.read(*map(jnp.asarray, (batch.source, batch.length, batch.tokens))), ends
+    return module.read(jnp.asarray(batch.tokens), head.config.taps), ends
 
 
 def compare(

@@ -1,14 +1,17 @@
 """What `specjax train head` trains: for each kind a new head, its recipe, and its losses."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from specjax import checks
+from specjax import checks, sharding
 from specjax.heads.dflash import DFlashConfig
 from specjax.heads.eagle_formats import check_taps, default_taps
 from specjax.heads.falcon import FalconConfig
@@ -18,10 +21,11 @@ from specjax.heads.medusa import MedusaConfig
 from specjax.heads.mlp import MLPConfig
 from specjax.heads.peagle import PEagleConfig
 from specjax.model import Model
-from specjax.training import dflash, eagle, falcon, peagle, staged
+from specjax.models.family import Rules
+from specjax.training import dflash, eagle, falcon, joint, peagle, staged
 from specjax.training.lm import FORMAT
 from specjax.training.losses import DIVERGENCES, TEXT
-from specjax.types import Params
+from specjax.types import Params, PyTree
 
 if TYPE_CHECKING:
     from specjax.training.head_run import HeadRun
@@ -38,9 +42,12 @@ class TrainedKind(NamedTuple):
       recipe: as published; `steps` drafted tokens at each position, and a `divergence`.
       loss, measure: (head, recipe, params, fixed, batch[, key]), as those of `TrainingTask`.
       options: options of `HeadRun` that it has, of those that not all kinds have.
-      init: (head, key) -> parameters.
+      init: (head, recipe, key) -> parameters: those of the head, if it has some already.
       divergences: names of its divergences.
       layers: decoder layers, or blocks, by default.
+      shardings: (parameters, mesh, rules of the head) -> their shardings.
+      rate: (recipe, path of a parameter) -> its learning rate, relative to that of the run.
+      save: (head, recipe, parameters, folder): writes the trained head.
     """
 
     kind: str
@@ -49,9 +56,16 @@ class TrainedKind(NamedTuple):
     loss: Callable[..., Any]
     measure: Callable[..., Any]
     options: tuple[str, ...] = ()
-    init: Callable[[Head, jax.Array], Params] = lambda head, key: head.kind.init(key, head.config, FORMAT)
+    init: Callable[[Head, Any, jax.Array], Params] = lambda head, how, key: (
+        head.params or head.kind.init(key, head.config, FORMAT)
+    )
     divergences: tuple[str, ...] = tuple(DIVERGENCES)
     layers: int = 1
+    shardings: Callable[[Params, Mesh, Rules], PyTree] = functools.partial(sharding.shardings, fmt=FORMAT, kv_heads=1)
+    rate: Callable[[Any, str], float] | None = None
+    save: Callable[[Head, Any, Params, Path], None] = lambda head, how, params, folder: dataclasses.replace(
+        head, params=params
+    ).save_pretrained(folder)
 
 
 def layers_of(run: "HeadRun") -> int:
@@ -107,8 +121,11 @@ def new_parallel(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, kind.formats[0].name)
 
 
-def init_parallel(head: Head, key: jax.Array) -> Params:
+def init_parallel(head: Head, how: Any, key: jax.Array) -> Params:
     """Random layers; an embedding and an output matrix of the head's own begin as the target's."""
+    del how
+    if head.params:
+        return head.params
     params, target = head.kind.init(key, head.config, FORMAT), head.target
     if "embed" in params:
         ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
@@ -117,8 +134,9 @@ def init_parallel(head: Head, key: jax.Array) -> Params:
     return params | ({"head": {"kernel": eagle.output_kernel(head)}} if "head" in params else {})
 
 
-EAGLE = ("layers", "mlp_width")
-PARALLEL = (*EAGLE, "draft_vocab", "taps", "mask_token")
+SHAPE = ("layers", "mlp_width", "features")
+EAGLE = (*SHAPE, "start")
+PARALLEL = (*SHAPE, "draft_vocab", "taps", "mask_token")
 STAGED = (TEXT, *DIVERGENCES)
 TRAINED = {
     "eagle": TrainedKind("eagle", new_eagle, eagle.RECIPES["eagle"], eagle.loss, eagle.measure, EAGLE),
@@ -128,10 +146,16 @@ TRAINED = {
     ),
     "medusa": TrainedKind(
         "medusa", new_medusa, staged.Staged(steps=5), staged.loss, staged.measure,
-        ("layers", "draft_vocab", "own_matrices"), staged.init_medusa, STAGED,
+        ("layers", "draft_vocab", "own_matrices", "start", "features"), staged.init_medusa, STAGED,
+    ),
+    "medusa-2": TrainedKind(
+        "medusa", new_medusa, joint.Joint(), joint.loss, joint.measure, ("layers", "own_matrices", "rank", "start"),
+        joint.init, STAGED, shardings=joint.shardings, rate=joint.rate,
+        save=joint.save,
     ),
     "mlp": TrainedKind(
-        "mlp", new_mlp, staged.Staged(steps=3), staged.loss, staged.measure, ("mlp_width",), divergences=STAGED,
+        "mlp", new_mlp, staged.Staged(steps=3), staged.loss, staged.measure, ("mlp_width", "features"),
+        divergences=STAGED,
     ),
     "peagle": TrainedKind(
         "peagle", new_parallel, peagle.Parallel(), peagle.loss, peagle.measure, PARALLEL, init_parallel, layers=4,
@@ -141,6 +165,6 @@ TRAINED = {
         (TEXT, dflash.D_PACE, *DIVERGENCES), layers=5,
     ),
     "falcon": TrainedKind(
-        "falcon", new_parallel, falcon.Glancing(), falcon.loss, falcon.measure, ("mlp_width",),
+        "falcon", new_parallel, falcon.Glancing(), falcon.loss, falcon.measure, ("mlp_width", "features"),
     ),
 }  # fmt: skip

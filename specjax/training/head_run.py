@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 arg = tyro.conf.arg
 BY_KIND = "(default: that of the kind)"
 EVALUATIONS = 64  # most held-out batches
-OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "mask_token")  # which not all kinds have
+PARTS = ("train", "held_out")
+# Options that not all kinds have.
+OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "mask_token", "start", "rank", "features")
+SHAPE = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps")  # of these, those that a trained head has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,10 @@ class HeadRun:
     """
 
     kind: Annotated[
-        Literal["eagle", "hass", "eagle3", "medusa", "mlp", "peagle", "dflash", "falcon"], tyro.conf.Positional
+        Literal["eagle", "hass", "eagle3", "medusa", "medusa-2", "mlp", "peagle", "dflash", "falcon"],
+        tyro.conf.Positional,
     ]
-    """Kind of head; falcon is experimental."""
+    """Kind of head. medusa-2 trains the target too: OUT/head is both. falcon is experimental."""
     target: Annotated[str, arg(metavar="MODEL")]
     """The model that it drafts for."""
     data: Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
@@ -62,6 +66,10 @@ class HeadRun:
     """Streams of the target that EAGLE-3, P-EAGLE and DFlash read: number k enters layer k."""
     mask_token: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the last token)")] = None
     """P-EAGLE and DFlash: token of positions that are not drafted yet; best one that texts do not contain."""
+    start: Annotated[str, arg(metavar="FOLDER", help_behavior_hint="(default: a new head)")] = ""
+    """EAGLE, HASS, EAGLE-3, Medusa and Medusa-2: a trained head to begin with."""
+    rank: Annotated[int, arg(help_behavior_hint="(default: 32)")] = 0
+    """Medusa-2: rank of the target's adapters (LoRA)."""
     unroll: Annotated[int, arg(help_behavior_hint=BY_KIND)] = 0
     """Drafted tokens that are trained at each position; the number of heads of Medusa, of stages of mlp; tokens that
     falcon drafts per pass."""
@@ -76,6 +84,11 @@ class HeadRun:
     """Fraction of the answers that is held out, by hash of the prompt."""
     dtype: str = "float32"
     """Of the target's weights during training."""
+    features: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: computed in each step)")] = (
+        None
+    )
+    """Folder for what the target computes on the answers, so that it reads them once; several runs can use it. In the
+    target's dtype: bfloat16 takes half of the disk."""
     mesh: Annotated[str | None, arg(metavar="DATAxMODEL", help_behavior_hint="(default: one device)")] = None
     """Devices that rows and weights are split over, such as 2x4."""
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
@@ -110,8 +123,17 @@ class HeadRun:
         head = self._new(target, parts[0])
         self._record({"answers": len(every), "tokens": sum(len(one.answer) for one in every)})
         start = target.config.start_token if target.encoder_decoder else None
-        task = self._task(head, *(bucketed(part, self.widths, start) for part in parts))
-        task = lm.on_mesh(task, mesh, head.kind.rules, 1)
+        texts: Any = {name: bucketed(part, self.widths, start) for name, part in zip(PARTS, parts, strict=True)}
+        if self.features is not None:
+            from specjax.training import features
+
+            texts = features.kept(head, texts, self.features, tokens=self.tokens, mesh=mesh, say=say)
+            if texts is None:
+                return None
+        how = self._recipe(head)
+        kind = TRAINED[self.kind]
+        shardings = lambda params: kind.shardings(params, mesh, head.kind.rules)
+        task = self._task(head, how, *texts.values())._replace(mesh=mesh, shardings=shardings)
         say("compiling")
         report = lambda record: say(progress_line(record, self.recipe.steps))
         state = lm.train(task, self.recipe, self.out, family=self.kind, config=head.config, report=report)
@@ -119,7 +141,7 @@ class HeadRun:
         if int(state.step) < self.recipe.steps:
             return None
         folder = self.out / "head"
-        dataclasses.replace(head, params=state.params).save_pretrained(folder)
+        kind.save(head, how, state.params, folder)
         return folder
 
     def _check(self) -> None:
@@ -130,8 +152,9 @@ class HeadRun:
             raise ValueError(f"widths must increase from 4 or more, got {' '.join(map(str, self.widths))}")
         checks.at_least(1, tokens=self.tokens)
         checks.at_least(
-            0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll
-        )
+            0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll,
+            rank=self.rank,
+        )  # fmt: skip
         if self.mesh is not None:
             checks.mesh_shape(self.mesh)
         from specjax.training.head_kinds import TRAINED
@@ -139,13 +162,16 @@ class HeadRun:
         kind = TRAINED[self.kind]
         if self.divergence:
             checks.check_name(self.divergence, kind.divergences, f"divergence of {self.kind}")
+        for name in SHAPE if self.start else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} is that of the head to begin with: leave it out, or start")
         for name in OPTIONS:
             if name not in kind.options and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"{name} is not an option of {self.kind}: it has {', '.join(kind.options) or 'none'}")
 
     def _record(self, data: dict[str, int]) -> None:
         """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
-        free = ("out", "data", "recipe", "dtype", "mesh")
+        free = ("out", "data", "recipe", "dtype", "features", "mesh")
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free} | data
         own |= {name: getattr(self.recipe, name) for name in ("seed", "muon", "accumulate")}
         own = json.loads(json.dumps(own))
@@ -159,24 +185,38 @@ class HeadRun:
         files.write_text(file, json.dumps(own, indent=1) + "\n")
 
     def _new(self, target: Any, train: Sequence[Any]) -> "Head":
-        """A head without parameters."""
+        """A head without parameters, or the one to begin with."""
+        from specjax.heads.loading import load_head
         from specjax.training import eagle
         from specjax.training.head_kinds import TRAINED
+        from specjax.training.lm import FORMAT
 
+        kind = TRAINED[self.kind]
+        if self.start:
+            head = load_head(self.start, dataclasses.replace(target, fmt=FORMAT))  # in the layout of training
+            if head.kind.name != kind.kind:
+                raise ValueError(f"start: {self.start} is a head of kind {head.kind.name}, not {kind.kind}")
+            return dataclasses.replace(head, target=target)
         chosen = None
         if self.draft_vocab:
             counts = np.bincount(np.concatenate([one.answer for one in train]), minlength=target.vocab_size)
             chosen = eagle.with_draft_tokens(counts, self.draft_vocab, target.vocab_size)
-        return TRAINED[self.kind].new(self, target, chosen)
+        return kind.new(self, target, chosen)
 
-    def _task(self, head: "Head", train: "Sequence[Batch]", held_out: "Sequence[Batch]") -> "TrainingTask":
+    def _recipe(self, head: "Head") -> Any:
+        """Steps, loss and more, of the kind of head."""
+        from specjax.training.head_kinds import TRAINED
+
+        stages = head.config.most if self.start and TRAINED[self.kind].kind == "medusa" else 0
+        given = {"steps": self.unroll or stages, "divergence": self.divergence, "rank": self.rank}
+        return dataclasses.replace(TRAINED[self.kind].recipe, **{name: value for name, value in given.items() if value})
+
+    def _task(self, head: "Head", how: Any, train: "Sequence[Batch]", held_out: "Sequence[Batch]") -> "TrainingTask":
         from specjax.training.head_kinds import TRAINED
         from specjax.training.lm import TrainingTask
 
         kind = TRAINED[self.kind]
         count = min(EVALUATIONS, -(-sum(part.tokens.size for part in held_out) // self.tokens))
-        given = {"steps": self.unroll, "divergence": self.divergence}
-        how = dataclasses.replace(kind.recipe, **{name: value for name, value in given.items() if value})
 
         def batch(step: int) -> "Batch":
             progress = np.asarray(step / self.recipe.steps, np.float32)
@@ -184,13 +224,26 @@ class HeadRun:
             return drawn._replace(progress=progress)
 
         return TrainingTask(
-            init=functools.partial(kind.init, head),
+            init=functools.partial(kind.init, head, how),
             loss=functools.partial(kind.loss, head, how),
             measure=functools.partial(kind.measure, head, how),
             batch=batch,
-            held_out=tuple(draw(held_out, seed=1, step=step, tokens=self.tokens) for step in range(count)),
+            held_out=HeldOut(held_out, count, self.tokens),
             fixed=head.target.params,
+            rate=None if kind.rate is None else functools.partial(kind.rate, how),
         )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """The same held-out batches in every evaluation, drawn when they are read: features would not fit in memory."""
+
+    parts: "Sequence[Batch]"
+    count: int
+    tokens: int
+
+    def __iter__(self) -> Iterator["Batch"]:
+        return (draw(self.parts, seed=1, step=step, tokens=self.tokens) for step in range(self.count))
 
 
 def split(every: Sequence[Any], held_out: float) -> tuple[list[Any], list[Any]]:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,29 +55,33 @@ class TrainingTask(NamedTuple):
       loss: (params, fixed, batch, key) -> (loss, cross-entropy in nats per token): scalars. The key is for noise.
       measure: (params, fixed, batch) -> (name -> mean over the batch, number of tokens).
       batch: (step) -> a training batch of numpy arrays.
-      held_out: batches for evaluation.
+      held_out: batches for evaluation, of which every evaluation reads all.
       fixed: parameters that are not trained: those of a teacher, or of the target of a head. They are arguments of the
         step, so that they are not constants of its program.
       mesh: what the rows of batches are split over; None: one device. `fixed` is on it.
       shardings: (shapes of the parameters) -> their shardings on the mesh.
+      rate: path of a parameter -> its learning rate, relative to that of the recipe; None: 1.
     """
 
     init: Callable[[jax.Array], Params]
     loss: Callable[[Params, Params, PyTree, jax.Array], tuple[Array, Array]]
     measure: Callable[[Params, Params, PyTree], tuple[dict[str, Array], Array]]
     batch: Callable[[int], PyTree]
-    held_out: tuple[PyTree, ...]
+    held_out: Iterable[PyTree]
     fixed: Params = ()
     mesh: Mesh | None = None
     shardings: Callable[[Params], PyTree] | None = None
+    rate: Callable[[str], float] | None = None
 
-    def place(self, batch: PyTree) -> PyTree:
-        """A batch, its rows split over the mesh; whole on every device where they do not divide."""
-        if self.mesh is None:
-            return batch
-        mesh, parts = self.mesh, self.mesh.shape[sharding.DATA]
-        rows, whole = sharding.row_sharding(mesh), NamedSharding(mesh, P())
-        return hosts.lay(batch, jax.tree.map(lambda leaf: whole if len(leaf) % parts else rows, batch))
+
+def place(batch: PyTree, mesh: Mesh | None) -> PyTree:
+    """A batch, its rows split over the mesh; whole on every device where they do not divide."""
+    if mesh is None:
+        return batch
+    parts, rows, whole = mesh.shape[sharding.DATA], sharding.row_sharding(mesh), NamedSharding(mesh, P())
+    return hosts.lay(
+        batch, jax.tree.map(lambda leaf: whole if np.ndim(leaf) == 0 or len(leaf) % parts else rows, batch)
+    )
 
 
 def on_mesh(task: TrainingTask, mesh: Mesh | None, rules: Rules, kv_heads: int) -> TrainingTask:
@@ -121,6 +125,8 @@ def make_step(task: TrainingTask, recipe: Recipe, like: TrainState | None = None
         (value, nats), grads = found
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, opt = optimizer.update(grads, state.optimizer, state.params)
+        if (rate := task.rate) is not None:
+            updates = jax.tree_util.tree_map_with_path(lambda keys, leaf: rate(sharding.path_of(keys)) * leaf, updates)
         params = optax.apply_updates(state.params, updates)
         metrics = {"loss": value, "nats": nats, "norm": optax.tree.norm(grads), "rate": recipe.schedule(state.step)}
         return TrainState(params, opt, state.step + 1), metrics
@@ -153,7 +159,7 @@ def make_evaluate(task: TrainingTask) -> Callable[[Params], dict[str, float]]:
         sums: dict[str, float] = {}
         weight = 0
         for batch in task.held_out:
-            found, count = hosts.fetch(one(params, task.fixed, task.place(batch)))
+            found, count = hosts.fetch(one(params, task.fixed, place(batch, task.mesh)))
             weight += int(count)
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * int(count)
@@ -204,7 +210,7 @@ def train(
         stop = hosts.StopTogether(lambda: bool(received), ahead=IN_FLIGHT + 2)
         while at < recipe.steps and not stop(at):
             each = range(at * recipe.accumulate, (at + 1) * recipe.accumulate)
-            state, metrics = step(state, task.fixed, *(task.place(task.batch(number)) for number in each))
+            state, metrics = step(state, task.fixed, *(place(task.batch(number), task.mesh) for number in each))
             at += 1
             in_flight.append(metrics)
             if len(in_flight) > IN_FLIGHT:

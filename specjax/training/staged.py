@@ -6,10 +6,11 @@ MLP           and the true tokens t_i+1 .. t_i+1+k      Wertheimer et al. 2024, 
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from specjax.heads.head import Head
 from specjax.heads.medusa import Medusa
@@ -18,7 +19,7 @@ from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, ou
 from specjax.training.lm import FORMAT
 from specjax.training.losses import TEXT
 from specjax.training.unrolled import acceptance, shifted
-from specjax.types import Params
+from specjax.types import Output, Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,12 @@ def run(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch) ->
       head: its kind, shape and target; its own parameters are not used.
       fixed: the target's parameters.
     """
+    return stages(head, how, params, *read_target(head, fixed, batch), batch)
+
+
+def stages(head: Head, how: Staged, params: Params, seen: Output, ends: Any, batch: Batch) -> list[Step]:
+    """The same for what the target computed, and the target without its layers."""
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
-    seen, ends = read_target(head, fixed, batch)
     anchors = tokens.shape[1] - 1
     features = seen.features[:, :anchors].astype(jnp.float32)
     found, state = [], module.start(features)
@@ -58,19 +63,23 @@ def run(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch) ->
     return found
 
 
-def loss(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:
-    """`TrainingTask.loss`: the sum over the stages, and the cross-entropy with the target at the first one."""
-    del key
-    steps = run(head, how, params, fixed, batch)
-    total = jnp.zeros((), jnp.float32)
+def total(head: Head, how: Staged, steps: list[Step], batch: Batch) -> Float[Array, ""]:
+    """The weighted sum of the losses of the stages."""
+    found = jnp.zeros((), jnp.float32)
     for number, step in enumerate(steps):
         if how.divergence == TEXT:
             values, known = of_text(head, step, shifted(jnp.asarray(batch.tokens), 2 + number)[:, : step.mask.shape[1]])
         else:
             values, known = losses.DIVERGENCES[how.divergence](step.log_p, step.log_q), step.drafted
-        value = losses.masked_mean(values, step.mask & known)
-        total = total + how.decay**number * value
-    return total, first_nats(steps)
+        found = found + how.decay**number * losses.masked_mean(values, step.mask & known)
+    return found
+
+
+def loss(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:
+    """`TrainingTask.loss`, and the cross-entropy with the target at the first stage."""
+    del key
+    steps = run(head, how, params, fixed, batch)
+    return total(head, how, steps, batch), first_nats(steps)
 
 
 def measure(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
@@ -80,8 +89,11 @@ def measure(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch
     return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
 
 
-def init_medusa(head: Head, key: jax.Array) -> Params:
+def init_medusa(head: Head, how: Staged, key: jax.Array) -> Params:
     """Blocks of zeros, and output matrices that are the target's: at first every head drafts as the target would."""
+    del how
+    if head.params:
+        return head.params
     params = head.kind.init(key, head.config, FORMAT)
     if not head.config.matrices:
         return params

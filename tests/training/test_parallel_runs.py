@@ -35,7 +35,7 @@ def of_kind(tmp_path, kind: str) -> Head:
 
 def test_own_matrices_begin_as_the_targets(tmp_path):
     of = of_kind(tmp_path, "peagle")
-    params, target = head_kinds.init_parallel(of, jax.random.key(0)), of.target
+    params, target = head_kinds.init_parallel(of, None, jax.random.key(0)), of.target
     np.testing.assert_array_equal(params["embed"]["table"], target.params["embed"]["tokens"]["table"])
     x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
@@ -55,7 +55,7 @@ def test_an_overfitted_batch_reaches_the_entropy_of_the_target(tmp_path, kind):
     }[kind]  # fmt: skip
     given = (test_falcon if kind == "falcon" else test_one_pass).batch()
     task = lm.TrainingTask(
-        lambda key: TRAINED[kind].init(of, key), lambda *args: own.loss(of, how, *args),
+        lambda key: TRAINED[kind].init(of, how, key), lambda *args: own.loss(of, how, *args),
         lambda *args: own.measure(of, how, *args), lambda step: given, (given,), of.target.params,
     )  # fmt: skip
     recipe = Recipe(steps=600, rate=1e-2, warmup=10, weight_decay=0.0, seed=3)

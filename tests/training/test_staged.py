@@ -104,8 +104,8 @@ def test_masks_and_losses_are_those_of_the_answers_tokens(kind):
 
 @pytest.mark.parametrize("family", battery.others_slow(battery.FAMILIES, ["opt"]))
 def test_medusa_begins_as_its_target(family):
-    of = dataclasses.replace(head("medusa", family), fmt=FORMAT)
-    params = staged.init_medusa(of, jax.random.key(0))
+    of = dataclasses.replace(head("medusa", family), fmt=FORMAT, params={})
+    params = staged.init_medusa(of, staged.Staged(2), jax.random.key(0))
     given, target = batch(family), of.target
     steps = trained(of, Staged(2), params, given)
     texts = (given.source, given.length, given.tokens) if family == "t5" else (given.tokens,)

@@ -1,0 +1,107 @@
+"""What a target computes on the texts of a run, kept on disk: it reads each text once, not whenever a step draws it."""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from specjax import files, jobs
+from specjax.heads import Head
+from specjax.training import eagle, lm
+from specjax.training.eagle import Batch
+from specjax.training.run import Say
+
+RECORD = "features.json"
+
+
+def kept(
+    head: Head, parts: Mapping[str, Sequence[Batch]], folder: Path, *, tokens: int, mesh: Mesh | None, say: Say
+) -> dict[str, tuple[Batch, ...]] | None:
+    """Texts with their features, which the target computes where the folder does not hold them yet.
+
+    For each width of texts the folder has one array [texts, S, 1 + taps, D] in the target's dtype: features after the
+    final norm, then the streams that enter the tapped layers. The arrays are read as they are drawn from.
+
+    Args:
+      parts: texts by name.
+      tokens: how many the target reads at once, with their padding.
+      mesh: of the target.
+
+    Returns:
+      None: stopped by a signal; another call goes on.
+
+    Raises:
+      ValueError: the folder holds features of another target, of other streams or of other texts.
+      OSError: they do not fit on the disk.
+    """
+    arrays = {f"{name}-{part.tokens.shape[1]}.bin": part for name, every in parts.items() for part in every}
+    start(head, arrays, folder)
+    dtype, streams = jnp.dtype(head.target.fmt.dtype), jax.jit(lambda *given: streams_of(head, *given))
+    tail = jax.eval_shape(streams, head.target.params, next(iter(arrays.values()))).shape[2:]
+    row_bytes = {name: part.tokens.shape[1] * math.prod(tail) * dtype.itemsize for name, part in arrays.items()}
+    there = {name: size_of(folder / name) // row_bytes[name] for name in arrays}
+    missing = sum((len(part.tokens) - there[name]) * row_bytes[name] for name, part in arrays.items())
+    if missing > (free := shutil.disk_usage(folder).free):
+        raise OSError(f"{folder} needs {missing / 2**30:.1f} GiB of features, and its disk has {free / 2**30:.1f} left")
+    every, done = sum(len(part.tokens) for part in arrays.values()), sum(there.values())
+    with lm.signals() as received:
+        for name, part in arrays.items():
+            count = max(1, tokens // part.tokens.shape[1])
+            with (folder / name).open("ab") as file:
+                file.truncate(there[name] * row_bytes[name])  # drops a part of a text
+                for first in range(there[name], len(part.tokens), count):
+                    if received:
+                        return None
+                    at = np.arange(first, first + count) % len(part.tokens)  # the last rows are filled up
+                    found = streams(
+                        head.target.params, lm.place(jax.tree.map(lambda array, at=at: array[at], part), mesh)
+                    )
+                    rows = min(count, len(part.tokens) - first)
+                    file.write(np.asarray(found[:rows].astype(dtype)).tobytes())
+                    done += rows
+                    say(f"features of {done:,} of {every:,} texts")
+    stored = {
+        name: part._replace(streams=np.memmap(folder / name, dtype, "r", shape=(*part.tokens.shape, *tail)))
+        for name, part in arrays.items()
+    }
+    return {
+        name: tuple(stored[f"{name}-{part.tokens.shape[1]}.bin"] for part in every) for name, every in parts.items()
+    }
+
+
+def streams_of(head: Head, fixed, batch: Batch) -> jax.Array:
+    """[B, S, 1 + taps, D] float32: features after the final norm, and the streams that enter the tapped layers."""
+    seen, _ = eagle.read_target(head, fixed, batch)
+    return jnp.stack([seen.features, *seen.hiddens], axis=2)
+
+
+def start(head: Head, arrays: Mapping[str, Batch], folder: Path) -> None:
+    """Writes the record of a new folder, or compares it."""
+    texts = hashlib.blake2b(digest_size=16)
+    for name, part in arrays.items():
+        for array in (part.tokens, part.source, part.length):
+            texts.update(f"{name} {np.shape(array)} ".encode() + np.asarray(array, np.int32).tobytes())
+    own = {
+        "target": jobs.fingerprint(head.target), "dtype": head.target.fmt.dtype, "taps": list(head.config.taps),
+        "texts": texts.hexdigest(),
+    }  # fmt: skip
+    file = folder / RECORD
+    if file.is_file():
+        found = json.loads(files.read_text(file))
+        for name, value in own.items():
+            if found.get(name) != value:
+                raise ValueError(f"features: {folder} holds those of other {name}: name another folder, or delete it")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_text(file, json.dumps(own, indent=1) + "\n")
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
