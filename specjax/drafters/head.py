@@ -1,9 +1,9 @@
 """A trained head drafts from the target's hidden states: chains, static trees and dynamic trees.
 
-eagle, eagle3    token by token (`head_writer`)
-peagle, dflash   all positions in one forward pass (`one_pass`), so no dynamic trees
-medusa, mlp      one stage per token (`staged_writer`)
-falcon           k tokens in one forward pass (`passes_writer`), experimental
+eagle, eagle3, spire   token by token (`head_writer`)
+peagle, dflash         all positions in one forward pass (`one_pass`), so no dynamic trees
+medusa, mlp            one stage per token (`staged_writer`)
+falcon                 k tokens in one forward pass (`passes_writer`), experimental
 """
 
 import functools
@@ -56,7 +56,7 @@ def head(
     EAGLE, Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858; EAGLE-3, arXiv 2503.01840; HASS, Zhang et al.
     2024, arXiv 2408.15766; P-EAGLE, arXiv 2602.01469; DFlash, Chen et al. 2026, arXiv 2602.06036; Medusa, Cai et al.
     2024, arXiv 2401.10774; MLP speculator, Wertheimer et al. 2024, arXiv 2404.19124; Falcon, experimental, Gao et al.
-    2024, arXiv 2412.12639.
+    2024, arXiv 2412.12639; SPIRe, experimental, Neelam et al. 2025, arXiv 2504.06419.
 
     Args:
       head: from `specjax.load_head`.
@@ -136,8 +136,10 @@ def writer(head: Head, width: int, nodes: int | None = None) -> Writer:
     if isinstance(head.config, FalconConfig):
         nodes = width if nodes is None else nodes
         return passes_writer(head.kind.model, head.config, head.fmt, nodes, of, restricted)
-    make = block_writer if isinstance(head.config, DFlashConfig) else head_writer
-    return make(head.kind.model, head.config, head.fmt, width, of, restricted)
+    if isinstance(head.config, DFlashConfig):
+        return block_writer(head.kind.model, head.config, head.fmt, width, of, restricted)
+    nodes = width if nodes is None else nodes
+    return head_writer(head.kind.model, head.config, head.fmt, width, nodes, of, restricted)
 
 
 def draft_logits(

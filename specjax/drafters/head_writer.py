@@ -8,6 +8,12 @@ Its cache holds pairs of true features and committed tokens only, besides what i
               2. the draft is written past them
               3. `commit` drops it, and takes the target's features of all that was accepted
 
+A head with a window holds no more slots than it can see: at the start of a round the oldest pairs behind the sinks are
+dropped where there is no room for the next ones.
+
+    slots     0 .. sinks-1 | sinks ........ length-1 | free
+    position  0 .. sinks-1 | sinks+dropped ....      |
+
 A P-EAGLE head reads its mask rows in step 1, right after the pairs, and skips step 2:
 
     block     pair  pair  (free)  mask  mask  mask       of a row with two new pairs, where a round may commit three
@@ -16,6 +22,7 @@ A P-EAGLE head reads its mask rows in step 1, right after the pairs, and skips s
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -50,12 +57,18 @@ class HeadParams(NamedTuple):
 
 
 class HeadCache(NamedTuple):
-    """Keys and values of the head's layers; what each pair was given, and the head's output for it."""
+    """Keys and values of the head's layers; what each pair was given, and the head's output for it.
+
+    Attributes:
+      length: slots in use.
+      dropped: pairs that a window has left behind; their slots are those of later pairs.
+    """
 
     layers: tuple[KV, ...] | KV
     given: Float[Array, "B 1 T D"]
     out: Float[Array, "B 1 T D"]
     length: Int[Array, "B"]
+    dropped: Int[Array, "B"]
 
 
 class HeadMemory(NamedTuple):
@@ -84,12 +97,14 @@ def parent_slots(mask: Bool[Array, "*B S T"] | np.ndarray, offset: int, rows: in
 
 @memoize
 def head_writer(
-    model: type[nnx.Module], config: Any, fmt: Format, width: int, target: tuple[Family, Any, Format], restricted: bool
-) -> Writer:
+    model: type[nnx.Module], config: Any, fmt: Format, width: int, nodes: int, target: tuple[Family, Any, Format],
+    restricted: bool,
+) -> Writer:  # fmt: skip
     """A head of this module and shape as a writer, with `HeadParams`.
 
     Args:
       width: W, the most tokens that a round commits.
+      nodes: most tokens that a round drafts.
       target: family, configuration and format of the target.
       restricted: it has a draft vocabulary.
     """
@@ -98,6 +113,8 @@ def head_writer(
     ends_of, layer = family.ends(target_config, target_fmt), config.layer
     parallel = isinstance(config, PEagleConfig)
     masks = width - 2 if parallel else 0  # rows of a mask token behind the last pair
+    # Slots that are enough for a window: it is whole too after a round that is taken back (`rewind`).
+    bound = None if config.window is None else config.sinks + config.window + 2 * width + nodes + masks
 
     def run(params: HeadParams, tokens, given, positions, visible, layers, start):
         attend = lambda attn, x, turn, index, layers: attn(x, turn, visible, layers, index, start)
@@ -120,8 +137,9 @@ def head_writer(
         positions = cache.length[:, None] + jnp.broadcast_to(jnp.asarray(depth, jnp.int32), tokens.shape)
         if config.window is not None:
             slot = jnp.arange(cache.out.shape[2], dtype=jnp.int32)[None, None]
-            near = (slot > positions[..., None] - config.window) | (slot >= (cache.length + pairs)[:, None, None])
-            visible = visible & near
+            near = slot > positions[..., None] - config.window
+            visible = visible & (near | (slot < config.sinks) | (slot >= (cache.length + pairs)[:, None, None]))
+            positions = positions + cache.dropped[:, None]
         start = cache.length + offset
         out, layers = run(params, tokens, given, positions, visible, cache.layers, start)
         return out, put(cache, layers, given, out, start)
@@ -133,6 +151,20 @@ def head_writer(
         out, cache = read(params, cache, tokens, given, mask, depth, offset)
         return Output(logits(params, out), out), cache
 
+    def moved(cache: HeadCache, drop: Int[Array, "B"], slots: int) -> HeadCache:
+        """A cache of `slots` slots, without the first `drop` pairs behind the sinks."""
+        slot = jnp.arange(slots, dtype=jnp.int32)[None]
+        old = jnp.where(slot < config.sinks, slot, slot + drop[:, None])[:, None, :, None]
+        take = lambda buffer: jnp.take_along_axis(buffer, old, axis=2, mode="clip")
+        layers, given, out = jax.tree.map(take, (cache.layers, cache.given, cache.out))
+        return HeadCache(layers, given, out, cache.length - drop, cache.dropped + drop)
+
+    def room(cache: HeadCache, slots: int) -> HeadCache:
+        """The cache with room for the next round."""
+        if bound is None or slots < bound:
+            return cache
+        return moved(cache, jnp.maximum(0, cache.length - (bound - nodes - masks - width)), bound)
+
     def keep(cache: HeadCache, path, n):
         assert path is None  # nothing that was drafted is kept
         return cache._replace(length=cache.length + n)
@@ -142,15 +174,17 @@ def head_writer(
         slots = cache_len + masks
         empty = jnp.zeros((rows, 1, slots, config.width), fmt.cache_dtype)
         layers = caches.allocate(rows, layer.kv_heads, slots, layer.head_width, layer.layers, fmt)
-        cache = HeadCache(layers, empty, empty, length - 1)
+        cache = HeadCache(layers, empty, empty, length - 1, jnp.zeros_like(length))
         if pairs:
             tokens, (visible, positions) = prompt[:, 1:], causal(prompt[:, 1:])
             if config.window is not None:
-                visible = visible & (positions[:, None] > positions[..., None] - config.window)
+                near = positions[:, None] > positions[..., None] - config.window
+                visible = visible & (near | (positions[:, None] < config.sinks))
             hiddens = tuple(hidden[:, :pairs] for hidden in prefilled.hiddens)
             given = nnx.merge(graph, params.head).fuse(prefilled.features[:, :pairs], hiddens)
             out, filled = run(params, tokens, given, positions, visible, Filling(layers, None), None)
             cache = put(cache, filled.layers, given, out, jnp.zeros_like(length))
+        cache = room(cache, slots)
         unread = jnp.zeros((rows, width, config.width), jnp.float32)
         return HeadMemory(cache, unread, jnp.zeros((rows, width), prompt.dtype), jnp.zeros_like(length))
 
@@ -173,7 +207,8 @@ def head_writer(
         block = jnp.arange(width, dtype=jnp.int32)
         unread = memory.tokens, memory.given, block[:, None] >= block[None], block
         unread = with_masks(params, memory) if masks else unread
-        out, cache = read(params, memory.cache, *unread, 0, memory.count - 1)  # mask rows always see the last pair
+        cache = room(memory.cache, memory.cache.out.shape[2])
+        out, cache = read(params, cache, *unread, 0, memory.count - 1)  # mask rows always see the last pair
         cache = cache._replace(length=cache.length + memory.count)
         last = at(cache.out, cache.length[:, None] - 1)
         drafted = jnp.concatenate([last, out[:, width:]], 1) if masks else last

@@ -30,11 +30,12 @@ class EagleConfig:
     """Shape of an EAGLE head; hashable, so a static argument.
 
     Attributes:
-      layer: of its decoder layers; `vocab_size` is the target's.
+      layer: of its decoder layers, a LlamaConfig; `vocab_size` is the target's.
       features: width of what it reads of the target at each position: all taps together.
       taps: residual streams of the target, as `Drafter.capture`; (): the last feature, as EAGLE-1.
       draft_vocab: tokens that it can draft; the target's vocabulary where it has no table of them.
       window: positions that attention reaches back; None: all.
+      sinks: first positions that a window does not hide.
       own_embedding: it has its own embedding table; else it uses the target's.
       fc_bias: the fusing map has a bias.
       embedding_norm, input_norm, out_norm: EAGLE-1 as written by older versions of the package `speculators`: norms of
@@ -45,11 +46,12 @@ class EagleConfig:
       norm_output: EAGLE-3: the next features are normed.
     """
 
-    layer: LlamaConfig
+    layer: Any
     features: int
     taps: tuple[int, ...] = ()
     draft_vocab: int = 0
     window: int | None = None
+    sinks: int = 0
     own_embedding: bool = False
     fc_bias: bool = False
     embedding_norm: bool = False
@@ -74,9 +76,9 @@ class EagleConfig:
         return (self.window,) * self.layers
 
 
-# (attention module, its input, rotation, index of the layer, state) -> (output, state). The state holds the caches, or
-# in training the keys and values of earlier steps.
-Attend = Callable[[Attention, Array, Rotation, int, Any], tuple[Array, Any]]
+# (attention module, its input, what turns by positions, index of the layer, state) -> (output, state). The state holds
+# the caches, or in training the keys and values of earlier steps. The module is Llama's, or `spire.Reading`.
+Attend = Callable[[Any, Array, Any, int, Any], tuple[Array, Any]]
 
 
 class Layer(nnx.Module):

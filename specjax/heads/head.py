@@ -131,8 +131,8 @@ class Head:
 
     Attributes:
       name: the folder or id that it was loaded from.
-      kind: name of its kind: "eagle" (also HASS), "eagle3", "medusa", "mlp", "peagle", "dflash" or
-        "falcon".
+      kind: name of its kind: "eagle" (also HASS), "eagle3", "medusa", "mlp", "peagle", "dflash", "falcon" or
+        "spire".
       config, fmt: shape of the head, layout of its weights.
       params: nested dict of arrays.
       target: the model that it drafts for.

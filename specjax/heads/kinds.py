@@ -8,6 +8,7 @@ from specjax.heads import falcon_formats as falcon_files
 from specjax.heads import medusa_formats as medusa_files
 from specjax.heads import mlp_formats as mlp_files
 from specjax.heads import peagle_formats as peagle_files
+from specjax.heads import spire_formats as spire_files
 from specjax.heads.dflash import DFlash
 from specjax.heads.eagle import Eagle, Eagle3
 from specjax.heads.falcon import Falcon
@@ -15,20 +16,22 @@ from specjax.heads.head import Kind
 from specjax.heads.medusa import Medusa
 from specjax.heads.mlp import MLPSpeculator
 from specjax.heads.peagle import PEagle
+from specjax.heads.spire import Spire
 from specjax.models.family import COLUMNS, ROWS, VECTOR, WHOLE, Rule, Rules, bias_rules, kernel_rules
 
 LAYER_RULES = (
     *kernel_rules(mlp="gate|up"),
     *bias_rules(mlp="gate|up"),
-    Rule(r"layers\.(attn_norm|mlp_norm|attn\.[qk]_norm)\.scale", (VECTOR,)),
+    Rule(r"layers\.(attn_norm|mlp_norm|attn\.[qk]_norm)\.(scale|bias)", (VECTOR,)),
     Rule(r"fc\.kernel", (COLUMNS, WHOLE)),
     Rule(r"fc\.cells\.\d+\.(ih|hh)\.kernel", (COLUMNS, WHOLE)),
     Rule(r"fc\.cells\.\d+\.(ih|hh)\.bias", (VECTOR,)),
     Rule(r"embed\.table", (ROWS, WHOLE)),
     Rule(r"head\.kernel", (COLUMNS, WHOLE)),
-    Rule(r"(embed_norm|hidden_norm|input_norm|final_norm|out_norm|fc_norm\.\d+)\.scale", (VECTOR,)),
+    Rule(r"(embed_norm|hidden_norm|input_norm|final_norm|out_norm|fc_norm\.\d+)\.(scale|bias)", (VECTOR,)),
     Rule(r"fc\.bias", (VECTOR,)),
     Rule(r"mask_hidden", (P(None, None, None),)),
+    Rule(r"mix", (P(None, None),)),
 )
 MEDUSA_RULES = Rules((
     Rule(r"blocks\.\d+\.\d+\.kernel", (WHOLE,)),
@@ -44,6 +47,7 @@ MLP_RULES = Rules((
 # Heads of attention need not divide over the mesh: GSPMD splits columns wherever they fall.
 RULES = Rules(LAYER_RULES, heads=None)
 KINDS = {
+    "spire": Kind("spire", Spire, None, spire_files.SPIRE_FORMATS, RULES),
     "peagle": Kind("peagle", PEagle, peagle_files.NAMES, peagle_files.PEAGLE_FORMATS, RULES),
     "dflash": Kind("dflash", DFlash, dflash_files.NAMES, dflash_files.DFLASH_FORMATS, RULES),
     "eagle3": Kind("eagle3", Eagle3, eagle_files.NAMES_3, eagle_files.EAGLE3_FORMATS, RULES),

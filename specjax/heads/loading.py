@@ -23,7 +23,7 @@ def load_head(name: str | os.PathLike[str], target: Model) -> Head:
     EAGLE-1, EAGLE-2 and HASS; EAGLE-3; DFlash: as their authors publish them, and as the package `speculators` does.
     P-EAGLE: as `speculators` does. Medusa, its second version, and Medusa-2, in a folder with its target: as their
     authors publish them, and as vLLM reads them. MLP speculators. Falcon, experimental: as its authors' code names the
-    tensors.
+    tensors. SPIRe, experimental, as `train head` writes it.
 
     Args:
       name: a folder, or a Hugging Face id, which is looked up in the local cache first; only an id uses the network.

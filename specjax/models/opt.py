@@ -94,8 +94,14 @@ class Attention(nnx.Module):
     def queries(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
         return self._split(self.q(x))
 
+    def keys(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
+        return self._split(self.k(x))
+
+    def values(self, x: Float[Array, "B S D"]) -> Float[Array, "B S H K"]:
+        return self._split(self.v(x))
+
     def __call__(self, x, visible, layers, index, start):
-        q, k, v = self.queries(x), self._split(self.k(x)), self._split(self.v(x))
+        q, k, v = self.queries(x), self.keys(x), self.values(x)
         layers, kv = caches.write(layers, index, k, v, start)
         return self.o(attend(q, kv, visible, scale=self.head_width**-0.5, fmt=self.fmt)), layers
 

@@ -1,4 +1,4 @@
-"""Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3."""
+"""Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3; and of SPIRe."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ RECIPES = {
     "eagle": Unrolling(steps=1, features=1.0, tokens=0.1, noise=0.1),
     "hass": Unrolling(steps=3, decay=1.0, features=1.0, tokens=0.1, top=1.0, detached=True, noise=0.1),
     "eagle3": Unrolling(),
+    "spire": Unrolling(steps=4, decay=1.0, divergence="ce-tv"),
 }
 TOP = 10  # of HASS
 HEAD_WIDTH = 64  # of the attention heads of a head for an OPT target

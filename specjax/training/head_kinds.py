@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,12 +16,16 @@ from specjax.heads.dflash import DFlashConfig
 from specjax.heads.eagle_formats import check_taps, default_taps
 from specjax.heads.falcon import FalconConfig
 from specjax.heads.head import Head
+from specjax.heads.head import layers_of as layers_of_target
 from specjax.heads.kinds import KINDS
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.mlp import MLPConfig
 from specjax.heads.peagle import PEagleConfig
+from specjax.heads.spire_formats import shape as spire_shape
 from specjax.model import Model
 from specjax.models.family import Rules
+from specjax.models.format import Format
+from specjax.models.products import in_order
 from specjax.training import dflash, eagle, falcon, joint, peagle, staged
 from specjax.training.lm import FORMAT
 from specjax.training.losses import DIVERGENCES, TEXT
@@ -30,6 +34,7 @@ from specjax.types import Params, PyTree
 if TYPE_CHECKING:
     from specjax.training.head_run import HeadRun
 
+WINDOW, SINKS = 64, 1  # of SPIRe
 Chosen = np.ndarray | None  # tokens of a draft vocabulary, ascending; None: all
 
 
@@ -121,6 +126,41 @@ def new_parallel(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, kind.formats[0].name)
 
 
+def new_spire(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
+    """A draft cut from the last layers of the target, or from those that the taps enter."""
+    del chosen
+    layers = layers_of_target(target)
+    taps = run.taps or tuple(range(max(0, layers - layers_of(run)), layers))
+    kind = KINDS["spire"]
+    config = spire_shape(target, taps, window=run.window or WINDOW, sinks=SINKS)
+    return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, None, kind.formats[0].name)
+
+
+def init_spire(head: Head, how: Any, key: jax.Array) -> Params:
+    """The copied layers, and the norm that leaves the target; every mix is the mean of the streams."""
+    del how
+    if head.params:
+        return head.params
+    target, params = head.target, head.kind.init(key, head.config, FORMAT)
+    layers = target.params["layers"]
+    of = lambda tap: jax.tree.map(lambda leaf: leaf[tap], layers) if target.fmt.stacked else layers[str(tap)]
+    copied = {str(place): plain(of(tap), target.fmt) for place, tap in enumerate(head.config.taps)}
+    found = params | {"layers": copied, "final_norm": target.params["final_norm"]}
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), found)  # copies: a step donates them
+
+
+def plain(params: Params, fmt: Format) -> Params:
+    """Parameters of a layer in the layout of `FORMAT`."""
+    found: Params = {}
+    for name, child in params.items():
+        if name == "kernel":
+            whole = jnp.concatenate(in_order(child), axis=1) if isinstance(child, Mapping) else child
+            found[name] = whole.T if fmt.products.out_in != FORMAT.products.out_in else whole
+        else:
+            found[name] = plain(child, fmt) if isinstance(child, Mapping) else child
+    return found
+
+
 def init_parallel(head: Head, how: Any, key: jax.Array) -> Params:
     """Random layers; an embedding and an output matrix of the head's own begin as the target's."""
     del how
@@ -143,6 +183,10 @@ TRAINED = {
     "hass": TrainedKind("eagle", new_eagle, eagle.RECIPES["hass"], eagle.loss, eagle.measure, EAGLE),
     "eagle3": TrainedKind(
         "eagle3", new_eagle, eagle.RECIPES["eagle3"], eagle.loss, eagle.measure, (*EAGLE, "draft_vocab", "taps"),
+    ),
+    "spire": TrainedKind(
+        "spire", new_spire, eagle.RECIPES["spire"], eagle.loss, eagle.measure,
+        ("layers", "taps", "window", "start", "features"), init_spire, layers=2,
     ),
     "medusa": TrainedKind(
         "medusa", new_medusa, staged.Staged(steps=5), staged.loss, staged.measure,

@@ -24,8 +24,26 @@ BY_KIND = "(default: that of the kind)"
 EVALUATIONS = 64  # most held-out batches
 PARTS = ("train", "held_out")
 # Options that not all kinds have.
-OPTIONS = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "mask_token", "start", "rank", "features")
-SHAPE = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps")  # of these, those that a trained head has
+OPTIONS = (
+    "layers",
+    "mlp_width",
+    "draft_vocab",
+    "own_matrices",
+    "taps",
+    "mask_token",
+    "window",
+    "start",
+    "rank",
+    "features",
+)
+SHAPE = (
+    "layers",
+    "mlp_width",
+    "draft_vocab",
+    "own_matrices",
+    "taps",
+    "window",
+)  # of these, those that a trained head has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,17 +61,17 @@ class HeadRun:
     """
 
     kind: Annotated[
-        Literal["eagle", "hass", "eagle3", "medusa", "medusa-2", "mlp", "peagle", "dflash", "falcon"],
+        Literal["eagle", "hass", "eagle3", "medusa", "medusa-2", "mlp", "peagle", "dflash", "falcon", "spire"],
         tyro.conf.Positional,
     ]
-    """Kind of head. medusa-2 trains the target too: OUT/head is both. falcon is experimental."""
+    """Kind of head. medusa-2 trains the target too: OUT/head is both. falcon and spire are experimental."""
     target: Annotated[str, arg(metavar="MODEL")]
     """The model that it drafts for."""
     data: Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
     """Files of specjax train answers."""
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder of the run."""
-    layers: Annotated[int, arg(help_behavior_hint="(default: 4 of peagle, 5 of dflash, else 1)")] = 0
+    layers: Annotated[int, arg(help_behavior_hint="(default: 4 of peagle, 5 of dflash, 2 of spire, else 1)")] = 0
     """Decoder layers, or residual blocks of each Medusa head."""
     mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width, of mlp once)")] = 0
     """Width of the MLP of the layers; of an MLP speculator, of its state."""
@@ -62,20 +80,26 @@ class HeadRun:
     own_matrices: bool = False
     """Medusa: every head has its own output matrix, as in the paper. By default they use the target's, or share one
     over a draft vocabulary."""
-    taps: Annotated[tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: three)")] = ()
-    """Streams of the target that EAGLE-3, P-EAGLE and DFlash read: number k enters layer k."""
+    taps: Annotated[
+        tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: three; of spire the last)")
+    ] = ()
+    """Streams of the target that EAGLE-3, P-EAGLE and DFlash read: number k enters layer k. Of spire, the layers that
+    it copies."""
     mask_token: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the last token)")] = None
     """P-EAGLE and DFlash: token of positions that are not drafted yet; best one that texts do not contain."""
+    window: Annotated[int, arg(help_behavior_hint="(default: 64)")] = 0
+    """SPIRe: positions that attention reaches back, beside the first one."""
     start: Annotated[str, arg(metavar="FOLDER", help_behavior_hint="(default: a new head)")] = ""
-    """EAGLE, HASS, EAGLE-3, Medusa and Medusa-2: a trained head to begin with."""
+    """EAGLE, HASS, EAGLE-3, SPIRe, Medusa and Medusa-2: a trained head to begin with."""
     rank: Annotated[int, arg(help_behavior_hint="(default: 32)")] = 0
     """Medusa-2: rank of the target's adapters (LoRA)."""
     unroll: Annotated[int, arg(help_behavior_hint=BY_KIND)] = 0
     """Drafted tokens that are trained at each position; the number of heads of Medusa, of stages of mlp; tokens that
     falcon drafts per pass."""
     divergence: Annotated[str, arg(help_behavior_hint=BY_KIND)] = ""
-    """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, or lk, a hybrid of kl and tv; text: the
-    cross-entropy with the tokens of the answers, for medusa, mlp and dflash; d-pace: weighted by place, for dflash."""
+    """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, ce-tv (the mean of both), or lk (a hybrid
+    of kl and tv); text: the cross-entropy with the tokens of the answers, for medusa, mlp and dflash; d-pace: weighted
+    by place, for dflash."""
     tokens: int = 1024
     """Tokens per step, including padding."""
     widths: tuple[int, ...] = (64, 128, 256)
@@ -153,7 +177,7 @@ class HeadRun:
         checks.at_least(1, tokens=self.tokens)
         checks.at_least(
             0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll,
-            rank=self.rank,
+            rank=self.rank, window=self.window,
         )  # fmt: skip
         if self.mesh is not None:
             checks.mesh_shape(self.mesh)

@@ -58,6 +58,7 @@ DIVERGENCES: dict[str, Callable[[LogProbs, LogProbs], Float[Array, "B S"]]] = {
     "tv": lambda log_p, log_q: 1.0 - accepted(log_p, log_q),
     "log-alpha": lambda log_p, log_q: -jnp.log(accepted(log_p, log_q)),
     "lk": hybrid,
+    "ce-tv": lambda log_p, log_q: -0.5 * (jnp.exp(log_p) * log_q).sum(-1) + 0.5 * (1.0 - accepted(log_p, log_q)),
 }
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import optax
     from jax.typing import ArrayLike
 
-DIVERGENCES = ("ce", "kl", "reverse-kl", "jsd", "tv", "log-alpha", "lk")  # in losses.py, which imports jax
+DIVERGENCES = ("ce", "kl", "reverse-kl", "jsd", "tv", "log-alpha", "lk", "ce-tv")  # in losses.py, which imports jax
 TEXTS = ("data", "target", "student", "mixed")
 LARGEST = 2**30  # steps, which are counted in 32 bits
 

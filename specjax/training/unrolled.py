@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.models.llama import Attention
-from specjax.models.rope import Rotation
 from specjax.training import losses
 
 MASKED = -1e30
@@ -53,7 +51,7 @@ def unrolled(
       following: output of a step -> what the next step is given.
     """
     positions = every_anchor(tokens)
-    attend = functools.partial(attend_anchored, positions)
+    attend = functools.partial(attend_anchored, positions, window=module.config.window, sinks=module.config.sinks)
     keys = {index: Keys([], []) for index in range(module.config.layers)}
     outs = []
     for step in range(steps):
@@ -82,22 +80,30 @@ def shifted(rows: Array, by: int) -> Array:
 
 
 def attend_anchored(
-    at: Int[Array, "B N"], attn: Attention, x: Float[Array, "B N F"], turn: Rotation, index: int, keys: dict[int, Keys]
-) -> tuple[Float[Array, "B N D"], dict[int, Keys]]:
-    """`heads.eagle.Attend` over the true pairs up to the anchors `at`, and over each anchor's own chain."""
+    at: Int[Array, "B N"], attn: Any, x: Float[Array, "B N F"], turn: Any, index: int,
+    keys: dict[int, Keys], *, window: int | None = None, sinks: int = 0,
+) -> tuple[Float[Array, "B N D"], dict[int, Keys]]:  # fmt: skip
+    """`heads.eagle.Attend` over the true pairs up to the anchors `at`, and over each anchor's own chain.
+
+    Args:
+      window, sinks: of a step, true pairs that it sees: the last `window`, its own included, and the first `sinks`.
+    """
     own = Keys([*keys[index].k, attn.keys(x, turn)], [*keys[index].v, attn.values(x)])
     q = attn.queries(x, turn) * attn.head_width**-0.5
     rows, count, heads, width = q.shape
     anchors = own.k[0].shape[1]
     q = q.reshape(rows, count, own.k[0].shape[2], -1, width)
     scores = jnp.einsum("bakgw,bckw->bkgac", q, own.k[0])
-    seen = jnp.arange(anchors, dtype=jnp.int32)[None, None] <= at[..., None]
+    place, step = jnp.arange(anchors, dtype=jnp.int32)[None, None], len(own.k) - 1
+    seen = place <= at[..., None]
+    if window is not None:
+        seen = seen & ((place > at[..., None] + step - window) | (place < sinks))
     scores = [jnp.where(seen[:, None, None], scores, MASKED)]
     scores += [jnp.einsum("bakgw,bakw->bkga", q, k)[..., None] for k in own.k[1:]]
     weights = jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1)
     mixed = jnp.einsum("bkgac,bckw->bakgw", weights[..., :anchors], own.v[0])
-    for step, v in enumerate(own.v[1:]):
-        mixed = mixed + jnp.moveaxis(weights[..., anchors + step], 3, 1)[..., None] * v[:, :, :, None]
+    for later, v in enumerate(own.v[1:]):
+        mixed = mixed + jnp.moveaxis(weights[..., anchors + later], 3, 1)[..., None] * v[:, :, :, None]
     return attn.o(mixed.reshape(rows, count, heads * width)), keys | {index: own}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters, trees
+from specjax.heads import spire_formats
 from specjax.heads.dflash import DFlashConfig
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.falcon import FalconConfig
@@ -30,6 +31,7 @@ CONFIGS = {
     "peagle": PEagleConfig(LAYER, 3 * WIDTH, (0, 1, 2), 9, own_embedding=True, mask_token=3),
     "falcon": FalconConfig(LAYER, WIDTH, block=2),
     "dflash": DFlashConfig(dataclasses.replace(LAYER, layers=2, qk_norm=True), (1, 2), 3, 5, (None, None)),
+    "spire": None,  # that of the target's layers
 }
 SHAPES = {
     "chain": {"gamma": 3},
@@ -52,14 +54,14 @@ CASES = [
 ]
 GREEDY = [
     ("eagle", "tree", "opt"), ("eagle3", "dynamic", "llama"), ("peagle", "sampled tree", "opt"),
-    ("dflash", "chain", "llama"), ("falcon", "chain", "llama"),
+    ("dflash", "chain", "llama"), ("falcon", "chain", "llama"), ("spire", "chain", "opt"),
 ]  # fmt: skip
 
 
 @functools.cache
 def head(kind: str, family: str, **changed) -> Head:
     """A random head for the target of the battery."""
-    config = CONFIGS[kind]
+    config = CONFIGS[kind] or spire_formats.shape(battery.target(family), (0, 1), window=3, sinks=1)
     params = KINDS[kind].init(jax.random.key(1), config, battery.FMT)
     params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim == 2 else leaf, params)
     tokens = np.array([0, 1, 2, 4, 5, 7, 8, 10, 12], np.int32) if config.draft_vocab else None

@@ -19,6 +19,7 @@ OPTIONS = {
     "peagle": {"layers": 1, "unroll": 2, "taps": (0, 1), "mlp_width": 16},
     "dflash": {"layers": 1, "unroll": 2, "taps": (1,), "mlp_width": 16},
     "falcon": {"mlp_width": 16},
+    "spire": {"layers": 1, "window": 4},
 }
 
 

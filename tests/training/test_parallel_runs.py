@@ -1,4 +1,4 @@
-"""`train head` of P-EAGLE, DFlash and Falcon: stopped and resumed, then drafting; and what one batch teaches."""
+"""`train head` of P-EAGLE, DFlash, Falcon and SPIRe: stopped and resumed, then drafting; and what one batch teaches."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 import specjax as sj
 from specjax.heads.head import Head
-from specjax.training import dflash, falcon, head_kinds, lm, peagle
+from specjax.training import dflash, eagle, falcon, head_kinds, lm, peagle
 from specjax.training.answers import AnswersRun
 from specjax.training.head_kinds import TRAINED
 from specjax.training.head_run import HeadRun
@@ -22,6 +22,7 @@ OPTIONS = {
     "peagle": {"layers": 2, "unroll": 3, "taps": (0, 1), "mlp_width": 16, "draft_vocab": 40},
     "dflash": {"layers": 1, "unroll": 3, "taps": (0, 1), "mlp_width": 16, "divergence": "d-pace"},
     "falcon": {"mlp_width": 16},
+    "spire": {"layers": 1, "window": 4},
 }
 
 
@@ -48,10 +49,11 @@ def test_own_matrices_begin_as_the_targets(tmp_path):
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_an_overfitted_batch_reaches_the_entropy_of_the_target(tmp_path, kind):
     of = of_kind(tmp_path, kind)
-    own = {"peagle": peagle, "dflash": dflash, "falcon": falcon}[kind]
+    own = {"peagle": peagle, "dflash": dflash, "falcon": falcon, "spire": eagle}[kind]
     how = {
         "peagle": peagle.Parallel(steps=2), "dflash": dflash.Blocks(2, "kl", gamma=1e9, share=1.0),
         "falcon": falcon.Glancing(glance=0.0, noise=0.0, tokens=1.0, features=0.0),
+        "spire": eagle.Unrolling(steps=2, decay=1.0, divergence="kl"),
     }[kind]  # fmt: skip
     given = (test_falcon if kind == "falcon" else test_one_pass).batch()
     task = lm.TrainingTask(
