@@ -179,8 +179,12 @@ EAGLE = (*SHAPE, "start")
 PARALLEL = (*SHAPE, "draft_vocab", "taps", "mask_token")
 STAGED = (TEXT, *DIVERGENCES)
 TRAINED = {
-    "eagle": TrainedKind("eagle", new_eagle, eagle.RECIPES["eagle"], eagle.loss, eagle.measure, EAGLE),
-    "hass": TrainedKind("eagle", new_eagle, eagle.RECIPES["hass"], eagle.loss, eagle.measure, EAGLE),
+    "eagle": TrainedKind(
+        "eagle", new_eagle, eagle.RECIPES["eagle"], eagle.loss, eagle.measure, (*EAGLE, "feature_loss"),
+    ),
+    "hass": TrainedKind(
+        "eagle", new_eagle, eagle.RECIPES["hass"], eagle.loss, eagle.measure, (*EAGLE, "feature_loss"),
+    ),
     "eagle3": TrainedKind(
         "eagle3", new_eagle, eagle.RECIPES["eagle3"], eagle.loss, eagle.measure, (*EAGLE, "draft_vocab", "taps"),
     ),
@@ -209,6 +213,7 @@ TRAINED = {
         (TEXT, dflash.D_PACE, *DIVERGENCES), layers=5,
     ),
     "falcon": TrainedKind(
-        "falcon", new_parallel, falcon.Glancing(), falcon.loss, falcon.measure, ("mlp_width", "features"),
+        "falcon", new_parallel, falcon.Glancing(), falcon.loss, falcon.measure,
+        ("mlp_width", "feature_loss", "glance", "features"),
     ),
 }  # fmt: skip

@@ -25,25 +25,11 @@ EVALUATIONS = 64  # most held-out batches
 PARTS = ("train", "held_out")
 # Options that not all kinds have.
 OPTIONS = (
-    "layers",
-    "mlp_width",
-    "draft_vocab",
-    "own_matrices",
-    "taps",
-    "mask_token",
-    "window",
-    "start",
-    "rank",
-    "features",
-)
-SHAPE = (
-    "layers",
-    "mlp_width",
-    "draft_vocab",
-    "own_matrices",
-    "taps",
-    "window",
-)  # of these, those that a trained head has
+    "layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "mask_token", "window", "start", "rank",
+    "feature_loss", "glance", "features",
+)  # fmt: skip
+# Of these, those that a trained head has.
+SHAPE = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "window")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +86,10 @@ class HeadRun:
     """From the target's distribution: ce, kl, reverse-kl, jsd, tv, log-alpha, ce-tv (the mean of both), or lk (a hybrid
     of kl and tv); text: the cross-entropy with the tokens of the answers, for medusa, mlp and dflash; d-pace: weighted
     by place, for dflash."""
+    feature_loss: Annotated[float | None, arg(metavar="X", help_behavior_hint=BY_KIND)] = None
+    """EAGLE, HASS and Falcon: weight of the loss between drafted and true features; 0: none."""
+    glance: Annotated[float | None, arg(metavar="X", help_behavior_hint="(default: 0.4)")] = None
+    """Falcon: share of the wrongly drafted inputs that is replaced by the target's, at the start; 0: no glancing."""
     tokens: int = 1024
     """Tokens per step, including padding."""
     widths: tuple[int, ...] = (64, 128, 256)
@@ -179,6 +169,9 @@ class HeadRun:
             0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll,
             rank=self.rank, window=self.window,
         )  # fmt: skip
+        for name in ("feature_loss", "glance"):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name), least=0, most=1)
         if self.mesh is not None:
             checks.mesh_shape(self.mesh)
         from specjax.training.head_kinds import TRAINED
@@ -232,8 +225,12 @@ class HeadRun:
         from specjax.training.head_kinds import TRAINED
 
         stages = head.config.most if self.start and TRAINED[self.kind].kind == "medusa" else 0
-        given = {"steps": self.unroll or stages, "divergence": self.divergence, "rank": self.rank}
-        return dataclasses.replace(TRAINED[self.kind].recipe, **{name: value for name, value in given.items() if value})
+        given = {
+            "steps": self.unroll or stages or None, "divergence": self.divergence or None, "rank": self.rank or None,
+            "features": self.feature_loss, "glance": self.glance,
+        }  # fmt: skip
+        changed = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(TRAINED[self.kind].recipe, **changed)
 
     def _task(self, head: "Head", how: Any, train: "Sequence[Batch]", held_out: "Sequence[Batch]") -> "TrainingTask":
         from specjax.training.head_kinds import TRAINED

@@ -206,3 +206,12 @@ def test_commands_write_answers_and_train_a_head(tmp_path):
         "8",
     ]
     assert main(args) == 0
+
+
+def test_the_losses_of_an_ablation_are_options(tmp_path):
+    from specjax.training.head_run import HeadRun
+
+    run = lambda kind, **given: HeadRun(kind=kind, target="x", data=(), out=tmp_path, **given)._recipe(head("eagle"))
+    assert run("eagle").features == 1.0 and run("eagle", feature_loss=0.0).features == 0.0
+    assert run("falcon").glance == 0.4 and run("falcon", glance=0.0).glance == 0.0
+    assert run("hass", unroll=2).steps == 2 and run("hass").divergence == "ce"

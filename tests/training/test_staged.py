@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +190,11 @@ def test_the_command_trains_resumes_and_drafts(tmp_path, kind, name):
         ("eagle3", {"divergence": TEXT}),
         ("eagle3", {"mask_token": 1}),
         ("falcon", {"layers": 2}),
+        ("eagle3", {"feature_loss": 0.5}),
+        ("eagle", {"glance": 0.0}),
+        ("medusa-2", {"features": Path("there")}),
+        ("medusa", {"rank": 4}),
+        ("mlp", {"start": "there"}),
     ],
 )
 def test_options_of_other_kinds_are_refused(tmp_path, kind, given):
