@@ -37,6 +37,14 @@ def answers(tmp_path_factory) -> Path:
     return written(tmp_path_factory.mktemp("answers"), "bundled/opt-tiny")
 
 
+@pytest.fixture(scope="module")
+def kept(answers, tmp_path_factory) -> Path:
+    """Features of the answers, kept by a run."""
+    folder = tmp_path_factory.mktemp("features")
+    assert head_run(answers, folder / "run", features=folder / "features").train() is not None
+    return folder / "features"
+
+
 def head_run(answers: Path, out: Path, **options) -> HeadRun:
     kind = options.pop("kind", "eagle3")
     given = {"target": "bundled/opt-tiny", "tokens": 64, "widths": (12, 16), "held_out": 0.3} | OPTIONS[kind] | options
@@ -59,11 +67,12 @@ def same_training(answers: Path, folder: Path, **options) -> None:
     np.testing.assert_allclose(curve(folder / "kept"), curve(folder / "each-step"), rtol=1e-5)
 
 
-def test_kept_features_train_the_same_head(answers, tmp_path):
-    same_training(answers, tmp_path)
-    before = contents(tmp_path / "features")
-    assert head_run(answers, tmp_path / "other", features=tmp_path / "features", unroll=1).train() is not None
-    assert contents(tmp_path / "features") == before
+def test_kept_features_train_the_same_head(kept, answers, tmp_path):
+    before = contents(kept)
+    for name, features in (("each-step", None), ("kept", kept)):
+        assert head_run(answers, tmp_path / name, features=features).train() is not None
+    np.testing.assert_allclose(curve(tmp_path / "kept"), curve(tmp_path / "each-step"), rtol=1e-5)
+    assert contents(kept) == before  # several runs share it
 
 
 @pytest.mark.slow
@@ -77,7 +86,7 @@ def test_of_an_encoder_decoder(tmp_path):
     same_training(written(tmp_path, "bundled/t5-draft"), tmp_path, kind="medusa", target="bundled/t5-draft")
 
 
-def test_an_interrupted_start_goes_on(answers, tmp_path):
+def test_an_interrupted_start_goes_on(kept, answers, tmp_path):
     folder = tmp_path / "features"
     stopped = []
 
@@ -91,15 +100,17 @@ def test_an_interrupted_start_goes_on(answers, tmp_path):
     with begun.open("ab") as file:
         file.write(b"a part of a text")
     assert head_run(answers, tmp_path / "run", features=folder).train() is not None
-    assert head_run(answers, tmp_path / "whole", features=tmp_path / "at once").train() is not None
-    assert contents(folder) == contents(tmp_path / "at once")
+    assert contents(folder) == contents(kept)
 
 
+@pytest.mark.slow
 def test_half_of_the_disk(answers, tmp_path):
     for dtype in ("float32", "bfloat16"):
         assert head_run(answers, tmp_path / "run", features=tmp_path / dtype, dtype=dtype, kind="medusa").train()
-    sizes = [sum(len(data) for name, data in contents(tmp_path / dtype).items() if name.endswith(".bin"))
-             for dtype in ("float32", "bfloat16")]  # fmt: skip
+    sizes = [
+        sum(len(data) for name, data in contents(tmp_path / dtype).items() if name.endswith(".bin"))
+        for dtype in ("float32", "bfloat16")
+    ]
     assert sizes[0] == 2 * sizes[1] > 0
 
 
@@ -108,12 +119,11 @@ def test_half_of_the_disk(answers, tmp_path):
     [({"taps": (0,)}, "taps"), ({"widths": (12,)}, "texts"), ({"dtype": "bfloat16"}, "target|dtype"),
      ({"held_out": 0.5}, "texts")],
 )  # fmt: skip
-def test_features_of_something_else_are_refused(answers, tmp_path, options, named):
-    assert head_run(answers, tmp_path / "run", features=tmp_path / "features").train() is not None
-    before = contents(tmp_path / "features")
+def test_features_of_something_else_are_refused(kept, answers, tmp_path, options, named):
+    before = contents(kept)
     with pytest.raises(ValueError, match=named):
-        head_run(answers, tmp_path / "other", features=tmp_path / "features", **options).train()
-    assert contents(tmp_path / "features") == before
+        head_run(answers, tmp_path / "other", features=kept, **options).train()
+    assert contents(kept) == before
 
 
 def test_features_that_do_not_fit_on_the_disk(answers, tmp_path, monkeypatch):
