@@ -291,12 +291,16 @@ def fail(message: str) -> None:
 
 
 def end_together(patience: float) -> bool:
-    """Waits for the other processes to end, too; False if they do not come within `patience` seconds."""
+    """Waits for the other processes to end, too, and disconnects; False if they do not come within `patience` seconds.
+
+    A process that is still connected when the coordinator ends is aborted.
+    """
     client = _client()
     if client is None:
         return True
     try:
         client.wait_at_barrier("specjax/end", int(patience * 1000))
+        jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError:
         return False
     return True
