@@ -35,9 +35,9 @@ SLOW_PAGES = {
     "sharding", "streaming",
 }  # fmt: skip
 SLOW_MODULES = {
-    "specjax.categorical", "specjax.drafters.bridge", "specjax.drafters.self_speculation", "specjax.engine",
-    "specjax.jobs", "specjax.memory_use", "specjax.models.llama", "specjax.models.opt", "specjax.models.t5",
-    "specjax.prompts", "specjax.verify.block", "specjax.verify.coupled", "specjax.verify.kseq",
+    "specjax.calibration", "specjax.categorical", "specjax.drafters.bridge", "specjax.drafters.self_speculation",
+    "specjax.engine", "specjax.jobs", "specjax.memory_use", "specjax.models.llama", "specjax.models.opt",
+    "specjax.models.t5", "specjax.prompts", "specjax.verify.block", "specjax.verify.coupled", "specjax.verify.kseq",
     "specjax.verify.multiround", "specjax.verify.traversal",
 }  # fmt: skip
 REFERENCE = {"specjax": "specjax"} | {f"specjax.{n}": n for n in ("drafters", "policies", "theory", "trees", "verify")}

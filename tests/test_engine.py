@@ -99,6 +99,7 @@ def test_control_streams_by_slot_fail():
     assert by_slot.tokens != static.tokens
 
 
+@pytest.mark.slow
 def test_what_was_yielded_is_not_decoded_again():
     target, prompts = model(), asked()[:4]
     known = sj.prefix(target, [7, 8, 9])
@@ -127,6 +128,7 @@ def test_rows_have_their_own_parameters_and_stop_rules():
     assert served.tokens[2] != plain.tokens[2]
 
 
+@pytest.mark.slow
 def test_a_choice_of_stop_rules_is_each_of_them():
     """Tables of unequal sizes; the matched state is the last one of each."""
     pieces = [bytes([97 + token % 26]) * (1 + token // 26) for token in range(60)]

@@ -187,7 +187,7 @@ def kinds(result: dict) -> dict[str, int]:
     return {name: names.count(name) for name in names}
 
 
-@pytest.mark.parametrize("block", battery.others_slow([1, 2, 8], [8]))
+@pytest.mark.parametrize("block", battery.others_slow([1, 2, 8], []))
 def test_a_decode_step_of_opt_13b_on_eight_chips(block):
     """Scanned layers: the two all-reduces of a layer are once in the text; the third is of the embedding, and the
     logits are gathered. Arguments are an eighth of 24 GiB of weights and of the cache, and the positions: the same

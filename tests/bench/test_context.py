@@ -22,7 +22,7 @@ def test_a_batch_of_unequal_prompts_is_compared_with_its_parts():
     assert rows[-1]["time_of_parts"] > 0
 
 
-@pytest.mark.parametrize("drafter", battery.others_slow(context.DRAFTERS, ["small-kv:gamma=4,budget=64"]))
+@pytest.mark.parametrize("drafter", battery.others_slow(context.DRAFTERS, []))
 def test_the_round_is_timed_for_each_size_of_the_cache(drafter):
     rows = list(context.context("bundled/opt-tiny", "float32", 2, 8, drafter, (32, 64), 2))
     assert [row["cache_len"] for row in rows] == [32, 64]

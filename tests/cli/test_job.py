@@ -202,6 +202,7 @@ def test_other_settings_are_refused(change, built, prompts, whole, tmp_path):
     assert contents(tmp_path).keys() == {jobs.MANIFEST}
 
 
+@pytest.mark.slow
 def test_lengths_that_follow_the_load_need_the_coupled_verifier(models, prompts, tmp_path):
     """With it, other slots change the lengths and no row; without it, the job is refused before anything is written."""
     policy = "model:policy=(goodput:target=0/1e-2/0.03,draft=0/1e-3/0.001,gamma_max=3)"

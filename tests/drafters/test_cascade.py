@@ -166,6 +166,7 @@ def p_value(made: LoadedDrafter, family: str = "opt") -> float:
     return min(distributions.chi_square(h, exact_joint(t, family)) for t, h in counts.items())
 
 
+@pytest.mark.slow
 def test_sampled_rows_follow_the_joint_distribution():
     assert p_value(cascade_of("block")) > distributions.ALPHA
 

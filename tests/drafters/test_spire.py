@@ -22,7 +22,7 @@ from specjax.types import Commit
 from tests import battery
 
 FAMILIES = ("opt", "llama")
-WINDOW, SINKS, TEXT, STEPS = 3, 1, 12, 3
+WINDOW, SINKS, TEXT, STEPS = 3, 1, 24, 3
 
 
 @functools.cache
@@ -122,12 +122,12 @@ def streams(family: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(read.features), np.stack(read.hiddens, 1), np.asarray(read.logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
 def test_drafts_are_those_of_an_independent_computation(family):
     of = head(family)
     loaded = drafters.head(of, gamma=STEPS)
     _, hiddens, _ = streams(family)
-    for row, length in ((0, 2), (1, 5), (2, TEXT - STEPS)):
+    for row, length in ((0, 2), (2, TEXT - STEPS)):  # the longer one drops pairs
         prompt = text()[row, :length]
         drafted, logits = sj.draft_logits(of.target, prompt, loaded, steps=STEPS)
         tokens = [*prompt.tolist(), *drafted.tolist()]
@@ -135,11 +135,12 @@ def test_drafts_are_those_of_an_independent_computation(family):
         np.testing.assert_allclose(logits, wanted, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
+@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 def test_a_step_of_training_is_what_drafting_computes(family):
     of = head(family)
     batch = Batch(text(), np.ones((3, TEXT), bool))
-    steps, _, _ = eagle.run(of, of.params, of.target.params, batch, Unrolling(steps=STEPS), None)
+    run = lambda *params: eagle.run(of, *params, batch, Unrolling(steps=STEPS), None)[0]
+    steps = jax.jit(run)(of.params, of.target.params)
     _, hiddens, _ = streams(family)
     for row, anchor in itertools.product(range(3), (0, 4, TEXT - 2 - STEPS)):
         tokens = text()[row, : anchor + 2 + STEPS - 1].tolist()
@@ -148,6 +149,7 @@ def test_a_step_of_training_is_what_drafting_computes(family):
             np.testing.assert_allclose(steps[step].log_q[row, anchor], jax.nn.log_softmax(logits), atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
 def test_slots_that_are_dropped_change_no_draft(family):
     """Rows that commit different numbers of tokens, over many rounds, against a cache that drops nothing."""
@@ -156,7 +158,7 @@ def test_slots_that_are_dropped_change_no_draft(family):
     places = (target.family, target.config, target.fmt)
     make = lambda nodes: head_writer(of.kind.model, of.config, of.fmt, 3, nodes, places, False)
     few, many = make(3), make(1000)
-    prompt = np.tile(text(), (1, 4))
+    prompt = np.tile(text(), (1, 2))
     length = jnp.asarray([3, 20, 30], jnp.int32)
     read = target.family.module(target.params, target.config, target.fmt).read(jnp.asarray(prompt), (0, 1))
     prefilled = read._replace(hiddens=tuple(read.hiddens))

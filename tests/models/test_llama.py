@@ -66,9 +66,8 @@ def test_published_sizes_have_the_published_counts():
     small.check_counts(llama, PUBLISHED)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-2-7b", *(pytest.param(n, marks=pytest.mark.slow) for n in PUBLISHED if n != "llama-2-7b")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_whole_models_have_the_published_counts(name):
     assert small.count(llama, llama.sizes()[name]) == PUBLISHED[name]
 

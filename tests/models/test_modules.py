@@ -153,6 +153,7 @@ def test_speculative_text_equals_plain_text_in_float16(name, layout):
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float16", "float32"}
 
 
+@pytest.mark.slow
 def test_activations_of_t5_past_the_range_of_float16_are_finite():
     """`down` alone reads activations that no norm bounds: its kernel is float32 there, as in transformers."""
     family, _, config = FAMILIES["t5"]

@@ -81,6 +81,7 @@ def test_the_mesh_fits_models_with_fewer_heads_than_chips(target, topology, expe
     assert search.best_mesh(given) == expected
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_names_what_does(monkeypatch, capsys):
     """No compiler is needed where the weights alone are larger than the chips."""
     monkeypatch.setattr("specjax.planning.planner.compile_request", None)

@@ -45,6 +45,7 @@ def rows(three):
     return found
 
 
+@pytest.mark.slow
 def test_verdicts_follow_the_speeds():
     as_claimed = levels.report(SETUP, rows({"published": 0.5, "paying": 1.5}))
     assert [check.verdict for check in as_claimed.checks] == [ClaimVerdict.REPRODUCED] * 3

@@ -43,6 +43,7 @@ def text_task(**how):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_samples_follow_the_joint_distribution():
     params, rows = peaked(opt.FAMILY, CONFIG, 0), 4000
     prompt = np.tile(np.array([[3, 4]], np.int32), (rows, 1))
@@ -56,7 +57,7 @@ def test_samples_follow_the_joint_distribution():
     assert distributions.chi_square(counts, np.roll(joint, 1)) < distributions.ALPHA  # the test can fail
 
 
-@pytest.mark.parametrize("texts", [pytest.param("student", marks=pytest.mark.slow), "target", "mixed"])
+@pytest.mark.parametrize("texts", battery.others_slow(["student", "target", "mixed"], ["mixed"]))
 def test_the_loss_is_the_divergence_on_the_written_tokens(texts):
     task, params = text_task(texts=texts, divergence="tv"), peaked(opt.FAMILY, CONFIG, 0)
     batch = jnp.asarray(task.batch(0))
@@ -74,6 +75,7 @@ def test_the_loss_is_the_divergence_on_the_written_tokens(texts):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_written_outputs_of_t5_end_with_their_first_end_token():
     task = tasks.pair_task(
         T5, PAIRS, PAIRS, tokens=24, teacher=teacher(t5.FAMILY, T5), how=Distillation(texts="student", divergence="tv")

@@ -48,7 +48,7 @@ def trained(kind: str) -> list:
     return jax.device_get(jax.jit(run)(of.params, of.target.params))
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", battery.others_slow(CONFIGS, ["eagle3"]))
 def test_a_step_at_an_anchor_is_what_drafting_computes(kind):
     """The head reads the true pairs up to the anchor, then the tokens of the text as if it had drafted them."""
     of, text = head(kind), jnp.asarray(batch().tokens)

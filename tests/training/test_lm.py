@@ -57,6 +57,7 @@ def test_a_resumed_run_equals_an_uninterrupted_run(whole, tmp_path):
     assert [record["step"] for record in records(tmp_path / "parts")] == [3, 6]
 
 
+@pytest.mark.slow
 def test_records_survive_a_crash_near_a_checkpoint(whole, tmp_path, monkeypatch):
     """Killed after a checkpoint and in the middle of a line: the records equal those of one run."""
 

@@ -37,6 +37,7 @@ def same(one, other):
             assert a[name] == pytest.approx(b[name], rel=2e-4), name
 
 
+@pytest.mark.slow
 def test_a_model_on_a_mesh(tmp_path):
     """Stopped and resumed on another mesh; the weights are split, and each device holds its part of the moments."""
     run(tmp_path / "one", task())
@@ -50,6 +51,7 @@ def test_a_model_on_a_mesh(tmp_path):
     assert min(shards) == 0.5 and len(jax.tree.leaves(state.params)[0].sharding.device_set) == 8
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path):
     """Two halves of each batch."""
     whole, halves = task(), task()

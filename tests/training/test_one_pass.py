@@ -97,6 +97,7 @@ def test_a_mask_row_at_an_anchor_is_what_drafting_computes():
             np.testing.assert_array_equal(step.mask[:, anchor], batch().answer[:, at])
 
 
+@pytest.mark.slow
 def test_deeper_rows_are_a_nested_sample_of_the_anchors():
     """Rows are recognized by what they compute: every one is a row of the run with all anchors."""
     how = Parallel(steps=4, kept=0.8, least=0.3)
@@ -160,6 +161,7 @@ def test_anchors_are_drawn_among_those_whose_next_token_is_answered():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_loss_weighs_the_places_of_a_block():
     """Of a head with a draft vocabulary: tokens outside it have no cross-entropy."""
     of, how = head("dflash window"), Blocks(share=1.0, gamma=2.0)

@@ -117,7 +117,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("name", battery.others_slow(DRAFTERS, ["chain"]))
+@pytest.mark.parametrize("name", battery.others_slow(DRAFTERS, []))
 def test_a_run_accepts_the_given_share(name):
     drafter = DRAFTERS[name](battery.draft("opt"))
     verifier = verify.TABLE["simulated"]._replace(fn=simulated(0.7))
