@@ -10,7 +10,7 @@ from specjax.models import opt, t5
 from specjax.training import lm, losses, rollout, tasks
 from specjax.training.data import Pairs
 from specjax.training.recipe import DIVERGENCES, TEXTS, Distillation, Recipe
-from tests import distributions
+from tests import battery, distributions
 
 SHAPE = {"vocab_size": 11, "width": 8, "embed_width": 8, "layers": 1, "heads": 1, "mlp_width": 16}
 CONFIG = opt.OPTConfig(max_positions=32, **SHAPE)
