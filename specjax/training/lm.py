@@ -190,7 +190,7 @@ def train(
       folder: of the run, created if absent.
       family: of the model, stored with every checkpoint.
       config: of the model, stored with every checkpoint.
-      report: called with every record that is written to metrics.jsonl.
+      report: called with every record that is written to metrics.jsonl, and with the metrics of the first step.
 
     Returns:
       The state after the last step.
@@ -216,12 +216,16 @@ def train(
             if len(in_flight) > IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             due = at % recipe.every == 0 or at >= recipe.steps
-            if at % LOG_EVERY and not due:
+            recorded = due or at % LOG_EVERY == 0
+            if not recorded and at > since + 1:
                 continue
             shown = {"step": at} | {name: float(value) for name, value in hosts.fetch(metrics).items()}
             shown["seconds_per_step"] = (time.perf_counter() - begun) / (at - since)
             if not math.isfinite(shown["loss"]):
                 raise FloatingPointError(f"the loss is {shown['loss']} at step {at}: lower the learning rate")
+            if not recorded:  # the first step since the start: compiling is over
+                report(shown)
+                continue
             if due:
                 shown |= evaluate(state.params)
             if hosts.leader():
