@@ -16,20 +16,26 @@ if TYPE_CHECKING:
 SEPARATOR = "<|endofbook|>"  # a line of its own between two documents of a text file
 
 
-def documents(file: Path | str, *, field: str = "text") -> Iterator[str]:
-    """Documents of a text file (separated by SEPARATOR lines) or of a JSONL file (one per line, in `field`).
+def documents(file: Path | str) -> Iterator[str]:
+    """Documents of a text file (separated by SEPARATOR lines) or of a JSONL file.
+
+    A line of the latter holds one, as `text`, or as the `prompt` and `answer` of `specjax train answers`, whose first
+    line, which has neither, says what wrote the others.
 
     Raises:
-      ValueError: the file cannot be read, or a JSONL line is invalid or lacks the field; names file and line.
+      ValueError: the file cannot be read, or a JSONL line has none; names file and line.
     """
     if ".jsonl" in Path(file).suffixes:
         for number, line in files.lines(file, "documents"):
             try:
-                text = json.loads(line)[field]
+                entry = json.loads(line)
+                if number == 1 and "kind" in entry:
+                    continue
+                text = entry["text"] if "text" in entry else entry["prompt"] + entry["answer"]
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{file}, line {number}: expected a JSON object with field {field!r}") from error
+                raise ValueError(f"{file}, line {number}: expected a JSON object with a text") from error
             if not isinstance(text, str):
-                raise ValueError(f"{file}, line {number}: field {field!r} must be text")
+                raise ValueError(f"{file}, line {number}: the text must be a string")
             yield text
         return
     held: list[str] = []

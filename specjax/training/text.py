@@ -30,7 +30,8 @@ class TextRun(TrainingRun):
     """
 
     data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")]
-    """Text files (documents between lines of <|endofbook|>) or JSONL with a "text" field; .gz and .xz are unpacked."""
+    """Text files (documents between lines of <|endofbook|>), JSONL with a "text" field, or answers that specjax train
+    answers wrote; .gz and .xz are unpacked."""
     include: str = ""
     """Regular expression that must match the first 300 characters of a document."""
     exclude: str = ""

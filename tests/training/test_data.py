@@ -21,11 +21,16 @@ def test_documents_of_every_format(tmp_path):
         assert list(data.documents(tmp_path / name)) == ["one\ntwo\n", "three\n"]
     (tmp_path / "d.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
     assert list(data.documents(tmp_path / "d.jsonl")) == ["x", "y"]
+    (tmp_path / "e.jsonl").write_text('{"kind": "specjax answers"}\n{"prompt": "x", "answer": " y", "row": 0}\n')
+    assert list(data.documents(tmp_path / "e.jsonl")) == ["x y"]
 
 
 def test_invalid_lines_raise_with_file_and_line(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"text": "x"}\n{"other": "y"}\n')
     with pytest.raises(ValueError, match=r"d\.jsonl, line 2"):
+        list(data.documents(tmp_path / "d.jsonl"))
+    (tmp_path / "d.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 1"):
         list(data.documents(tmp_path / "d.jsonl"))
     (tmp_path / "d.jsonl").write_text('{"text": 5}\n')
     with pytest.raises(ValueError, match=r"d\.jsonl, line 1"):

@@ -51,6 +51,14 @@ def test_prompts_have_every_field_filled_and_the_right_article(script):
         assert not re.search(r"\ba [aeiou]", text), text
 
 
+def test_openings_are_one_a_line(script, tmp_path):
+    file = tmp_path / "openings.txt"
+    script.main(file, openings=50, seed=1)
+    lines = file.read_text().splitlines()
+    assert len(lines) == 50 and all(lines)
+    assert lines[0] in {script.compose(1, row).opening for row in range(5)}
+
+
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
