@@ -19,7 +19,7 @@ from specjax.heads.head import Head
 from specjax.models.llama import Attention
 from specjax.models.rope import Rotation
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, read_target
+from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, read_target, wanted
 from specjax.training.losses import TEXT
 from specjax.training.unrolled import MASKED, acceptance, every_anchor, rows_at
 from specjax.types import Params
@@ -98,11 +98,12 @@ def run(
     out, _ = module(ends, rows_at(tokens, at), at, attend, None)
     drafting = module.config.drafting
     logits = module.logits(ends, out).reshape(*at.shape, module.config.block, -1)[:, :, drafting]
-    steps, labels = [], []
+    steps, labels, every = [], [], wanted(head, seen.logits)
     for number in range(module.config.most):
         place = at + 1 + number
         mask = valid & (place < tokens.shape[1]) & rows_at(answer, place)
-        steps.append(compare(head, rows_at(seen.logits, place - 1), logits[:, :, number], mask))
+        ahead = jax.tree.map(lambda rows, at=place - 1: rows_at(rows, at), every)
+        steps.append(compare(head, ahead, logits[:, :, number], mask))
         labels.append(rows_at(tokens, place))
     return steps, jnp.stack(labels, -1)
 

@@ -1,6 +1,7 @@
 """Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3; and of SPIRe."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -70,10 +71,24 @@ class Batch(NamedTuple):
     streams: Float[Array | np.ndarray, "B S N D"] | tuple[()] = ()
 
 
+class Wanted(NamedTuple):
+    """The target's distributions, as far as a head can draft from them.
+
+    Attributes:
+      log_p: over the draft vocabulary, renormalized.
+      log_mass: of the draft vocabulary in the whole distribution.
+      best: the most probable token.
+    """
+
+    log_p: Float[Array, "B S N"]
+    log_mass: Float[Array, "B S"]
+    best: Int[Array, "B S"]
+
+
 class Step(NamedTuple):
     """Target and head at one step of every anchor."""
 
-    log_p: Float[Array, "B A N"]  # of the target, over the draft vocabulary, renormalized
+    log_p: Float[Array, "B A N"]  # as in `Wanted`
     log_q: Float[Array, "B A N"]
     overlap: Float[Array, "B A"]  # of the whole distributions
     match: Bool[Array, "B A"]
@@ -101,9 +116,11 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
         return module.next_given(jax.lax.stop_gradient(out) if how.detached else out)
 
     outs = unrolled(module, ends, tokens, given, how.steps, following)
+    every = wanted(head, seen.logits)
+    ahead = lambda rows, by: shifted(rows, by)[:, :anchors]
     steps = [
-        compare(head, shifted(seen.logits, 1 + step)[:, :anchors], module.logits(ends, out),
-                shifted(answer, 2 + step)[:, :anchors])
+        compare(head, jax.tree.map(functools.partial(ahead, by=1 + step), every), module.logits(ends, out),
+                ahead(answer, 2 + step))
         for step, out in enumerate(outs)
     ]  # fmt: skip
     return steps, outs, seen.features
@@ -134,21 +151,26 @@ def of_target(head: Head, params: Params, batch: Batch) -> tuple[Output, Any]:
     return module.read(jnp.asarray(batch.tokens), head.config.taps), ends
 
 
-def compare(
-    head: Head, wanted: Float[Array, "B A V"], drafted: Float[Array, "B A N"], mask: Bool[Array, "B A"]
-) -> Step:
-    """Target and head over the draft vocabulary."""
-    log_q, best = jax.nn.log_softmax(drafted), wanted.argmax(-1)
-    log_p = jax.nn.log_softmax(wanted)
+def wanted(head: Head, logits: Float[Array, "B S V"]) -> Wanted:
+    """What a head is compared with, from the target's logits: once for all steps, which read it at other positions."""
+    best = logits.argmax(-1)
     if head.draft_tokens is None:
-        known, first = jnp.ones(mask.shape, bool), drafted.argmax(-1)
+        return Wanted(jax.nn.log_softmax(logits), jnp.zeros(best.shape, logits.dtype), best)
+    known = logits[..., jnp.asarray(head.draft_tokens)]
+    mass = jax.nn.logsumexp(known, axis=-1)
+    return Wanted(known - mass[..., None], mass - jax.nn.logsumexp(logits, axis=-1), best)
+
+
+def compare(head: Head, wanted: Wanted, drafted: Float[Array, "B A N"], mask: Bool[Array, "B A"]) -> Step:
+    """Target and head over the draft vocabulary."""
+    log_q, first = jax.nn.log_softmax(drafted), drafted.argmax(-1)
+    if head.draft_tokens is None:
+        known = jnp.ones(mask.shape, bool)
     else:
-        tokens = jnp.asarray(head.draft_tokens)
-        members = np.isin(np.arange(wanted.shape[-1]), head.draft_tokens)
-        known, first = jnp.asarray(members)[best], tokens[drafted.argmax(-1)]
-        log_p = log_p[..., tokens]
-    overlap = losses.accepted(log_p, log_q)
-    return Step(jax.nn.log_softmax(log_p), log_q, overlap, first == best, known, mask)
+        members = np.isin(np.arange(head.target.vocab_size), head.draft_tokens)
+        known, first = jnp.asarray(members)[wanted.best], jnp.asarray(head.draft_tokens)[first]
+    overlap = losses.accepted(wanted.log_p + wanted.log_mass[..., None], log_q)
+    return Step(wanted.log_p, log_q, overlap, first == wanted.best, known, mask)
 
 
 def of_text(head: Head, step: Step, token: Int[Array, "B N"]) -> tuple[Float[Array, "B N"], Bool[Array, "B N"]]:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.heads.head import Head
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, noisy, read_target
+from specjax.training.eagle import Batch, Step, Wanted, compare, first_nats, noisy, read_target, wanted
 from specjax.training.unrolled import acceptance, shifted
 from specjax.types import Params
 
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     given: Float[Array, "B A D"]
     goal_tokens: Int[Array, "B A"]  # pairs of the positions whose features the rows imitate
     goal: Float[Array, "B A D"]
-    wanted: Float[Array, "B A V"]  # logits for the drafted tokens
+    wanted: Wanted  # for the drafted tokens
     mask: Bool[Array, "B A"]  # the drafted token is part of the answer
 
 
@@ -62,8 +62,8 @@ def rows_of(head: Head, seen, batch: Batch) -> Rows:
     tokens, size = jnp.asarray(batch.tokens), head.config.block
     cut = lambda rows, by: shifted(rows, by)[:, :-1]
     return Rows(
-        cut(tokens, 1), seen.features[:, :-1], cut(tokens, 1 + size), cut(seen.features, size), cut(seen.logits, size),
-        cut(jnp.asarray(batch.answer), 1 + size),
+        cut(tokens, 1), seen.features[:, :-1], cut(tokens, 1 + size), cut(seen.features, size),
+        jax.tree.map(lambda rows: cut(rows, size), wanted(head, seen.logits)), cut(jnp.asarray(batch.answer), 1 + size),
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def loss(head: Head, how: Glancing, params: Params, fixed: Params, batch: Batch,
     rows = rows_of(head, seen, batch)
     given = noisy(rows.given, how.noise, of_noise)
     _, first = jax.lax.stop_gradient(drafted(head, params, ends, rows.tokens, given))
-    wrong = first.argmax(-1) != rows.wanted.argmax(-1)
+    wrong = first.argmax(-1) != rows.wanted.best
     swap = glanced(how, head.config.block, wrong, rows.mask, jnp.asarray(batch.progress, jnp.float32), of_rows)
     tokens = jnp.where(swap, rows.goal_tokens, rows.tokens)
     out, logits = drafted(head, params, ends, tokens, jnp.where(swap[..., None], rows.goal, given))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.heads.head import Head
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, read_target
+from specjax.training.eagle import Batch, Step, compare, first_nats, read_target, wanted
 from specjax.training.unrolled import Keys, acceptance, attend_anchored, every_anchor, rows_at, shifted
 from specjax.types import Params
 
@@ -77,7 +77,7 @@ def run(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, 
     given = module.fuse(seen.features[:, :anchors], tuple(hidden[:, :anchors] for hidden in seen.hiddens))
     fed, kept, found = tokens[:, 1:], jnp.ones(at.shape, bool), []
     order = None if key is None else jax.random.uniform(key, at.shape)
-    total = shifted(answer, 2)[:, :anchors].sum(1, dtype=jnp.int32)
+    total, every = shifted(answer, 2)[:, :anchors].sum(1, dtype=jnp.int32), wanted(head, seen.logits)
     for depth in range(how.steps):
         drafted = shifted(answer, 2 + depth)[:, :anchors]
         if depth and order is not None:
@@ -90,7 +90,8 @@ def run(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, 
             given = jnp.broadcast_to(module.mask_given(), (*at.shape, module.config.width))
         out, keys = module(ends, fed, given, at + depth, functools.partial(attend_anchored, at), keys)
         mask = kept & rows_at(drafted, at)
-        found.append(compare(head, rows_at(seen.logits, at + 1 + depth), module.logits(ends, out), mask))
+        ahead = jax.tree.map(lambda rows, place=at + 1 + depth: rows_at(rows, place), every)
+        found.append(compare(head, ahead, module.logits(ends, out), mask))
     return found
 
 

@@ -15,7 +15,16 @@ from jaxtyping import Array, Float
 from specjax.heads.head import Head
 from specjax.heads.medusa import Medusa
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, output_kernel, read_target
+from specjax.training.eagle import (
+    Batch,
+    Step,
+    compare,
+    first_nats,
+    of_text,
+    output_kernel,
+    read_target,
+    wanted,
+)  # fmt: skip
 from specjax.training.lm import FORMAT
 from specjax.training.losses import TEXT
 from specjax.training.unrolled import acceptance, shifted
@@ -52,14 +61,14 @@ def stages(head: Head, how: Staged, params: Params, seen: Output, ends: Any, bat
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
     anchors = tokens.shape[1] - 1
     features = seen.features[:, :anchors].astype(jnp.float32)
-    found, state = [], module.start(features)
+    found, state, every = [], module.start(features), wanted(head, seen.logits)
     for step in range(how.steps):
         if isinstance(module, Medusa):  # whose stages draft for the nodes of one root
             logits = module.logits(step, ends, features)
         else:
             state, logits = module.stage(step, ends, state, shifted(tokens, 1 + step)[:, :anchors])
-        wanted = shifted(seen.logits, 1 + step)[:, :anchors]
-        found.append(compare(head, wanted, logits, shifted(answer, 2 + step)[:, :anchors]))
+        ahead = jax.tree.map(lambda rows, by=1 + step: shifted(rows, by)[:, :anchors], every)
+        found.append(compare(head, ahead, logits, shifted(answer, 2 + step)[:, :anchors]))
     return found
 
 

@@ -48,7 +48,7 @@ def test_a_block_is_what_a_pass_drafts(size):
         at = place + size + 1  # the token that the row drafts
         np.testing.assert_array_equal(rows.mask[:, place], texts.answer[:, at] if at < TEXT else False)
         if at < TEXT:
-            np.testing.assert_allclose(rows.wanted[:, place], scores[:, at - 1], atol=1e-4)
+            np.testing.assert_allclose(rows.wanted.log_p[:, place], jax.nn.log_softmax(scores[:, at - 1]), atol=1e-4)
             np.testing.assert_array_equal(rows.goal[:, place], features[:, at - 1])
             np.testing.assert_array_equal(rows.goal_tokens[:, place], texts.tokens[:, at])
 
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_the_second_pass(monkeypatch):
 
     rows, (out, logits) = jax.device_get(computed(of.params, of.target.params))
     mask = np.asarray(rows.mask)
-    log_p, log_q = (np.asarray(jax.nn.log_softmax(x))[mask] for x in (rows.wanted, logits))
+    log_p, log_q = (np.asarray(x)[mask] for x in (rows.wanted.log_p, jax.nn.log_softmax(logits)))
     apart = np.abs(out - np.asarray(rows.goal))[mask]
     wanted = (
         np.where(apart < 1, apart**2 / 2, apart - 0.5).mean() + 0.1 * (np.exp(log_p) * (log_p - log_q)).sum(-1).mean()
