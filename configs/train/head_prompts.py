@@ -95,8 +95,7 @@ def main(
       seed: of the choice.
     """
     if openings is not None:
-        lines = list(beginnings(count, seed))
-        openings.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        files.write_text(openings, "".join(json.dumps(line) + "\n" for line in beginnings(count, seed)))
         return
     rng = random.Random(seed)
     chosen = [("own", text) for text in (written(messages) if messages else ())]
@@ -107,7 +106,7 @@ def main(
         print(f"{len(some):>6}  {name}")
     rng.shuffle(chosen)
     lines = [json.dumps({"prompt": text, "id": f"{name} {number}"}) for number, (name, text) in enumerate(chosen)]
-    out.write_text("".join(line + "\n" for line in lines))
+    files.write_text(out, "".join(line + "\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -420,8 +420,10 @@ def main(
       openings: write so many openings to `out`, and decode nothing.
     """
     if openings:
+        from specjax import files
+
         lines = (line for row in itertools.count() if "\n" not in (line := compose(seed, row).opening))
-        out.write_text("".join(line + "\n" for line in itertools.islice(lines, openings)))
+        files.write_text(out, "".join(line + "\n" for line in itertools.islice(lines, openings)))
         return
     if filter is not None:
         counts: collections.Counter = collections.Counter()

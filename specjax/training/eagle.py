@@ -1,7 +1,6 @@
 """Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3; and of SPIRe."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -119,7 +118,7 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
     every = wanted(head, seen.logits)
     ahead = lambda rows, by: shifted(rows, by)[:, :anchors]
     steps = [
-        compare(head, jax.tree.map(functools.partial(ahead, by=1 + step), every), module.logits(ends, out),
+        compare(head, jax.tree.map(lambda rows, by=1 + step: ahead(rows, by), every), module.logits(ends, out),
                 ahead(answer, 2 + step))
         for step, out in enumerate(outs)
     ]  # fmt: skip
@@ -161,16 +160,16 @@ def wanted(head: Head, logits: Float[Array, "B S V"]) -> Wanted:
     return Wanted(known - mass[..., None], mass - jax.nn.logsumexp(logits, axis=-1), best)
 
 
-def compare(head: Head, wanted: Wanted, drafted: Float[Array, "B A N"], mask: Bool[Array, "B A"]) -> Step:
+def compare(head: Head, target: Wanted, drafted: Float[Array, "B A N"], mask: Bool[Array, "B A"]) -> Step:
     """Target and head over the draft vocabulary."""
     log_q, first = jax.nn.log_softmax(drafted), drafted.argmax(-1)
     if head.draft_tokens is None:
         known = jnp.ones(mask.shape, bool)
     else:
         members = np.isin(np.arange(head.target.vocab_size), head.draft_tokens)
-        known, first = jnp.asarray(members)[wanted.best], jnp.asarray(head.draft_tokens)[first]
-    overlap = losses.accepted(wanted.log_p + wanted.log_mass[..., None], log_q)
-    return Step(wanted.log_p, log_q, overlap, first == wanted.best, known, mask)
+        known, first = jnp.asarray(members)[target.best], jnp.asarray(head.draft_tokens)[first]
+    overlap = losses.accepted(target.log_p + target.log_mass[..., None], log_q)
+    return Step(target.log_p, log_q, overlap, first == target.best, known, mask)
 
 
 def of_text(head: Head, step: Step, token: Int[Array, "B N"]) -> tuple[Float[Array, "B N"], Bool[Array, "B N"]]:

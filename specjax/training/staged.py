@@ -15,16 +15,7 @@ from jaxtyping import Array, Float
 from specjax.heads.head import Head
 from specjax.heads.medusa import Medusa
 from specjax.training import losses
-from specjax.training.eagle import (
-    Batch,
-    Step,
-    compare,
-    first_nats,
-    of_text,
-    output_kernel,
-    read_target,
-    wanted,
-)  # fmt: skip
+from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, output_kernel, read_target, wanted
 from specjax.training.lm import FORMAT
 from specjax.training.losses import TEXT
 from specjax.training.unrolled import acceptance, shifted
