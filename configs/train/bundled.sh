@@ -13,8 +13,15 @@ english() {
         --held-out 0.04 --rate 4e-3 --warmup 60 --muon --half "$@"
 }
 
+# English to German, with T5's prefix and without.
 german() {
-    specjax train t5 --data "$DATA/deu.txt.gz" --rate 4e-3 --warmup 60 --muon --half "$@"
+    specjax train t5 --data "$DATA/deu.txt.gz" --prefix "translate English to German: " --rate 4e-3 --warmup 60 --muon \
+        --tokens 4096 --widths 10 13 16 20 28 40 --every 250 "$@"
+}
+
+# Drafts learn from what the target writes.
+german_draft() {
+    german --tokenizer "$RUNS/t5-target/tokenizer" --teacher "$RUNS/t5-target/model" "$@"
 }
 
 english --run "$RUNS/opt-target" --width 320 --layers 8 --heads 5 --steps 1500
@@ -22,9 +29,12 @@ english --run "$RUNS/opt-draft" --tokenizer "$RUNS/opt-target/tokenizer" --teach
     --width 80 --layers 1 --heads 2 --rows 8 --steps 1700
 english --run "$RUNS/opt-tiny" --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" \
     --width 48 --layers 1 --heads 3 --rows 8 --steps 2400
-german --run "$RUNS/t5-target" --encoder-layers 4 --decoder-layers 4 --steps 2300
-german --run "$RUNS/t5-draft" --tokenizer "$RUNS/t5-target/tokenizer" --teacher "$RUNS/t5-target/model" \
-    --own-outputs 60000 --width 80 --encoder-layers 2 --decoder-layers 1 --heads 2 --head-width 40 --steps 4000
+german --run "$RUNS/t5-target" --width 320 --encoder-layers 3 --decoder-layers 6 --heads 8 --head-width 40 \
+    --steps 4200 --decay 1100
+german_draft --run "$RUNS/t5-draft" --own-outputs 80000 --steps 2950 --decay 200 \
+    --width 96 --encoder-layers 3 --decoder-layers 1 --heads 3 --head-width 32
+german_draft --run "$RUNS/t5-middle" --own-outputs 140000 --steps 2400 --decay 300 \
+    --width 160 --encoder-layers 4 --decoder-layers 1 --heads 4 --head-width 40
 
 # Acceptance and speed of the pairs on held-out text, BLEU and chrF.
 for draft in opt-draft opt-tiny; do
@@ -35,6 +45,8 @@ done
 specjax sweep --target "$RUNS/opt-draft/model" --drafts "$RUNS/opt-tiny/model" --drafters model --gammas 3 \
     --file "$RUNS/opt-target/prompts.txt" --count 64 --timed 8 --repeats 5 \
     --json "$RUNS/pairs.jsonl" --markdown "$RUNS/small.md"
-specjax sweep --target "$RUNS/t5-target/model" --drafts "$RUNS/t5-draft/model" --drafters model --gammas 3 5 \
-    --file "$RUNS/t5-target/held_out.tsv" --tasks as-is --count 64 --timed 8 --repeats 5 --scores \
-    --json "$RUNS/pairs.jsonl" --markdown "$RUNS/t5.md"
+for draft in t5-draft t5-middle; do
+    specjax sweep --target "$RUNS/t5-target/model" --drafts "$RUNS/$draft/model" --drafters model --gammas 3 5 \
+        --file "$RUNS/t5-target/held_out.tsv" --count 64 --timed 8 --repeats 5 --scores \
+        --json "$RUNS/pairs.jsonl" --markdown "$RUNS/$draft.md"
+done

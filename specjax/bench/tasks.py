@@ -112,11 +112,11 @@ def builder(task: Task, style: str, chat: Callable[[str], str] = str) -> Callabl
 def style_of(model: Any, task: str, style: str = AUTO) -> str:
     """The style, with "auto" resolved: the model's chat template if any, "prefix" for an encoder-decoder, or "plain".
 
-    Prompts of a file are used as they are. The bundled T5 pair was trained without a prefix and receives none.
+    Prompts of a file are used as they are.
     """
     if style != AUTO:
         return style
-    if task == AS_IS or f"{BUNDLED}t5-" in model.name:
+    if task == AS_IS:
         return AS_IS
     if model.text is not None and model.text.chat is not None:
         return OWN

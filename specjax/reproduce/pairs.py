@@ -64,17 +64,12 @@ def own_model(name: str) -> Stand:
     return Stand(name, Strategy.of("model"), (name,))
 
 
-def layers(*chosen: int, of: int) -> Stand:
-    """Some layers of the target."""
-    return Stand(f"{len(chosen)} of the target's {of} layers", Strategy.of("layer-skip", layers=chosen))
-
-
 BUNDLED = StandIns(
     opt={"opt-13b": "bundled/opt-target", "opt-1.3b": "bundled/opt-draft", "opt-125m": "bundled/opt-tiny"},
     targets={
         ENDE: Target(
             "bundled/t5-target", "translation",
-            {SMALL: own_model("bundled/t5-draft"), BASE: layers(0, 1, 3, of=4), LARGE: INT8} | TABLES,
+            {SMALL: own_model("bundled/t5-draft"), BASE: own_model("bundled/t5-middle"), LARGE: INT8} | TABLES,
         ),
         GPT: Target("bundled/opt-target", "story", {"GPT-like (6M)": own_model("bundled/opt-draft")} | TABLES),
     },

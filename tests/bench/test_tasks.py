@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 
+import specjax as sj
 from specjax.bench import tasks
 from specjax.bench.tasks import FORMATS, Item
 
@@ -73,10 +74,19 @@ def test_t5_has_prefixes_and_other_models_continue():
     assert prompt("code") == ITEM.text  # its braces are kept
 
 
-def test_bundled_t5_receives_no_prefix():
-    """It was trained without one; a T5 from elsewhere keeps it."""
-    for name in ("bundled/t5-target", "bundled/t5-draft", "/x/specjax/bundled/t5-target"):
-        assert prompt("translation", name=name, encoder_decoder=True) == ITEM.text
+@pytest.mark.parametrize("style", ["as-is", "auto"])
+def test_bundled_t5_translates_what_every_command_asks(style):
+    """A sentence alone (generate, trace), or the prompt of the task (advise, bench, reproduce, sweep, train answers)."""
+    sentences = {
+        "The weather is nice today.": {"heute", "wetter"},
+        "She reads a book every week.": {"liest", "buch", "woche"},
+        "The children are playing in the garden.": {"kinder", "spielen", "garten"},
+    }
+    target, drafter = sj.load("bundled/t5-target"), sj.drafters.model(sj.load("bundled/t5-draft"), gamma=3)
+    prompts = tasks.prompts_for(target, "translation", [*map(Item, sentences)], style)
+    out = sj.generate(target, prompts, drafter=drafter, temperature=0, max_new_tokens=32)
+    for text, words in zip(out.texts, sentences.values(), strict=True):
+        assert words <= set(text.lower().strip(".!?").split())
 
 
 def test_chat_models_are_addressed_by_their_template():

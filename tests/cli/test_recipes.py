@@ -6,34 +6,56 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specjax.cli import split_command, sweep
+import pytest
+
+from specjax.cli import advise, bench, bench_shapes, plan, reproduce, split_command, sweep
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
+from specjax.training.answers import AnswersRun
+from specjax.training.head_run import HeadRun
 from specjax.training.pairs import PairRun
 from specjax.training.text import TextRun
 
-SCRIPT = Path(__file__).parents[2] / "configs" / "train" / "bundled.sh"
-OPTIONS = {"train lm": TextRun, "train t5": PairRun, "sweep": sweep.SweepOptions}
+CONFIGS = Path(__file__).parents[2] / "configs"
+OPTIONS = {
+    "train lm": TextRun, "train t5": PairRun, "train answers": AnswersRun, "train head": HeadRun,
+    "sweep": sweep.SweepOptions, "bench": bench.Bench, "bench shapes": bench_shapes.BenchShapes,
+    "advise": advise.AdviceOptions, "reproduce": reproduce.Reproduce, "plan": plan.PlanOptions,
+}  # fmt: skip
+GIVEN = {"DATA": "data", "RUNS": "runs", "TRANSLATIONS": "pairs.tsv", "BOOKS": "books.txt"}
+PASSES = {"gzip": "", "awk": "cat", "python": ""}  # programs of the scripts that need their data
 
 
-def recorded(folder: Path) -> list[tuple[str, list[str]]]:
+def recorded(folder: Path, script: str, *args: str) -> list[tuple[str, list[str]]]:
     """The commands of the script, by a `specjax` that only writes down its arguments."""
     log = folder / "log"
-    shim = folder / "specjax"
-    shim.write_text(
+    shims = {name: f"#!/bin/sh\n{body}\n" for name, body in PASSES.items()}
+    shims["specjax"] = (
         f"#!{sys.executable}\nimport json, sys\nopen({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
     )
-    shim.chmod(0o755)
-    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "DATA": "data", "RUNS": "runs"}
-    subprocess.run(["sh", SCRIPT], check=True, env=env, cwd=folder)
+    for name, text in shims.items():
+        shim = folder / name
+        shim.write_text(text)
+        shim.chmod(0o755)
+    (folder / "runs").mkdir()
+    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **GIVEN}
+    subprocess.run(["sh", CONFIGS / script, *args], check=True, env=env, cwd=folder)
     return [split_command(json.loads(line)) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("script", ["train/heads.sh", "results/measure.sh"])
+def test_commands_parse(tmp_path, script):
+    commands = recorded(tmp_path, script, "out")
+    for name, args in commands:
+        assert isinstance(parse(OPTIONS[name], args, prog=name), OPTIONS[name])
+    assert commands
+
+
 def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
-    commands = recorded(tmp_path)
-    options = [parse(OPTIONS[name], args, prog=name) for name, args in commands]
-    trained = [run.run.name for run in options if not isinstance(run, sweep.SweepOptions)]
-    assert sorted(trained) == sorted(file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json"))
+    options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(tmp_path, "train/bundled.sh")]
+    trained = [run.run.name for run in options if isinstance(run, TextRun | PairRun)]
+    models = [file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")]
+    assert sorted(trained) == sorted(models)
     for run in options:
         if isinstance(run, sweep.SweepOptions):
             used = (run.grid.target, *run.grid.drafts)
@@ -41,8 +63,8 @@ def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
 
 
 def test_shapes_equal_those_of_the_bundled_models(tmp_path):
-    for name, args in recorded(tmp_path):
-        if name == "sweep":
+    for name, args in recorded(tmp_path, "train/bundled.sh"):
+        if name not in ("train lm", "train t5"):
             continue
         run = parse(OPTIONS[name], args, prog=name)
         config = json.loads((BUNDLED_FOLDER / run.run.name / "config.json").read_text())
