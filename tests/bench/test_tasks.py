@@ -76,7 +76,7 @@ def test_t5_has_prefixes_and_other_models_continue():
 
 @pytest.mark.parametrize("style", ["as-is", "auto"])
 def test_bundled_t5_translates_what_every_command_asks(style):
-    """A sentence alone (generate, trace), or the prompt of the task (advise, bench, reproduce, sweep, train answers)."""
+    """A sentence alone (generate, trace), or the prompt of the task (advise, bench, reproduce, sweep, answers)."""
     sentences = {
         "The weather is nice today.": {"heute", "wetter"},
         "She reads a book every week.": {"liest", "buch", "woche"},
