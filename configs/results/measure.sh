@@ -35,6 +35,7 @@ measured speculative speculative --size 350m --repeats 3
 measured verify verify --size 350m
 measured overhead overhead --repeats 3
 measured shapes shapes --target t5-large --draft t5-small --alpha 0.75 --gamma 7 --dtype bfloat16
+measured shapes shapes --target t5-v1_1-xl --draft t5-v1_1-small --alpha 0.75 --gamma 7 --dtype float32 --repeats 1
 measured shapes shapes --target opt-1.3b --draft opt-125m --alpha 0.8 --gamma 5 --dtype bfloat16
 measured shapes shapes --target t5-base --draft t5-small --alpha 0.6 --gamma 3 --dtype float32
 measured verifiers verifiers --rows 1 8

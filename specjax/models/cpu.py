@@ -3,10 +3,10 @@
 A dot packs its right operand on every call and reads its left one as it is stored, so kernels belong on the left,
 stored (out, in): of several rows a float32 dot takes half the time then, and one of eight little more than one of one.
 Of five to seven rows it takes a third longer than of eight, and so on: those are padded. A bfloat16 dot packs its rows
-at little cost: on the left it takes as long of 2 rows as of 16, and wins from about 7 of kernels of 1,024 inputs, from
-9 of 768. A one-row bfloat16 dot converts the whole weight on every call, so one row is padded to two. A bfloat16 dot
-that sums over many inputs is slower than several that sum over fewer. Of a three-dimensional dot with an (out, in)
-kernel the backend makes a transposed copy of the weight, so leading axes are collapsed.
+at little cost: on the left it takes as long of 2 rows as of 16, and wins from 7 to 12 rows of kernels of 768 inputs and
+more, depending on the processor. A one-row bfloat16 dot converts the whole weight on every call, so one row is padded
+to two. A bfloat16 dot that sums over many inputs is slower than several that sum over fewer. Of a three-dimensional dot
+with an (out, in) kernel the backend makes a transposed copy of the weight, so leading axes are collapsed.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def cpu_products(dtype: str, *, stacked: bool, sharded: bool) -> CPUProducts:
     """The strategy for weights of `dtype`; `sharded`: on a mesh."""
     half = dtype != "float32"
     # Kernels on the right determine a layout of what comes of the left, and a mesh's partitioner gathers for that.
-    left = () if sharded else ((768, 9), (1024, 7)) if half else ((64, 2),)
+    left = () if sharded else ((768, 9),) if half else ((64, 2),)
     return CPUProducts(
         min_rows=2 if half else 1,
         part=PART if half and not stacked and not sharded else 0,
