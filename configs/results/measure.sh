@@ -4,7 +4,8 @@
 #     sh configs/results/measure.sh FOLDER
 #
 # CHAT is SmolLM2-135M-Instruct, TRANSLATIONS a file of sentence pairs that the bundled models have not seen (as
-# `specjax train t5` writes held_out.tsv), and BOOKS a long text. Interrupted, it continues with the rows that it has.
+# `specjax train t5` writes held_out.tsv), and BOOKS a long text. Run it again after an interruption: rows that a file
+# of JSON lines has are not measured again.
 set -eu
 OUT=${1:?"usage: sh configs/results/measure.sh FOLDER"}
 : "${CHAT:=HuggingFaceTB/SmolLM2-135M-Instruct}"
@@ -28,8 +29,10 @@ python "$HERE/../train/write_stories.py" --out "$OUT/prompts.txt" --openings 64 
 
 # benchmarks.md
 swept opt --file "$OUT/prompts.txt" --count 64 --timed 8 --drafters model --gammas 3 5
-swept german --target bundled/t5-target --drafts bundled/t5-draft --file "$TRANSLATIONS" --count 64 --timed 8 \
-    --drafters model --gammas 2 3 5 --scores
+for draft in t5-draft t5-middle; do
+    swept "$draft" --target bundled/t5-target --drafts "bundled/$draft" --file "$TRANSLATIONS" --count 64 --timed 8 \
+        --drafters model --gammas 2 3 5 --temperatures 0 1 --scores
+done
 measured plain plain --size 125m
 measured speculative speculative --size 350m --repeats 3
 measured verify verify --size 350m
@@ -40,6 +43,7 @@ measured shapes shapes --target opt-1.3b --draft opt-125m --alpha 0.8 --gamma 5 
 measured shapes shapes --target t5-base --draft t5-small --alpha 0.6 --gamma 3 --dtype float32
 measured verifiers verifiers --rows 1 8
 measured committed committed --temperature 1 --gamma 5 8 --prompts "$OUT/prompts.txt"
+measured committed committed --target "$CHAT" --drafter quantized --temperature 1 --gamma 5 --prompts "$OUT/prompts.txt"
 measured long-context long-context --target "$CHAT" --rows 8 --prompts "$BOOKS" --max-new-tokens 48
 measured prefill prefill --target smollm2-135m --rows 1 --prompt-tokens 50 512 2048 4096 --repeats 3
 measured prefill prefill --target smollm2-135m --rows 4 --prompt-tokens 2048 --repeats 3
@@ -47,7 +51,8 @@ measured prefill prefill --target t5-base --rows 4 --prompt-tokens 512 --repeats
 measured context context --target smollm2-135m --cache-len 128 8192 --repeats 3
 python "$HERE/serving.py" "$OUT/prompts.txt" > "$OUT/serving.json"
 swept copying --target "$CHAT" --style plain --tasks summarization code --temperatures 0 --max-new-tokens 48 \
-    --drafters ngram suffix suffix-tree:size=8,depth=6 lookahead:window=4,ngram=3,guesses=4 quantized:gamma=2
+    --drafters ngram suffix suffix-tree:size=8,depth=6 lookahead:window=4,ngram=3,guesses=4 quantized:gamma=2 \
+    layer-skip:gamma=2 "cascade:middle=target,budget=256,gamma=4,inner=(ngram)"
 python "$HERE/disco.py" "$OUT/prompts.txt" > "$OUT/disco.json"
 
 # reproduce.md
@@ -60,4 +65,4 @@ specjax reproduce all --shapes real --dtype bfloat16 --targets t5-v1_1-large t5-
 specjax advise --json > "$OUT/advise.json"
 
 # plan.md
-specjax plan --target facebook/opt-66b --draft facebook/opt-125m --topology v5e-16 --loop-only --json > "$OUT/plan.json"
+(cd "$HERE/../.." && python -m tests.planning.test_results) > "$OUT/plan.md"

@@ -69,6 +69,7 @@ def test_every_task_builds_a_prompt_in_every_style():
 
 def test_t5_has_prefixes_and_other_models_continue():
     assert prompt("translation", encoder_decoder=True) == f"translate English to German: {ITEM.text}"
+    assert prompt("translation", name="bundled/t5-target", encoder_decoder=True).startswith("translate English")
     assert prompt("summarization", encoder_decoder=True) == f"summarize: {ITEM.text}"
     assert prompt("translation") == f"English: {ITEM.text}\nGerman:"
     assert prompt("code") == ITEM.text  # its braces are kept

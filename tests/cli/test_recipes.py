@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specjax.cli import advise, bench, bench_shapes, plan, reproduce, split_command, sweep
+from specjax.cli import advise, bench, bench_shapes, reproduce, split_command, sweep
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
 from specjax.training.pairs import PairRun
@@ -16,7 +16,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 OPTIONS = {
     "train lm": TextRun, "train t5": PairRun, "sweep": sweep.SweepOptions, "bench": bench.Bench,
     "bench shapes": bench_shapes.BenchShapes, "advise": advise.AdviceOptions, "reproduce": reproduce.Reproduce,
-    "plan": plan.PlanOptions,
 }  # fmt: skip
 GIVEN = {"DATA": "data", "RUNS": "runs", "TRANSLATIONS": "pairs.tsv", "BOOKS": "books.txt"}
 
