@@ -34,15 +34,15 @@ class CPUProducts(Products):
       min_rows: a product of fewer rows is padded to this many.
       part: most inputs that one array of a kernel sums over; one of more is stored as several arrays, where they
         divide it. 0: no bound. For separate layers.
-      left: (inputs, rows), rising in inputs: a kernel that sums over at least so many inputs is the left operand of a
-        dot of at least so many rows, by the last pair whose inputs it has, and of fewer than `MANY`. The product comes
-        out transposed, and of few inputs or many rows transposing it costs more than is won. (): none is.
+      left: (inputs, rows): a kernel that sums over at least so many inputs is the left operand of a dot of at least so
+        many rows, and of fewer than `MANY`. The product comes out transposed, and of few inputs or many rows
+        transposing it costs more than is won. None: no kernel is.
       flat_heads: batch and heads are collapsed in the attention dots; off under a mesh, where both are sharded.
     """
 
     min_rows: int = 1
     part: int = 0
-    left: tuple[tuple[int, int], ...] = ()
+    left: tuple[int, int] | None = None
     flat_heads: bool = True
     out_in: ClassVar[bool] = True
 
@@ -56,14 +56,13 @@ class CPUProducts(Products):
     def whole(self) -> "CPUProducts":
         return dataclasses.replace(self, part=0)
 
-    def on_left(self, rows: int, inputs: int) -> bool:
-        """Whether a kernel is the left operand of a dot of so many rows."""
-        least = [least for bound, least in self.left if inputs >= bound]
-        return bool(least) and least[-1] <= max(rows, self.min_rows) < MANY
-
     def some_on_left(self, rows: int) -> bool:
-        """Whether some kernel is, in a dot of so many rows."""
-        return any(least <= max(rows, self.min_rows) < MANY for _, least in self.left)
+        """Whether kernels of enough inputs are the left operand of a dot of so many rows."""
+        return self.left is not None and self.left[1] <= max(rows, self.min_rows) < MANY
+
+    def on_left(self, rows: int, inputs: int) -> bool:
+        """Whether a kernel of so many inputs is."""
+        return self.some_on_left(rows) and self.left is not None and inputs >= self.left[0]
 
     def matrix_product(self, x: Float[Array, "N D"], parts: list, *, out_in: bool, precision) -> Float[Array, "M F"]:
         rows = max(len(x), self.min_rows)
@@ -107,7 +106,7 @@ def cpu_products(dtype: str, *, stacked: bool, sharded: bool) -> CPUProducts:
     """The strategy for weights of `dtype`; `sharded`: on a mesh."""
     half = dtype != "float32"
     # Kernels on the right determine a layout of what comes of the left, and a mesh's partitioner gathers for that.
-    left = () if sharded else ((768, 9),) if half else ((64, 2),)
+    left = None if sharded else (768, 9) if half else (64, 2)
     return CPUProducts(
         min_rows=2 if half else 1,
         part=PART if half and not stacked and not sharded else 0,
