@@ -51,7 +51,6 @@ RECIPES = {
     "spire": Unrolling(steps=4, decay=1.0, divergence="ce-tv"),
 }
 TOP = 10  # of HASS
-HEAD_WIDTH = 64  # of the attention heads of a head for an OPT target
 
 
 class Batch(NamedTuple):
@@ -222,14 +221,12 @@ def with_draft_tokens(counts: np.ndarray, size: int, vocab_size: int) -> np.ndar
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
-def new_layers(target: Model, layers: int, mlp_width: int) -> LlamaConfig:
-    """Decoder layers of a new head, with the target's width, heads and rotary base."""
+def new_layers(target: Model, layers: int, mlp_width: int, kv_heads: int) -> LlamaConfig:
+    """Decoder layers of a new head, with the target's width, heads and rotary base; `kv_heads` 0: the target's."""
     config = target.config
-    heads = config.heads if isinstance(config, LlamaConfig) else max(1, config.width // HEAD_WIDTH)
     return LlamaConfig(
-        vocab_size=target.vocab_size, width=config.width, layers=layers, heads=heads,
-        kv_heads=getattr(config, "kv_heads", heads) if isinstance(config, LlamaConfig) else heads,
-        head_width=config.head_width if isinstance(config, LlamaConfig) else config.width // heads,
+        vocab_size=target.vocab_size, width=config.width, layers=layers, heads=config.heads,
+        kv_heads=kv_heads or config.kv_heads, head_width=config.head_width,
         mlp_width=mlp_width, max_positions=getattr(config, "max_positions", 2048), activation="silu",
         rope_theta=getattr(config, "rope_theta", 10000.0), eps=getattr(config, "eps", 1e-5),
     )  # fmt: skip
@@ -246,9 +243,9 @@ def output_kernel(head: Head) -> Float[Array, "_ _"]:
 
 
 def new_config(
-    kind: str, target: Model, *, layers: int, mlp_width: int, draft_vocab: int, taps: tuple[int, ...]
+    kind: str, layers: LlamaConfig, target: Model, *, draft_vocab: int, taps: tuple[int, ...]
 ) -> EagleConfig:
-    """The shape of a new head, with the target's width.
+    """The shape of a new head of these layers.
 
     Args:
       taps: streams that EAGLE-3 reads; (): low, middle and high, as the published heads.
@@ -256,8 +253,7 @@ def new_config(
     Raises:
       ValueError: streams that the target lacks, or not in ascending order.
     """
-    shape, config = new_layers(target, layers, mlp_width), target.config
     if kind != "eagle3":
-        return EagleConfig(shape, config.width)
-    taps = check_taps(taps or default_taps(config.layers), target)
-    return EagleConfig(shape, len(taps) * config.width, taps, draft_vocab)
+        return EagleConfig(layers, layers.width)
+    taps = check_taps(taps or default_taps(target.config.layers), target)
+    return EagleConfig(layers, len(taps) * layers.width, taps, draft_vocab)

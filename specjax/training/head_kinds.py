@@ -77,11 +77,13 @@ def layers_of(run: "HeadRun") -> int:
     return run.layers or TRAINED[run.kind].layers
 
 
+def new_layers(run: "HeadRun", target: Model) -> Any:
+    return eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * target.config.width, run.kv_heads)
+
+
 def new_eagle(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
-    config = eagle.new_config(
-        run.kind, target, layers=layers_of(run), mlp_width=run.mlp_width or 3 * target.config.width,
-        draft_vocab=target.vocab_size if chosen is None else len(chosen), taps=run.taps,
-    )  # fmt: skip
+    drafted = target.vocab_size if chosen is None else len(chosen)
+    config = eagle.new_config(run.kind, new_layers(run, target), target, draft_vocab=drafted, taps=run.taps)
     kind = KINDS[TRAINED[run.kind].kind]
     return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, "speculators")
 
@@ -107,7 +109,7 @@ def new_mlp(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
 def new_parallel(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     """P-EAGLE, DFlash and Falcon."""
     kind = KINDS[run.kind]
-    layer = eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * target.config.width)
+    layer = new_layers(run, target)
     steps, mask = run.unroll or TRAINED[run.kind].recipe.steps, target.vocab_size - 1
     if run.mask_token is not None:
         mask = checks.integer("mask_token", run.mask_token, least=0, most=target.vocab_size - 1)
@@ -174,7 +176,7 @@ def init_parallel(head: Head, how: Any, key: jax.Array) -> Params:
     return params | ({"head": {"kernel": eagle.output_kernel(head)}} if "head" in params else {})
 
 
-SHAPE = ("layers", "mlp_width", "features")
+SHAPE = ("layers", "mlp_width", "kv_heads", "features")
 EAGLE = (*SHAPE, "start")
 PARALLEL = (*SHAPE, "draft_vocab", "taps", "mask_token")
 STAGED = (TEXT, *DIVERGENCES)
@@ -214,6 +216,6 @@ TRAINED = {
     ),
     "falcon": TrainedKind(
         "falcon", new_parallel, falcon.Glancing(), falcon.loss, falcon.measure,
-        ("mlp_width", "feature_loss", "glance", "features"),
+        ("mlp_width", "kv_heads", "feature_loss", "glance", "features"),
     ),
 }  # fmt: skip

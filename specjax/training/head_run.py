@@ -25,11 +25,11 @@ EVALUATIONS = 64  # most held-out batches
 PARTS = ("train", "held_out")
 # Options that not all kinds have.
 OPTIONS = (
-    "layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "mask_token", "window", "start", "rank",
+    "layers", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "mask_token", "window", "start", "rank",
     "feature_loss", "glance", "features",
 )  # fmt: skip
 # Of these, those that a trained head has.
-SHAPE = ("layers", "mlp_width", "draft_vocab", "own_matrices", "taps", "window")
+SHAPE = ("layers", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "window")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,8 @@ class HeadRun:
     """Decoder layers, or residual blocks of each Medusa head."""
     mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width, of mlp once)")] = 0
     """Width of the MLP of the layers; of an MLP speculator, of its state."""
+    kv_heads: Annotated[int, arg(help_behavior_hint="(default: the target's)")] = 0
+    """Key-value heads of the layers; fewer make a smaller head."""
     draft_vocab: Annotated[int, arg(help_behavior_hint="(default: all tokens)")] = 0
     """Tokens that EAGLE-3, Medusa, P-EAGLE and DFlash draft: the most frequent ones of the answers."""
     own_matrices: bool = False
@@ -166,8 +168,8 @@ class HeadRun:
             raise ValueError(f"widths must increase from 4 or more, got {' '.join(map(str, self.widths))}")
         checks.at_least(1, tokens=self.tokens)
         checks.at_least(
-            0, layers=self.layers, mlp_width=self.mlp_width, draft_vocab=self.draft_vocab, unroll=self.unroll,
-            rank=self.rank, window=self.window,
+            0, layers=self.layers, mlp_width=self.mlp_width, kv_heads=self.kv_heads, draft_vocab=self.draft_vocab,
+            unroll=self.unroll, rank=self.rank, window=self.window,
         )  # fmt: skip
         for name in ("feature_loss", "glance"):
             if getattr(self, name) is not None:

@@ -185,12 +185,13 @@ def test_commands_write_answers_and_train_a_head(tmp_path):
     train = [
         "train", "head", "eagle3", "--target", str(target), "--data", str(tmp_path / "answers.jsonl"), "--out",
         str(tmp_path / "run"), "--draft-vocab", "60", "--unroll", "2", "--widths", "32", "--tokens", "128", "--every",
-        "2", "--held-out", "0.2", "--taps", "1", "2", "4",
+        "2", "--held-out", "0.2", "--taps", "1", "2", "4", "--kv-heads", "1",
     ]  # fmt: skip
     assert main([*train, "--steps", "2"]) == 0
     assert main([*train, "--steps", "4"]) == 0
     assert main([*train, "--steps", "4", "--out", str(tmp_path / "once")]) == 0
     loaded = [sj.load_head(tmp_path / run / "head", sj.load(target)) for run in ("run", "once")]
+    assert loaded[0].config.layer.kv_heads == 1 < loaded[0].config.layer.heads
     for one, other in zip(*(jax.tree.leaves(head.params) for head in loaded), strict=True):
         np.testing.assert_array_equal(one, other)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -206,6 +207,15 @@ def test_commands_write_answers_and_train_a_head(tmp_path):
         "8",
     ]
     assert main(args) == 0
+
+
+def test_layers_of_a_new_head_have_the_attention_of_the_target():
+    for name in ("opt", "llama"):
+        target = battery.target(name)
+        layers = eagle.new_layers(target, 1, 24, 0)
+        own = target.config
+        assert (layers.heads, layers.kv_heads, layers.head_width) == (own.heads, own.kv_heads, own.head_width)
+        assert eagle.new_layers(target, 1, 24, 1).kv_heads == 1
 
 
 def test_the_losses_of_an_ablation_are_options(tmp_path):
