@@ -18,9 +18,9 @@ Prompts follow TinyStories (Eldan and Li, 2023): a hero, three random words, a s
 first words of the answer are given, which keeps the model from addressing the reader. Every fifth prompt or so asks for
 simple prose instead: a description, an explanation, a letter, a fable, a dialogue.
 
-Measured with SmolLM2-135M-Instruct on 2 idle CPU cores, 64 rows in float32 with an int8 cache: one process on both cores
-keeps 255 tokens per second, two processes of one core each (`taskset`, other seeds and files) 277 together: eight hours
-for 8 million. The filter drops 7 % of the texts. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` saves 6 % on Linux.
+Measured with SmolLM2-135M-Instruct on 2 idle CPU cores, 64 rows in float32 with an int8 cache: one process on both
+cores keeps 255 tokens per second, two processes of one core each (`taskset`, other seeds and files) 277 together: eight
+hours for 8 million. The filter drops 7 % of the texts. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` saves 6 % on Linux.
 """
 
 import collections
