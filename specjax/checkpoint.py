@@ -35,7 +35,7 @@ from specjax.models.products import PLAIN, Products, TPUProducts
 from specjax.sharding import path_of
 from specjax.types import PyTree
 
-VERSION = 2
+VERSION = 3
 AnyPath = Any  # a Path, or that of a store, an epath.Path
 PLAIN_FIELDS = ("dtype", "stacked", "cache_dtype", "int8_weights", "int8_cache", "fill", "apart")  # of a format
 _TREE, _ABOUT, _TOKENIZER = "tree", "about", "tokenizer"
@@ -124,7 +124,7 @@ def _read_format(stored: Mapping[str, Any]) -> Format:
     """The inverse of `_format_record`; JSON has no tuples."""
     products: Products = PLAIN
     if stored["out_in"]:
-        left = tuple((inputs, rows) for inputs, rows in stored["left"])
+        left = stored["left"] and (stored["left"][0], stored["left"][1])
         products = CPUProducts(stored["min_rows"], stored["part"], left, stored["flat_heads"])
     elif stored.get("min_rows", 1) > 1:
         products = TPUProducts(stored["min_rows"])
