@@ -25,6 +25,7 @@ from specjax.heads.spire_formats import shape as spire_shape
 from specjax.model import Model
 from specjax.models.family import Rules
 from specjax.models.format import Format
+from specjax.models.llama import LlamaConfig
 from specjax.models.products import in_order
 from specjax.training import dflash, eagle, falcon, joint, peagle, staged
 from specjax.training.lm import FORMAT
@@ -77,7 +78,8 @@ def layers_of(run: "HeadRun") -> int:
     return run.layers or TRAINED[run.kind].layers
 
 
-def new_layers(run: "HeadRun", target: Model) -> Any:
+def new_layers(run: "HeadRun", target: Model) -> LlamaConfig:
+    """Of the shape that the options name."""
     return eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * target.config.width, run.kv_heads)
 
 
