@@ -212,7 +212,7 @@ def load_model(
     >>> folder = tempfile.mkdtemp() + "/tiny"
     >>> checkpoint.save_model(folder, sj.load("bundled/opt-tiny"))
     >>> checkpoint.load_model(folder).vocab_size
-    8192
+    4096
     """
     family, _, fmt, notes = about(folder)
     if "published" not in notes:

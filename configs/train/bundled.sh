@@ -4,13 +4,16 @@
 # Results and training curves: specjax/bundled/README.md.
 set -eu
 : "${DATA:?folder with books.txt.xz, stories.jsonl.gz and deu.txt.gz}" "${RUNS:=runs}"
-
-# Children's books of plain language, and picture books three times.
-ADULT='Author: (Edgar Rice|Mark Twain|Jules|H.G|Jack London|Arthur Conan|G.K|Rudyard|P.G|Robert Louis|Oscar|James Stephens|Booth|Jerome|Horatio|Lafcadio|Beatrix)'
+HERE=$(dirname "$0")
 
 english() {
-    specjax train lm --data "$DATA/books.txt.xz" "$DATA/stories.jsonl.gz" --repeat 1 3 --exclude "$ADULT" \
-        --held-out 0.04 --rate 4e-3 --warmup 60 --muon --half "$@"
+    specjax train lm --length 256 --rate 4e-3 --warmup 60 --muon "$@"
+}
+
+# What the target writes after first words of stories, and the stories themselves.
+english_draft() {
+    english --data "$RUNS/samples.jsonl" "$HERE/stories.txt.xz" --rows 8 --distill 1 --divergence ce-tv \
+        --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" "$@"
 }
 
 # English to German, with T5's prefix and without.
@@ -24,11 +27,17 @@ german_draft() {
     german --tokenizer "$RUNS/t5-target/tokenizer" --teacher "$RUNS/t5-target/model" "$@"
 }
 
-english --run "$RUNS/opt-target" --width 320 --layers 8 --heads 5 --steps 1500
-english --run "$RUNS/opt-draft" --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" \
-    --width 80 --layers 1 --heads 2 --rows 8 --steps 1700
-english --run "$RUNS/opt-tiny" --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" \
-    --width 48 --layers 1 --heads 3 --rows 8 --steps 2400
+# Stories that write_stories.py has written, picture books, and children's books of plain language.
+LONG='Author: (Edgar Rice|Mark Twain|Jules|H.G|Jack London|Arthur Conan|G.K|Rudyard|P.G|Robert Louis|Oscar|James Stephens|Booth|Jerome|Horatio|Lafcadio|Beatrix|Lucy Maud|Louisa May|Johann David)'
+english --run "$RUNS/opt-target" --data "$HERE/stories.txt.xz" "$DATA/stories.jsonl.gz" "$DATA/books.txt.xz" \
+    --repeat 8 3 1 --exclude "$LONG" --vocab-size 4096 --width 336 --layers 8 --heads 7 --steps 1900 --decay 650
+
+python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 4000 --seed 1
+specjax train answers --target "$RUNS/opt-target/model" --prompts "$RUNS/openings.txt" --out "$RUNS/samples.jsonl" \
+    --max-new-tokens 240 --rows 64
+english_draft --run "$RUNS/opt-draft" --width 128 --layers 1 --heads 4 --steps 2000 --decay 700
+english_draft --run "$RUNS/opt-tiny" --width 48 --layers 1 --heads 3 --steps 800 --decay 300
+
 german --run "$RUNS/t5-target" --width 320 --encoder-layers 3 --decoder-layers 6 --heads 8 --head-width 40 \
     --steps 4200 --decay 1100
 german_draft --run "$RUNS/t5-draft" --own-outputs 80000 --steps 2950 --decay 200 \
@@ -36,14 +45,15 @@ german_draft --run "$RUNS/t5-draft" --own-outputs 80000 --steps 2950 --decay 200
 german_draft --run "$RUNS/t5-middle" --own-outputs 140000 --steps 2400 --decay 300 \
     --width 160 --encoder-layers 4 --decoder-layers 1 --heads 4 --head-width 40
 
-# Acceptance and speed of the pairs on held-out text, BLEU and chrF.
+# Acceptance and speed of the pairs on first words and sentences held out, BLEU and chrF.
+python "$HERE/write_stories.py" --out "$RUNS/prompts.txt" --openings 64 --seed 2
 for draft in opt-draft opt-tiny; do
     specjax sweep --target "$RUNS/opt-target/model" --drafts "$RUNS/$draft/model" --drafters model --gammas 3 5 \
-        --file "$RUNS/opt-target/prompts.txt" --count 64 --timed 8 --repeats 5 \
+        --file "$RUNS/prompts.txt" --count 64 --timed 8 --repeats 5 \
         --json "$RUNS/pairs.jsonl" --markdown "$RUNS/$draft.md"
 done
 specjax sweep --target "$RUNS/opt-draft/model" --drafts "$RUNS/opt-tiny/model" --drafters model --gammas 3 \
-    --file "$RUNS/opt-target/prompts.txt" --count 64 --timed 8 --repeats 5 \
+    --file "$RUNS/prompts.txt" --count 64 --timed 8 --repeats 5 \
     --json "$RUNS/pairs.jsonl" --markdown "$RUNS/small.md"
 for draft in t5-draft t5-middle; do
     specjax sweep --target "$RUNS/t5-target/model" --drafts "$RUNS/$draft/model" --drafters model --gammas 3 5 \

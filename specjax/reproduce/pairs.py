@@ -74,7 +74,7 @@ BUNDLED = StandIns(
         GPT: Target("bundled/opt-target", "story", {"GPT-like (6M)": own_model("bundled/opt-draft")} | TABLES),
     },
     notes=(
-        "bundled models of 0.4 to 13 million parameters stand for models of 77 million to 137 billion: shapes can be "
+        "bundled models of 0.2 to 15 million parameters stand for models of 77 million to 137 billion: shapes can be "
         "compared, sizes cannot",
     ),
     sizes={},

@@ -9,13 +9,15 @@ from pathlib import Path
 from specjax.cli import advise, bench, bench_shapes, reproduce, split_command, sweep
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
+from specjax.training.answers import AnswersRun
 from specjax.training.pairs import PairRun
 from specjax.training.text import TextRun
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OPTIONS = {
-    "train lm": TextRun, "train t5": PairRun, "sweep": sweep.SweepOptions, "bench": bench.Bench,
-    "bench shapes": bench_shapes.BenchShapes, "advise": advise.AdviceOptions, "reproduce": reproduce.Reproduce,
+    "train lm": TextRun, "train t5": PairRun, "train answers": AnswersRun, "sweep": sweep.SweepOptions,
+    "bench": bench.Bench, "bench shapes": bench_shapes.BenchShapes, "advise": advise.AdviceOptions,
+    "reproduce": reproduce.Reproduce,
 }  # fmt: skip
 GIVEN = {"DATA": "data", "RUNS": "runs", "TRANSLATIONS": "pairs.tsv", "BOOKS": "books.txt"}
 
