@@ -145,7 +145,7 @@ def test_a_spelling_is_the_tokenizers_own_amid_a_text():
             whole = llama.encode("," + piece.decode())
             assert ids == whole[-len(ids) :]
             differ += ids != v.cover(known, piece, 16)
-    assert differ > 10
+    assert differ > 5
 
 
 def test_the_fewest_tokens():

@@ -1,10 +1,12 @@
 """What a plan tells without compiling: slices, shapes, bytes on a chip, times, and what would fit."""
 
 import dataclasses
+import json
 
 import pytest
 
 from specjax.cli import plan as command
+from specjax.convert.locate import BUNDLED_FOLDER
 from specjax.planning import Plan, PlanRequest, chips, plan, planner, program, roofline, search
 from specjax.planning.request import shape_named
 
@@ -37,7 +39,8 @@ def test_models_are_found_by_the_names_of_their_repositories(tmp_path):
     }  # fmt: skip
     for name, short in same.items():
         assert shape_named(name) == shape_named(short)
-    assert shape_named("bundled/opt-target")[1].heads == 5
+    config = json.loads((BUNDLED_FOLDER / "opt-target" / "config.json").read_text())
+    assert shape_named("bundled/opt-target")[1].heads == config["num_attention_heads"]
     with pytest.raises(ValueError, match="opt-66b"):
         shape_named("facebook/opt-66")
 
