@@ -136,16 +136,16 @@ def test_by_hand():
 
 
 def test_a_spelling_is_the_tokenizers_own_amid_a_text():
-    """Of words, which no normalizer and no border changes; the fewest tokens are often others."""
+    """Of words, alone or after a space, which no normalizer changes; the fewest tokens are often others."""
     llama, bundled = of("sentencepiece"), of("bundled")
     known, differ = v.by_bytes(llama), 0
     for token, ids in enumerate(spelled("bundled", "sentencepiece")):
         piece = bundled.pieces[token]
-        if piece.isalpha() and piece.islower() and len(piece) > 1:
+        if piece.strip(b" ").isalpha() and len(piece) > 1:
             whole = llama.encode("," + piece.decode())
             assert ids == whole[-len(ids) :]
             differ += ids != v.cover(known, piece, 16)
-    assert differ > 5
+    assert differ > 10
 
 
 def test_the_fewest_tokens():
