@@ -12,7 +12,7 @@ import tyro
 
 from specjax import checks, files
 from specjax.training.recipe import Recipe
-from specjax.training.run import Say, make_mesh, progress_line
+from specjax.training.run import DTYPES, Say, make_mesh, progress_line
 
 if TYPE_CHECKING:
     from specjax.heads import Head
@@ -100,6 +100,8 @@ class HeadRun:
     """Fraction of the answers that is held out, by hash of the prompt."""
     dtype: str = "float32"
     """Of the target's weights during training."""
+    head_dtype: str = "float32"
+    """Dtype of the exported weights: those of OUT/head."""
     features: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: computed in each step)")] = (
         None
     )
@@ -157,7 +159,8 @@ class HeadRun:
         if int(state.step) < self.recipe.steps:
             return None
         folder = self.out / "head"
-        kind.save(head, how, state.params, folder)
+        stored = dataclasses.replace(head, fmt=dataclasses.replace(head.fmt, dtype=self.head_dtype))
+        kind.save(stored, how, lm.halved(state.params) if self.head_dtype == "bfloat16" else state.params, folder)
         return folder
 
     def _check(self) -> None:
@@ -166,6 +169,7 @@ class HeadRun:
                 raise FileNotFoundError(f"data: {file} does not exist")
         if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[0] < 4:
             raise ValueError(f"widths must increase from 4 or more, got {' '.join(map(str, self.widths))}")
+        checks.check_name(self.head_dtype, DTYPES, "head_dtype")
         checks.at_least(1, tokens=self.tokens)
         checks.at_least(
             0, layers=self.layers, mlp_width=self.mlp_width, kv_heads=self.kv_heads, draft_vocab=self.draft_vocab,
@@ -190,7 +194,7 @@ class HeadRun:
 
     def _record(self, data: dict[str, int]) -> None:
         """Writes OUT/run.json, or raises ValueError if the run was started with other options."""
-        free = ("out", "data", "recipe", "dtype", "features", "mesh")
+        free = ("out", "data", "recipe", "dtype", "head_dtype", "features", "mesh")
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free} | data
         own |= {name: getattr(self.recipe, name) for name in ("seed", "muon", "accumulate")}
         own = json.loads(json.dumps(own))

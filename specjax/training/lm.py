@@ -98,7 +98,7 @@ def halved(params: Params) -> Params:
 
     def one(keys: tuple, leaf: Array) -> Array:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        big = path.endswith(("kernel", "tokens.table"))
+        big = path.endswith(("kernel", "tokens.table", "embed.table"))
         return leaf.astype(jnp.bfloat16) if big else leaf
 
     return jax.tree_util.tree_map_with_path(one, params)

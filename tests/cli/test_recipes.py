@@ -10,12 +10,13 @@ from specjax.cli import advise, bench, bench_shapes, reproduce, split_command, s
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
 from specjax.training.answers import AnswersRun
+from specjax.training.head_run import HeadRun
 from specjax.training.pairs import PairRun
 from specjax.training.text import TextRun
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OPTIONS = {
-    "train lm": TextRun, "train t5": PairRun, "train answers": AnswersRun, "sweep": sweep.SweepOptions,
+    "train lm": TextRun, "train t5": PairRun, "train answers": AnswersRun, "train head": HeadRun, "sweep": sweep.SweepOptions,
     "bench": bench.Bench, "bench shapes": bench_shapes.BenchShapes, "advise": advise.AdviceOptions,
     "reproduce": reproduce.Reproduce,
 }  # fmt: skip
@@ -51,6 +52,13 @@ def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
         if isinstance(run, sweep.SweepOptions):
             used = (run.grid.target, *run.grid.drafts)
             assert {Path(str(model)).parent.name for model in used} <= set(trained)
+
+
+def test_commands_train_the_heads_that_are_compared(tmp_path):
+    options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(tmp_path, "train/heads.sh")]
+    trained = {str(run.out / "head") for run in options if isinstance(run, HeadRun)}
+    compared = [one.setup.heads for one in options if isinstance(one, reproduce.Reproduce)]
+    assert {head.partition("=")[2] for heads in compared for head in heads} == trained != set()
 
 
 def test_shapes_equal_those_of_the_bundled_models(tmp_path):

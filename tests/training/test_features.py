@@ -5,9 +5,12 @@ import os
 import signal
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specjax as sj
 from specjax.training.answers import AnswersRun
 from specjax.training.head_run import HeadRun
 from specjax.training.recipe import Recipe
@@ -73,6 +76,25 @@ def test_kept_features_train_the_same_head(kept, answers, tmp_path):
         assert head_run(answers, tmp_path / name, features=features).train() is not None
     np.testing.assert_allclose(curve(tmp_path / "kept"), curve(tmp_path / "each-step"), rtol=1e-5)
     assert contents(kept) == before  # several runs share it
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle"])
+def test_heads_are_exported_in_the_dtype_that_is_asked_for(kept, answers, tmp_path, kind):
+    target = sj.load("bundled/opt-tiny")
+    whole, half = (
+        head_run(answers, tmp_path / "run", kind=kind, head_dtype=dtype, features=kept if kind == "eagle3" else None)
+        for dtype in ("float32", "bfloat16")
+    )
+    folder = whole.train()
+    assert folder is not None
+    large, first = (folder / "model.safetensors").stat().st_size, sj.load_head(folder, target).params
+    assert half.train() == folder  # a finished run is exported again
+    assert (folder / "model.safetensors").stat().st_size < 0.6 * large
+    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(leaf.dtype), first)
+    for leaf, exact, near in zip(
+        *map(jax.tree.leaves, (sj.load_head(folder, target).params, first, rounded)), strict=True
+    ):
+        assert np.array_equal(leaf, near) or np.array_equal(leaf, exact)  # norms keep their dtype
 
 
 @pytest.mark.slow

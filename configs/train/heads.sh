@@ -1,0 +1,40 @@
+#!/bin/sh
+# Trains heads for the bundled target on what it wrote: RUNS holds samples.jsonl, which bundled.sh writes, and gets one
+# folder per head. Shipped are eagle3, hass and medusa; the others are for the comparison.
+# Every command can be interrupted (Ctrl-C, SIGTERM) and continues when it is run again.
+set -eu
+: "${RUNS:=runs}"
+
+# All heads: equal data, equal training, a layer of one key-value head.
+head() {
+    name=$1
+    shift
+    specjax train head "$@" --target bundled/opt-target --data "$RUNS/samples.jsonl" --out "$RUNS/opt-target-$name" \
+        --head-dtype bfloat16 --steps 1200 --decay 400 --warmup 40 --rate 6e-3 --muon
+}
+
+# Two streams and 896 tokens: with three and more it would take over 2 MB.
+eagle3() {
+    name=$1
+    shift
+    head "$name" eagle3 --kv-heads 1 --mlp-width 64 --draft-vocab 896 "$@"
+}
+
+eagle3 eagle3 --taps 4 8 --unroll 5
+head hass hass --kv-heads 1 --mlp-width 336
+head medusa medusa --unroll 4
+
+head eagle eagle --kv-heads 1 --mlp-width 336
+head eagle-no-features eagle --kv-heads 1 --mlp-width 336 --feature-loss 0
+eagle3 eagle3-last --taps 8 --unroll 5
+eagle3 eagle3-one-step --taps 4 8 --unroll 1
+head falcon falcon --kv-heads 1 --mlp-width 336
+head falcon-no-glancing falcon --kv-heads 1 --mlp-width 336 --glance 0
+
+# Acceptance by position, tokens per target pass, and speed.
+specjax reproduce heads --gamma 3 --count 32 --json "$RUNS/heads.jsonl" --markdown "$RUNS/heads.md" --figures "$RUNS" \
+    --heads eagle3="$RUNS/opt-target-eagle3/head" hass="$RUNS/opt-target-hass/head" \
+        medusa="$RUNS/opt-target-medusa/head" eagle="$RUNS/opt-target-eagle/head" \
+        eagle-no-features="$RUNS/opt-target-eagle-no-features/head" eagle3-last="$RUNS/opt-target-eagle3-last/head" \
+        eagle3-one-step="$RUNS/opt-target-eagle3-one-step/head" falcon="$RUNS/opt-target-falcon/head" \
+        falcon-no-glancing="$RUNS/opt-target-falcon-no-glancing/head"
