@@ -1,9 +1,10 @@
 #!/bin/sh
-# Trains heads for the bundled target on what it wrote: RUNS holds samples.jsonl, which bundled.sh writes, and gets one
-# folder per head. Shipped are eagle3, hass and medusa; the others are for the comparison.
+# Trains heads for the bundled targets on what they wrote: RUNS holds samples.jsonl, which bundled.sh writes, and gets
+# one folder per head; DATA holds deu.txt.gz. Shipped are eagle3, hass and medusa; the others are for the comparison.
 # Every command can be interrupted (Ctrl-C, SIGTERM) and continues when it is run again.
 set -eu
-: "${RUNS:=runs}"
+: "${DATA:?folder with deu.txt.gz}" "${RUNS:=runs}"
+mkdir -p "$RUNS"
 
 # All heads: equal data, equal training, a layer of one key-value head.
 head() {
@@ -30,6 +31,20 @@ eagle3 eagle3-last --taps 8 --unroll 5
 eagle3 eagle3-one-step --taps 4 8 --unroll 1
 head falcon falcon --kv-heads 1 --mlp-width 336
 head falcon-no-glancing falcon --kv-heads 1 --mlp-width 336 --glance 0
+
+# T5: 20,000 sentences, none of those that `specjax train t5` holds out.
+python -c "
+import sys
+from specjax.training import data
+train, _ = data.split_pairs(data.pairs(sys.argv[1]), 0.02)
+for source, _ in sorted(train, key=lambda pair: data.share('order ' + pair[0]))[:20000]:
+    print('translate English to German:', source)
+" "$DATA/deu.txt.gz" > "$RUNS/sentences.txt"
+specjax train answers --target bundled/t5-target --prompts "$RUNS/sentences.txt" --out "$RUNS/translations.jsonl" \
+    --temperature 0 --max-new-tokens 48 --rows 64
+specjax train head medusa --target bundled/t5-target --data "$RUNS/translations.jsonl" --out "$RUNS/t5-target-medusa" \
+    --unroll 3 --layers 2 --draft-vocab 1024 --head-dtype bfloat16 --widths 8 12 16 24 40 \
+    --steps 2000 --decay 700 --warmup 40 --rate 6e-3 --muon
 
 # Acceptance by position, tokens per target pass, and speed.
 specjax reproduce heads --gamma 3 --count 32 --json "$RUNS/heads.jsonl" --markdown "$RUNS/heads.md" --figures "$RUNS" \
