@@ -70,14 +70,14 @@ def locate(name: str | os.PathLike[str]) -> Checkpoint:
     if text and path.is_dir():
         return _from_folder(path)
     if text.startswith(BUNDLED):
-        return _from_bundle(text.removeprefix(BUNDLED))
+        return _from_folder(_bundled(text.removeprefix(BUNDLED)))
     if HUB_ID.fullmatch(text) and path.suffix != ".gguf":
         return _from_folder(_download(text))
     raise FileNotFoundError(f"{text!r} is not a file, folder or Hugging Face id")
 
 
 def local_folder(name: str | os.PathLike[str], formats: Sequence[FileFormat] = FORMATS) -> Path:
-    """A folder, or that of a Hugging Face hub id, downloaded if it is not in the local cache.
+    """A folder, that of "bundled/<name>", or that of a Hugging Face hub id, downloaded if it is not in the local cache.
 
     Raises:
       FileNotFoundError: nothing was found; the message lists where.
@@ -86,6 +86,8 @@ def local_folder(name: str | os.PathLike[str], formats: Sequence[FileFormat] = F
     path = Path(text).expanduser()
     if path.is_dir():
         return path
+    if text.startswith(BUNDLED):
+        return _bundled(text.removeprefix(BUNDLED))
     if HUB_ID.fullmatch(text):
         return _download(text, formats)
     raise FileNotFoundError(f"{text!r} is not a folder or Hugging Face id")
@@ -158,11 +160,12 @@ def _tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def _from_bundle(name: str) -> Checkpoint:
+def _bundled(name: str) -> Path:
+    """The folder of a bundled model or head."""
     present = sorted(folder.name for folder in BUNDLED_FOLDER.glob("*") if (folder / "config.json").is_file())
     if name not in present:
         raise FileNotFoundError(f"unknown bundled model {name!r}: available are {', '.join(present) or 'none'}")
-    return _from_folder(BUNDLED_FOLDER / name)
+    return BUNDLED_FOLDER / name
 
 
 def _download(name: str, formats: Sequence[FileFormat] = FORMATS) -> Path:

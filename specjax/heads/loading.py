@@ -26,7 +26,8 @@ def load_head(name: str | os.PathLike[str], target: Model) -> Head:
     tensors. SPIRe, experimental, as `train head` writes it.
 
     Args:
-      name: a folder, or a Hugging Face id, which is looked up in the local cache first; only an id uses the network.
+      name: a folder, "bundled/<name>", or a Hugging Face id, which is looked up in the local cache first; only an id
+        uses the network.
       target: the model that it drafts for, from `specjax.load`. The head has its dtype and placement.
 
     Returns:

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,9 +103,13 @@ def cases(setup: Setup, items: Items) -> list[Case]:
 
 
 def fingerprint(folder: str) -> str:
-    """A short hash of the files of a head."""
+    """A short hash of the files of a head; "" of a drafter that is none."""
+    if not folder:
+        return ""
+    from specjax import convert
+
     hashed = hashlib.blake2b(digest_size=8)
-    for file in sorted(Path(folder).glob("*")) if Path(folder).is_dir() else []:
+    for file in sorted(convert.local_folder(folder, convert.HEAD_FORMATS).glob("*")):
         hashed.update(file.read_bytes() if file.is_file() else b"")
     return hashed.hexdigest()
 
