@@ -14,16 +14,16 @@ head() {
         --head-dtype bfloat16 --steps 1200 --decay 400 --warmup 40 --rate 6e-3 --muon
 }
 
-# Two streams and 896 tokens: with three and more it would take over 2 MB.
+# Two streams and 880 tokens: with three and more it would take over 2 MB.
 eagle3() {
     name=$1
     shift
-    head "$name" eagle3 --kv-heads 1 --mlp-width 64 --draft-vocab 896 "$@"
+    head "$name" eagle3 --kv-heads 1 --mlp-width 64 --draft-vocab 880 "$@"
 }
 
 eagle3 eagle3 --taps 4 8 --unroll 5
 head hass hass --kv-heads 1 --mlp-width 336
-head medusa medusa --unroll 4
+head medusa medusa --unroll 4 --draft-vocab 1024
 
 head eagle eagle --kv-heads 1 --mlp-width 336
 head eagle-no-features eagle --kv-heads 1 --mlp-width 336 --feature-loss 0

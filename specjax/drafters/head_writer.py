@@ -35,7 +35,7 @@ from specjax.heads import head as heads
 from specjax.heads.peagle import PEagleConfig
 from specjax.models import cache as caches
 from specjax.models.cache import KV, Filling
-from specjax.models.decoder import causal
+from specjax.models.decoder import causal, in_blocks
 from specjax.models.family import Family
 from specjax.models.format import Format
 from specjax.programs import memoize
@@ -60,6 +60,7 @@ class HeadCache(NamedTuple):
     """Keys and values of the head's layers; what each pair was given, and the head's output for it.
 
     Attributes:
+      given: of the target's pairs only: `rewind` reads one of them again.
       length: slots in use.
       dropped: pairs that a window has left behind; their slots are those of later pairs.
     """
@@ -123,9 +124,11 @@ def head_writer(
     def logits(params: HeadParams, out):
         return widen(nnx.merge(graph, params.head).logits(ends_of(params.ends), out), params.places)
 
-    def put(cache: HeadCache, layers, given, out, start) -> HeadCache:
-        stored = lambda buffer, new: caches.put_windows(buffer, new[:, None], start)
-        return cache._replace(layers=layers, given=stored(cache.given, given), out=stored(cache.out, out))
+    def stored(buffer: Float[Array, "B 1 T D"], new: Float[Array, "B S D"], start) -> Float[Array, "B 1 T D"]:
+        return caches.put_windows(buffer, new[:, None], start)
+
+    def put(cache: HeadCache, layers, out, start) -> HeadCache:
+        return cache._replace(layers=layers, out=stored(cache.out, out, start))
 
     def at(buffer: Float[Array, "B 1 T D"], slot: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         found = jnp.take_along_axis(buffer[:, 0], jnp.maximum(slot, 0)[..., None], axis=1, mode="clip")
@@ -142,7 +145,7 @@ def head_writer(
             positions = positions + cache.dropped[:, None]
         start = cache.length + offset
         out, layers = run(params, tokens, given, positions, visible, cache.layers, start)
-        return out, put(cache, layers, given, out, start)
+        return out, put(cache, layers, out, start)
 
     def extend(params: HeadParams, tokens, cache: HeadCache, mask, depth, offset=0):
         """Drafted tokens: each is given the output of its parent, the last slot that it sees before itself."""
@@ -176,14 +179,28 @@ def head_writer(
         layers = caches.allocate(rows, layer.kv_heads, slots, layer.head_width, layer.layers, fmt)
         cache = HeadCache(layers, empty, empty, length - 1, jnp.zeros_like(length))
         if pairs:
-            tokens, (visible, positions) = prompt[:, 1:], causal(prompt[:, 1:])
-            if config.window is not None:
-                near = positions[:, None] > positions[..., None] - config.window
-                visible = visible & (near | (positions[:, None] < config.sinks))
-            hiddens = tuple(hidden[:, :pairs] for hidden in prefilled.hiddens)
-            given = nnx.merge(graph, params.head).fuse(prefilled.features[:, :pairs], hiddens)
-            out, filled = run(params, tokens, given, positions, visible, Filling(layers, None), None)
-            cache = put(cache, filled.layers, given, out, jnp.zeros_like(length))
+            module = nnx.merge(graph, params.head)
+
+            def block(row, start, shape, layers):
+                first = jnp.zeros((), jnp.int32) if start is None else start
+                cut = lambda array: jax.lax.dynamic_slice(
+                    array, (row, first, *(0,) * (array.ndim - 2)), (*shape, *array.shape[2:])
+                )
+                tokens = cut(prompt[:, 1:])
+                visible, positions = causal(tokens)
+                if config.window is not None:
+                    near = positions[:, None] > positions[..., None] - config.window
+                    visible = visible & (near | (positions[:, None] < config.sinks))
+                given = module.fuse(cut(prefilled.features), jax.tree.map(cut, prefilled.hiddens))
+                out, filled = run(params, tokens, given, positions + first, visible, Filling(layers, start, row), None)
+                return (given, out), filled.layers
+
+            whole, start = (rows, pairs), jnp.zeros_like(length)
+            if config.window is None:
+                layers, (given, out) = in_blocks(fmt, whole, length - 1, layers, block)
+            else:
+                (given, out), layers = block(0, None, whole, layers)
+            cache = put(cache._replace(given=stored(cache.given, given, start)), layers, out, start)
         cache = room(cache, slots)
         unread = jnp.zeros((rows, width, config.width), jnp.float32)
         return HeadMemory(cache, unread, jnp.zeros((rows, width), prompt.dtype), jnp.zeros_like(length))
@@ -208,8 +225,9 @@ def head_writer(
         unread = memory.tokens, memory.given, block[:, None] >= block[None], block
         unread = with_masks(params, memory) if masks else unread
         cache = room(memory.cache, memory.cache.out.shape[2])
+        pairs = stored(cache.given, unread[1], cache.length)
         out, cache = read(params, cache, *unread, 0, memory.count - 1)  # mask rows always see the last pair
-        cache = cache._replace(length=cache.length + memory.count)
+        cache = cache._replace(given=pairs, length=cache.length + memory.count)
         last = at(cache.out, cache.length[:, None] - 1)
         drafted = jnp.concatenate([last, out[:, width:]], 1) if masks else last
         return logits(params, drafted), memory._replace(cache=cache, count=jnp.zeros_like(memory.count))

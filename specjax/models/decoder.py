@@ -1,6 +1,7 @@
 """Base of the decoder-only models: one walk through the layers, and prefill, extend and scores around it."""
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from specjax.models import cache as caches
 from specjax.models.cache import Cache, Filling, ReadOnly
 from specjax.models.format import Format
 from specjax.models.layers import of_each, walk
-from specjax.types import Output
+from specjax.types import Output, PyTree
 
 
 class CausalLM(nnx.Module):
@@ -137,68 +138,88 @@ class CausalLM(nnx.Module):
     def read_prompt(
         self, prompt: Int[Array, "B P"], length: Int[Array, "B"], layers, capture, chosen, known: Known | None
     ) -> tuple[Any, tuple[Float[Array, "B P D"], tuple[Float[Array, "B P D"], ...]]]:
-        """Fills empty caches with a prompt, in blocks of `Format.prompt_blocks` positions.
-
-        The number of blocks follows the length of the prompt, on the device: the width of the array only bounds it.
-        Wide prompts are read row by row (`Format.apart`).
-
-            prompt    t0 ........ | .......... | .. t_n-1 .. | padding ......
-            blocks    [  large   ] [  large   ] [small][small]
+        """Fills empty caches with a prompt; see `in_blocks`.
 
         Returns:
           The caches; features and captured residual streams of all positions, undefined past the longest prompt.
         """
-        rows, width = prompt.shape
-        apart = self.fmt.reads_apart(rows, width)
-        together = 1 if apart else rows
-        blocks = self.fmt.prompt_blocks(together, width)
 
-        def block(size: int, row, start, layers) -> tuple[Output, Any]:
+        def block(row, start, shape: tuple[int, int], layers) -> tuple[Any, Any]:
             first = jnp.zeros((), jnp.int32) if start is None else start
-            tokens = jax.lax.dynamic_slice(prompt, (row, first), (together, size))
+            tokens = jax.lax.dynamic_slice(prompt, (row, first), shape)
             visible, positions = causal(tokens)
             positions = self.clamp(positions + first)
             out, filled = self.run(tokens, positions, visible, Filling(layers, start, row), None, capture, chosen)
-            return out, filled.layers
+            return (out.features, out.hiddens), filled.layers
 
-        zero = jnp.zeros((), jnp.int32)
-        if blocks == ((width, 0),) and not apart and known is None:
-            out, layers = block(width, zero, None, layers)
-            return layers, (out.features, out.hiddens)
-
-        longest = length.reshape(-1, together).max(1)  # of rows that are read together
-
-        def read(size: int, least: int, carry):
-            """Blocks of `size` while more than `least` tokens of a row are left."""
-            more = lambda read: read + least < longest
-
-            def step(carry):
-                read, layers, streams = carry
-                group = jnp.argmax(more(read))
-                row, first = group * together, jnp.minimum(read[group], width - size)  # the last may overlap
-                out, layers = block(size, row, first, layers)
-                put = lambda buffer, new: jax.lax.dynamic_update_slice(buffer, new, (row, first, zero))
-                streams = jax.tree.map(put, streams, (out.features, out.hiddens))
-                return read.at[group].add(size), layers, streams
-
-            return jax.lax.while_loop(lambda carry: more(carry[0]).any(), step, carry)
-
-        shapes = jax.eval_shape(lambda: block(blocks[-1][0], zero, zero, layers)[0])
-        empty = lambda leaf: jnp.zeros((rows, width, leaf.shape[-1]), leaf.dtype)
-        streams = jax.tree.map(empty, (shapes.features, shapes.hiddens))
-        done = jnp.zeros_like(longest)
+        rows, width = prompt.shape
+        done = None
         if known is not None:
             prefix, slots = known.read, caches.slot_count(layers)
             first = jax.tree.map(lambda a: a[..., :slots, :], prefix.cache.layers)
             layers = caches.put_front(layers, first, jnp.ones_like(length, bool))
-            held = min(width, prefix.features.shape[1])
-            put = lambda buffer, new: buffer.at[:, :held].set(new[:, :held])
-            streams = jax.tree.map(put, streams, (prefix.features, prefix.hiddens))
-            done = jnp.full_like(longest, known.count)
-        carry = done, layers, streams
-        for size, least in blocks:
-            carry = read(size, least, carry)
-        return carry[1:]
+            done = known.count, (prefix.features, prefix.hiddens)
+        return in_blocks(self.fmt, (rows, width), length, layers, block, done)
+
+
+def in_blocks(
+    fmt: Format, shape: tuple[int, int], length: Int[Array, "B"], layers: Any, block: Callable[..., tuple[PyTree, Any]],
+    done: tuple[Int[Array, ""], PyTree] | None = None,
+) -> tuple[Any, PyTree]:  # fmt: skip
+    """Fills caches with texts, in blocks of `Format.prompt_blocks` positions.
+
+    The number of blocks follows the length of the texts, on the device: the width of the array only bounds it. Wide
+    texts are read row by row (`Format.apart`).
+
+        text      t0 ........ | .......... | .. t_n-1 .. | padding ......
+        blocks    [  large   ] [  large   ] [small][small]
+
+    Args:
+      shape: rows and width of the array.
+      length: positions to read of each row.
+      layers: of the caches.
+      block: (first row, first position or None if all are read at once, rows and positions, layers) -> what it
+        computes at its positions, arrays [rows, positions, _], and the layers.
+      done: how many positions the layers hold already, and what was computed there.
+
+    Returns:
+      The layers; what was computed at all positions, undefined past the longest text.
+    """
+    rows, width = shape
+    apart = fmt.reads_apart(rows, width)
+    together = 1 if apart else rows
+    blocks = fmt.prompt_blocks(together, width)
+    zero = jnp.zeros((), jnp.int32)
+    if blocks == ((width, 0),) and not apart and done is None:
+        streams, layers = block(zero, None, shape, layers)
+        return layers, streams
+
+    longest = length.reshape(-1, together).max(1)  # of rows that are read together
+
+    def read(size: int, least: int, carry):
+        """Blocks of `size` while more than `least` positions of a row are left."""
+        more = lambda read: read + least < longest
+
+        def step(carry):
+            read, layers, streams = carry
+            group = jnp.argmax(more(read))
+            row, first = group * together, jnp.minimum(read[group], width - size)  # the last may overlap
+            out, layers = block(row, first, (together, size), layers)
+            put = lambda buffer, new: jax.lax.dynamic_update_slice(buffer, new, (row, first, zero))
+            return read.at[group].add(size), layers, jax.tree.map(put, streams, out)
+
+        return jax.lax.while_loop(lambda carry: more(carry[0]).any(), step, carry)
+
+    shapes = jax.eval_shape(lambda: block(zero, zero, (together, blocks[-1][0]), layers)[0])
+    streams = jax.tree.map(lambda leaf: jnp.zeros((rows, width, leaf.shape[-1]), leaf.dtype), shapes)
+    count = jnp.zeros_like(longest)
+    if done is not None:
+        held = lambda buffer, new: buffer.at[:, : new.shape[1]].set(new[:, :width])
+        count, streams = jnp.full_like(longest, done[0]), jax.tree.map(held, streams, done[1])
+    carry = count, layers, streams
+    for size, least in blocks:
+        carry = read(size, least, carry)
+    return carry[1:]
 
 
 def causal(tokens: Int[Array, "B S"]) -> tuple[Bool[Array, "B S S"], Int[Array, "B S"]]:

@@ -133,12 +133,12 @@ def drafted(of: Head, states: np.ndarray, text: list[int], steps: int) -> list[i
 
 
 @pytest.mark.parametrize(
-    ("kind", "family"),
-    battery.others_slow(itertools.product(["eagle", "eagle3"], FAMILIES), [("eagle3", "llama")]),
+    ("kind", "family", "block"),
+    battery.others_slow(itertools.product(["eagle", "eagle3"], FAMILIES, [2, 32]), [("eagle3", "llama", 2)]),
 )
-def test_drafts_are_those_of_the_true_features(kind, family):
-    """After the prompt, and after rounds that accepted different numbers of tokens."""
-    of = head(kind, family)
+def test_drafts_are_those_of_the_true_features(kind, family, block):
+    """After a prompt that is read in blocks or at once, and after rounds that accepted different numbers of tokens."""
+    of = dataclasses.replace(head(kind, family), fmt=dataclasses.replace(battery.FMT, narrow=(block,)))
     prompts = [row[:n].tolist() for row, n in zip(battery.prompts(), battery.LENGTHS, strict=True)]
     options = {"temperature": 0.0, "max_new_tokens": battery.Setting.max_new, "ignore_eos": True}
     trace = rounds.record(of.target, prompts, drafters.head(of, gamma=3), options)
