@@ -35,8 +35,8 @@ english --run "$RUNS/opt-target" --data "$HERE/stories.txt.xz" "$DATA/stories.js
 python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 4000 --seed 1
 specjax train answers --target "$RUNS/opt-target/model" --prompts "$RUNS/openings.txt" --out "$RUNS/samples.jsonl" \
     --max-new-tokens 240 --rows 64
-english_draft --run "$RUNS/opt-draft" --width 128 --layers 1 --heads 4 --steps 2000 --decay 700
-english_draft --run "$RUNS/opt-tiny" --width 48 --layers 1 --heads 3 --steps 800 --decay 300
+english_draft --run "$RUNS/opt-draft" --width 128 --layers 1 --heads 4 --steps 3800 --decay 1300
+english_draft --run "$RUNS/opt-tiny" --width 48 --layers 1 --heads 3 --steps 2000 --decay 700
 
 german --run "$RUNS/t5-target" --width 320 --encoder-layers 3 --decoder-layers 6 --heads 8 --head-width 40 \
     --steps 4200 --decay 1100
