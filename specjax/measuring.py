@@ -124,7 +124,8 @@ class Runs(NamedTuple):
       warm_up: result of the run before the first turn, which compiles; None without warm-up.
       values: results.
       seconds: wall time of each run.
-      load: share of the processors that other programs used during the runs, median.
+      load: share of the processors that other programs used from the first turn to the last: a run alone can be shorter
+        than the unit in which the system counts.
     """
 
     warm_up: Any
@@ -167,35 +168,40 @@ def interleave(
     """
     total = len(programs) * (turns + warm_up)
     first: dict[K, Any] = {}
-    found: list[dict[K, tuple[Any, float, float]]] = []
+    found: list[dict[K, tuple[Any, float]]] = []
+    start = end = ticks()
     for number in range(turns + warm_up):
         warming = warm_up and number == 0
-        turn: dict[K, tuple[Any, float, float]] = {}
+        turn: dict[K, tuple[Any, float]] = {}
+        if not found:
+            start = end = ticks()
         for name, program in programs.items():
             if stop():
-                return _collect(programs, first, found)
+                return _collect(programs, first, found, load_between(start, end))
             if not warming:
                 time.sleep(pause)
-            before = ticks()
+            before = time.perf_counter()
             value = jax.block_until_ready(program())
-            after = ticks()
+            seconds = time.perf_counter() - before
             if warming:
                 first[name] = value
             else:
-                turn[name] = (value, after.wall - before.wall, load_between(before, after))
+                turn[name] = (value, seconds)
             progress(number * len(programs) + len(turn if not warming else first), total)
         if not warming:
             found.append(turn)
-    return _collect(programs, first, found)
+            end = ticks()
+    return _collect(programs, first, found, load_between(start, end))
 
 
 def _collect(
     programs: Mapping[K, Callable[[], Any]],
     first: Mapping[K, Any],
-    found: Sequence[Mapping[K, tuple[Any, float, float]]],
+    found: Sequence[Mapping[K, tuple[Any, float]]],
+    load: float,
 ) -> dict[K, Runs]:
     runs = {}
     for name in programs:
-        values, seconds, load = zip(*(turn[name] for turn in found), strict=True) if found else ((), (), (0.0,))
-        runs[name] = Runs(first.get(name), tuple(values), tuple(seconds), statistics.median(load))
+        values, seconds = zip(*(turn[name] for turn in found), strict=True) if found else ((), ())
+        runs[name] = Runs(first.get(name), tuple(values), tuple(seconds), load)
     return runs
