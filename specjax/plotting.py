@@ -1,7 +1,7 @@
 """Figures as SVG or PNG files, and the colors and axes that they share. matplotlib is imported when one is drawn."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ GREEN, VERMILLION, BLUE, SKY, YELLOW, ORANGE, PURPLE = (
     "#009e73", "#d55e00", "#0072b2", "#56b4e9", "#f0e442", "#e69f00", "#54278f",
 )  # fmt: skip
 COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)  # of lines, in this order
+MARKERS = "oDs^vP"
+
+
+def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Color and marker of each line: no two of up to 36 look the same."""
+    found = {}
+    for place, name in enumerate(names):
+        turn, at = divmod(place, len(COLORS))
+        found[name] = {"color": COLORS[at], "marker": MARKERS[(at + turn) % len(MARKERS)]}
+    return found
 
 
 def save(path: Path, draw: Callable[[Any], Any], *, font_size: float = 10.0) -> None:

@@ -19,3 +19,8 @@ def test_files_are_written_atomically(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="specjax\\[plot\\]"):
         plotting.save(tmp_path / "a.svg", broken)
     assert not list(tmp_path.iterdir())
+
+
+def test_lines_look_different():
+    found = plotting.looks(map(str, range(36)))
+    assert len({tuple(look.values()) for look in found.values()}) == 36

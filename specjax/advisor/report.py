@@ -11,12 +11,11 @@ from specjax.advisor import rank, texts
 from specjax.advisor.measure import BatchRun
 from specjax.advisor.rank import DRAWN, PLAIN, SELF, Candidate, ChainCounts, Measurements
 from specjax.advisor.trials import Trial
-from specjax.plotting import COLORS, GREY, INK, PURPLE
+from specjax.plotting import GREY, INK, PURPLE, looks
 from specjax.strategy import Strategy
 
 BUSY = 0.1  # share of the processors used by other programs above which times are doubtful
 CURVE = (4, 8, 16)  # widths of the verify curve in the text
-MARKERS = "oDs^vP"
 
 
 class Advice(NamedTuple):
@@ -376,10 +375,7 @@ def _speeds(axes: Any, advice: Advice) -> None:
     for one in advice.candidates:
         best, at = lines.setdefault(_family(advice, one.strategy), {}), one.strategy.levels
         best[at] = max(best.get(at, 0.0), one.speedup)
-    look = {
-        name: {"color": COLORS[place % len(COLORS)], "marker": MARKERS[place % len(MARKERS)]}
-        for place, name in enumerate(lines)
-    }
+    look = looks(lines)
     for name, line in lines.items():
         levels = sorted(line)
         axes.plot(levels, [line[at] for at in levels], ms=4, lw=1.4, label=f"{name}, predicted", **look[name])

@@ -11,7 +11,7 @@ from specjax import defaults, trees
 from specjax.bench import rates, tasks
 from specjax.bench.record import Case, Row, Shelf
 from specjax.estimates import MISSING, Estimate, combine
-from specjax.plotting import COLORS, finish
+from specjax.plotting import finish, looks
 from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater
 from specjax.reproduce.report import Report, busy, shown
 from specjax.reproduce.setup import Experiment, Items, Setup, other_texts
@@ -352,12 +352,13 @@ def draw(new_figure: Any, at: Measured, names: Sequence[str]) -> Any:
     """Acceptance by position, and tokens per target pass by draft length, greedy."""
     figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name, color in zip(names, COLORS * 3, strict=False):
-        row = at(name, 0.0, chain(LONGEST))
-        places = [(place, rates.at_position(row, place).value) for place in range(LONGEST)]
-        left.plot(*zip(*places, strict=True), "o-", color=color, label=name, markersize=3)
-        taus = [(gamma, tokens_per_pass(at(name, 0.0, chain(gamma))).value) for gamma in range(1, LONGEST + 1)]
-        right.plot(*zip(*taus, strict=True), "o-", color=color, label=name, markersize=3)
+    lengths = range(1, LONGEST + 1)
+    for name, look in looks(names).items():
+        longest = next((row for gamma in reversed(lengths) if (row := at(name, 0.0, chain(gamma)))), None)
+        places = [(place, rates.at_position(longest, place).value) for place in range(LONGEST)]
+        left.plot(*zip(*places, strict=True), label=name, markersize=4, **look)
+        taus = [(gamma, tokens_per_pass(at(name, 0.0, chain(gamma))).value) for gamma in lengths]
+        right.plot(*zip(*taus, strict=True), label=name, markersize=4, **look)
     finish(left, "position", "accepted / tested", "Acceptance by position, T = 0")
     finish(right, "γ", "tokens per target pass", "Chains, T = 0")
     right.legend(frameon=False, fontsize=8)
