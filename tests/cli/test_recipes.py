@@ -60,6 +60,9 @@ def test_commands_train_the_heads_that_are_compared(tmp_path):
     trained = {str(run.out / "head") for run in options if isinstance(run, HeadRun) and run.target == defaults.TARGET}
     compared = [one.setup.heads for one in options if isinstance(one, reproduce.Reproduce)]
     assert {head.partition("=")[2] for heads in compared for head in heads} == trained != set()
+    bundled = {file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json")}
+    bundled -= {file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")}
+    assert bundled <= {run.out.name for run in options if isinstance(run, HeadRun)}
 
 
 def test_shapes_equal_those_of_the_bundled_models(tmp_path):
