@@ -124,8 +124,8 @@ class Runs(NamedTuple):
       warm_up: result of the run before the first turn, which compiles; None without warm-up.
       values: results.
       seconds: wall time of each run.
-      load: share of the processors that other programs used from the first turn to the last: a run alone can be shorter
-        than the unit in which the system counts.
+      load: share of the processors that other programs used from the first turn to the last. One run can be shorter
+        than a tick of the system's clock.
     """
 
     warm_up: Any
@@ -173,8 +173,6 @@ def interleave(
     for number in range(turns + warm_up):
         warming = warm_up and number == 0
         turn: dict[K, tuple[Any, float]] = {}
-        if not found:
-            start = end = ticks()
         for name, program in programs.items():
             if stop():
                 return _collect(programs, first, found, load_between(start, end))
@@ -188,9 +186,11 @@ def interleave(
             else:
                 turn[name] = (value, seconds)
             progress(number * len(programs) + len(turn if not warming else first), total)
-        if not warming:
+        end = ticks()
+        if warming:
+            start = end
+        else:
             found.append(turn)
-            end = ticks()
     return _collect(programs, first, found, load_between(start, end))
 
 

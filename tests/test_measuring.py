@@ -76,3 +76,17 @@ def test_load_is_the_share_that_other_programs_used(monkeypatch):
     assert measuring.load_between(start, end) == pytest.approx((6.0 - 2.0) / (2.0 * 4))
     assert measuring.load_between(start, start) == 0.0
     assert measuring.load_between(start, Ticks(10.5, 3.0, 102.0)) == 0.0  # ticks are coarse: never negative
+
+
+def test_load_is_counted_over_all_turns_without_the_warm_up(monkeypatch):
+    """Each turn is shorter than a tick of the system's clock, which then counts all of it or nothing."""
+    busy, wall, counted = 0.0, 0.0, iter([8.0, 0.0, 0.01, 0.0])
+    monkeypatch.setattr(measuring, "ticks", lambda: Ticks(busy, 0.0, wall))
+    monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
+
+    def program():
+        nonlocal busy, wall
+        busy, wall = busy + next(counted), wall + 0.005
+
+    runs = measuring.interleave({"a": program}, turns=3)
+    assert runs["a"].load == pytest.approx(0.01 / (3 * 0.005 * 2))

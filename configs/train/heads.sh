@@ -14,7 +14,7 @@ head() {
         --head-dtype bfloat16 --steps 1200 --decay 400 --warmup 40 --rate 6e-3 --muon
 }
 
-# Two streams and 880 tokens: with three and more it would take over 2 MB.
+# Two streams and a draft vocabulary of 880 tokens keep the file under 2 MB.
 eagle3() {
     name=$1
     shift
@@ -47,7 +47,8 @@ specjax train head medusa --target bundled/t5-target --data "$RUNS/translations.
     --steps 2000 --decay 700 --warmup 40 --rate 6e-3 --muon
 
 # Acceptance by position, tokens per target pass, and speed.
-specjax reproduce heads --gamma 3 --timed 8 --repeats 5 --json "$RUNS/heads.jsonl" --markdown "$RUNS/heads.md" --figures "$RUNS" \
+specjax reproduce heads --gamma 3 --timed 8 --repeats 5 \
+    --json "$RUNS/heads.jsonl" --markdown "$RUNS/heads.md" --figures "$RUNS" \
     --heads eagle3="$RUNS/opt-target-eagle3/head" hass="$RUNS/opt-target-hass/head" \
         medusa="$RUNS/opt-target-medusa/head" eagle="$RUNS/opt-target-eagle/head" \
         eagle-no-features="$RUNS/opt-target-eagle-no-features/head" eagle3-last="$RUNS/opt-target-eagle3-last/head" \

@@ -60,7 +60,7 @@ class HeadCache(NamedTuple):
     """Keys and values of the head's layers; what each pair was given, and the head's output for it.
 
     Attributes:
-      given: of the target's pairs only: `rewind` reads one of them again.
+      given: stored for the target's pairs only; `rewind` reads one of them.
       length: slots in use.
       dropped: pairs that a window has left behind; their slots are those of later pairs.
     """

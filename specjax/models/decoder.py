@@ -178,12 +178,12 @@ def in_blocks(
       shape: rows and width of the array.
       length: positions to read of each row.
       layers: of the caches.
-      block: (first row, first position or None if all are read at once, rows and positions, layers) -> what it
-        computes at its positions, arrays [rows, positions, _], and the layers.
-      done: how many positions the layers hold already, and what was computed there.
+      block: (first row, first position or None if all are read at once, rows and positions, layers) -> its outputs,
+        arrays [rows, positions, _], and the layers.
+      done: number of positions that the layers already hold, and the outputs there.
 
     Returns:
-      The layers; what was computed at all positions, undefined past the longest text.
+      The layers; the outputs at all positions, undefined past the longest text.
     """
     rows, width = shape
     apart = fmt.reads_apart(rows, width)

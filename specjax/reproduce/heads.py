@@ -103,7 +103,7 @@ def cases(setup: Setup, items: Items) -> list[Case]:
 
 
 def fingerprint(folder: str) -> str:
-    """A short hash of the files of a head; "" of a drafter that is none."""
+    """A short hash of the files of a head; "" for a drafter without files."""
     if not folder:
         return ""
     from specjax import convert
@@ -311,8 +311,7 @@ def report(setup: Setup, rows: Sequence[Row]) -> Report:
 def line(setup: Setup, at: Measured, name: str, temperature: float) -> Row:
     """One line of the table."""
     show = "{:.2f}".format
-    longest = at(name, temperature, chain(LONGEST)) or at(name, temperature, chain(POSITIONS - 1))
-    positions = [rates.at_position(longest, place) for place in range(POSITIONS)]
+    positions = [rates.at_position(longest(at, name, temperature), place) for place in range(POSITIONS)]
     taus = lambda shapes: ", ".join(tokens_per_pass(at(name, temperature, one)).shown(show) for one in shapes)
     drawn, grown = timed(setup)
     return {
@@ -323,6 +322,12 @@ def line(setup: Setup, at: Measured, name: str, temperature: float) -> Row:
         f"× plain, {drawn}": shown(speed(at(name, temperature, drawn))),
         f"× plain, {grown}": shown(speed(at(name, temperature, grown))),
     }  # fmt: skip
+
+
+def longest(at: Measured, name: str, temperature: float) -> Row | None:
+    """The row of the longest chain that was measured."""
+    chains = (at(name, temperature, chain(gamma)) for gamma in range(LONGEST, 0, -1))
+    return next((row for row in chains if row), None)
 
 
 def flat(claim: str, at: Measured, name: str) -> ClaimCheck:
@@ -352,12 +357,11 @@ def draw(new_figure: Any, at: Measured, names: Sequence[str]) -> Any:
     """Acceptance by position, and tokens per target pass by draft length, greedy."""
     figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    lengths = range(1, LONGEST + 1)
     for name, look in looks(names).items():
-        longest = next((row for gamma in reversed(lengths) if (row := at(name, 0.0, chain(gamma)))), None)
-        places = [(place, rates.at_position(longest, place).value) for place in range(LONGEST)]
+        row = longest(at, name, 0.0)
+        places = [(place, rates.at_position(row, place).value) for place in range(LONGEST)]
         left.plot(*zip(*places, strict=True), label=name, markersize=4, **look)
-        taus = [(gamma, tokens_per_pass(at(name, 0.0, chain(gamma))).value) for gamma in lengths]
+        taus = [(gamma, tokens_per_pass(at(name, 0.0, chain(gamma))).value) for gamma in range(1, LONGEST + 1)]
         right.plot(*zip(*taus, strict=True), label=name, markersize=4, **look)
     finish(left, "position", "accepted / tested", "Acceptance by position, T = 0")
     finish(right, "γ", "tokens per target pass", "Chains, T = 0")

@@ -133,12 +133,18 @@ def drafted(of: Head, states: np.ndarray, text: list[int], steps: int) -> list[i
 
 
 @pytest.mark.parametrize(
-    ("kind", "family", "block"),
-    battery.others_slow(itertools.product(["eagle", "eagle3"], FAMILIES, [2, 32]), [("eagle3", "llama", 2)]),
-)
-def test_drafts_are_those_of_the_true_features(kind, family, block):
-    """After a prompt that is read in blocks or at once, and after rounds that accepted different numbers of tokens."""
-    of = dataclasses.replace(head(kind, family), fmt=dataclasses.replace(battery.FMT, narrow=(block,)))
+    ("kind", "family", "block", "apart"),
+    battery.others_slow(
+        [(*case, *how) for case in itertools.product(["eagle", "eagle3"], FAMILIES)
+         for how in ((2, 2), (2, None), (32, None))],
+        [("eagle3", "llama", 2, 2)],
+    ),
+)  # fmt: skip
+def test_drafts_are_those_of_the_true_features(kind, family, block, apart):
+    """After prompts that are read in blocks, row by row, or at once, and after rounds that accepted different numbers
+    of tokens."""
+    fmt = dataclasses.replace(battery.FMT, narrow=(block,), apart=apart)
+    of = dataclasses.replace(head(kind, family), fmt=fmt)
     prompts = [row[:n].tolist() for row, n in zip(battery.prompts(), battery.LENGTHS, strict=True)]
     options = {"temperature": 0.0, "max_new_tokens": battery.Setting.max_new, "ignore_eos": True}
     trace = rounds.record(of.target, prompts, drafters.head(of, gamma=3), options)
