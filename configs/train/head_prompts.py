@@ -1,10 +1,11 @@
 """Prompts for the answers that heads of a chat model are trained on.
 
-python configs/train/head_prompts.py --openings openings.jsonl
+python configs/train/head_prompts.py openings --out openings.jsonl
 specjax train answers --target MODEL --prompts openings.jsonl --style as-is --temperature 1.0 --max-new-tokens 64 \\
     --out messages.jsonl --rows 64
-python configs/train/head_prompts.py --messages messages.jsonl --data DATA --out prompts.jsonl
-specjax train answers --target MODEL --prompts prompts.jsonl --task chat --out answers.jsonl --rows 64
+python configs/train/head_prompts.py own --messages messages.jsonl --out own.jsonl
+python configs/train/head_prompts.py others --data DATA --out others.jsonl
+specjax train answers --target MODEL --prompts own.jsonl others.jsonl --task chat --out answers.jsonl --rows 64
 
 The model writes messages of users itself, as in Magpie (Xu et al. 2024, arXiv 2406.08464): after the mark that opens a
 user's turn, and here the first words of a request. The others come from data sets whose licenses permit publishing
@@ -41,7 +42,7 @@ LONGEST = 1500  # characters of a prompt
 
 
 def beginnings(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Beginnings of a user's turn."""
+    """Beginnings of a user's turn, as prompts."""
     rng = random.Random(seed)
     for number in range(count):
         yield {"prompt": f"{SYSTEM}<|im_start|>user\n{rng.choice(REQUESTS)}", "id": str(number)}
@@ -76,38 +77,48 @@ def of_data(data: Path) -> Iterator[tuple[str, list[str]]]:
     yield "tatoeba", [f"Translate into German: {text}" for text in sentences if len(text) > 25]
 
 
-def main(
-    out: Path = Path("prompts.jsonl"),
-    openings: Path | None = None,
-    messages: Path | None = None,
-    data: Path = Path("data"),
-    count: int = 5000,
-    seed: int = 0,
-) -> None:
-    """Write beginnings of messages, or the prompts.
+def openings(out: Path, count: int = 5000, seed: int = 0) -> None:
+    """Write beginnings of messages.
 
     Args:
-      out: file of prompts, JSONL.
-      openings: write beginnings of messages to this file, and nothing else.
-      messages: what the model made of them.
-      data: folder of data sets.
-      count: number of beginnings.
+      out: file, JSONL.
+      count: how many.
       seed: of the choice.
     """
-    if openings is not None:
-        files.write_text(openings, "".join(json.dumps(line) + "\n" for line in beginnings(count, seed)))
-        return
-    rng = random.Random(seed)
-    chosen = [("own", text) for text in (written(messages) if messages else ())]
+    write(out, list(beginnings(count, seed)))
+
+
+def own(messages: Path, out: Path) -> None:
+    """Write the messages that the model made of beginnings.
+
+    Args:
+      messages: what `specjax train answers` wrote.
+      out: file of prompts, JSONL.
+    """
+    write(out, [{"prompt": text, "id": f"own {number}"} for number, text in enumerate(written(messages))])
+
+
+def others(data: Path, out: Path, seed: int = 0) -> None:
+    """Write prompts of data sets.
+
+    Args:
+      data: folder of data sets.
+      out: file of prompts, JSONL.
+      seed: of the choice.
+    """
+    rng, chosen = random.Random(seed), []
     for name, texts in of_data(data):
         whole = [text for text in texts if 15 <= len(text) <= LONGEST]
         some = rng.sample(whole, min(len(whole), COUNTS.get(name, len(whole))))
-        chosen += [(name, text) for text in some]
+        chosen += [{"prompt": text, "id": f"{name} {number}"} for number, text in enumerate(some)]
         print(f"{len(some):>6}  {name}")
     rng.shuffle(chosen)
-    lines = [json.dumps({"prompt": text, "id": f"{name} {number}"}) for number, (name, text) in enumerate(chosen)]
-    files.write_text(out, "".join(line + "\n" for line in lines))
+    write(out, chosen)
+
+
+def write(file: Path, entries: list[dict[str, str]]) -> None:
+    files.write_text(file, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.extras.subcommand_cli_from_dict({"openings": openings, "own": own, "others": others})

@@ -90,8 +90,8 @@ def cases(setup: Setup, items: Items) -> list[Case]:
     return [
         Case(
             setup.key(
-                "heads", name=one.name, weights=fingerprint(one.folder), task=task, temperature=temperature,
-                digest=tasks.digest(items[task]),
+                "heads", heads=None, name=one.name, weights=fingerprint(one.folder), task=task,
+                temperature=temperature, digest=tasks.digest(items[task]),
             ),
             f"{one.name}, {task}, T={temperature:g}",
             partial(measure, setup, one, task, items[task], temperature),

@@ -16,7 +16,7 @@ from specjax.heads.kinds import KINDS
 from specjax.heads.medusa import MedusaConfig
 from specjax.reproduce import heads
 from specjax.reproduce.checks import ClaimVerdict
-from specjax.reproduce.setup import Setup, other_texts
+from specjax.reproduce.setup import Setup, other_texts, read_prompts
 
 SETUP = Setup(batch=2, max_new_tokens=12, head_target="bundled/opt-tiny")
 
@@ -123,6 +123,14 @@ def test_a_faster_draft_model_is_reported():
 def test_heads_need_distinct_names(given):
     with pytest.raises(ValueError):
         heads.compared(dataclasses.replace(SETUP, heads=given))
+
+
+def test_rows_of_a_head_stay_when_others_are_compared():
+    """A head that is added later does not make the others be measured again."""
+    items = read_prompts((), heads.TASKS, 2)
+    keys = lambda *given: [case.key for case in heads.cases(dataclasses.replace(SETUP, heads=given), items)]
+    hass, medusa = "hass=bundled/opt-target-hass", "medusa=bundled/opt-target-medusa"
+    assert [key for key in keys(hass, medusa) if key["name"] != "medusa"] == keys(hass)
 
 
 @pytest.mark.slow

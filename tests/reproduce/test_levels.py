@@ -31,7 +31,7 @@ def test_free_verification_is_the_published_theory():
 def rows(three):
     """Rows of both groups: two levels at 1, three at `three[group]`."""
     found = []
-    for group, drafts in itertools.product(levels.GROUPS, (opt.DRAFTS[:1], opt.DRAFTS[1:], opt.DRAFTS)):
+    for group, drafts in itertools.product(levels.groups(SETUP), (opt.DRAFTS[:1], opt.DRAFTS[1:], opt.DRAFTS)):
         speed = three[group] if len(drafts) == 2 else 1.0
         names = ("speedup", "speedup_with_prompt", "closed_form")
         numbers = dict.fromkeys(names, speed) | {"verify": 1.2, "overhead": 0.0}

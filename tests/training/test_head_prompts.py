@@ -25,7 +25,7 @@ def read(file):
 
 
 def test_beginnings_open_a_turn_of_the_user(script, tmp_path):
-    script.main(openings=tmp_path / "openings.jsonl", count=40)
+    script.openings(tmp_path / "openings.jsonl", count=40)
     lines = read(tmp_path / "openings.jsonl")
     assert len(lines) == 40 and len({line["prompt"] for line in lines}) > 20
     assert all(line["prompt"].split("<|im_start|>user\n")[-1] in script.REQUESTS for line in lines)
@@ -56,9 +56,11 @@ def test_prompts_are_those_of_the_model_and_of_the_data(script, tmp_path):
         {"prompt": f"{script.SYSTEM}<|im_start|>user\nWhy do", "answer": " dogs bark at every", "stop": "length"},
     ]
     (tmp_path / "messages.jsonl").write_text("".join(json.dumps(line) + "\n" for line in answers))
-    script.main(tmp_path / "prompts.jsonl", messages=tmp_path / "messages.jsonl", data=tmp_path)
-    assert sorted(line["prompt"] for line in read(tmp_path / "prompts.jsonl")) == sorted([
-        "Why do cats purr at night?", "Name three colors.\n\nwarm", "Make this sentence shorter.",
-        "How many apples are three apples?", "Summarize this text in two sentences:\n\nWe study trees. They grow.",
-        "Hello, how are you?", "Translate into German: The weather is nice today, is it not?",
+    script.own(tmp_path / "messages.jsonl", tmp_path / "own.jsonl")
+    assert [line["prompt"] for line in read(tmp_path / "own.jsonl")] == ["Why do cats purr at night?"]
+    script.others(tmp_path, tmp_path / "others.jsonl")
+    assert sorted(line["prompt"] for line in read(tmp_path / "others.jsonl")) == sorted([
+        "Name three colors.\n\nwarm", "Make this sentence shorter.", "How many apples are three apples?",
+        "Summarize this text in two sentences:\n\nWe study trees. They grow.", "Hello, how are you?",
+        "Translate into German: The weather is nice today, is it not?",
     ])  # fmt: skip
