@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specjax import defaults
 from specjax.cli import advise, bench, bench_shapes, reproduce, split_command, sweep
 from specjax.cli.arguments import parse
 from specjax.convert.locate import BUNDLED_FOLDER
@@ -56,13 +55,20 @@ def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
 
 
 def test_commands_train_the_heads_that_are_compared(tmp_path):
-    options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(tmp_path, "train/heads.sh")]
-    trained = {str(run.out / "head") for run in options if isinstance(run, HeadRun) and run.target == defaults.TARGET}
-    compared = [one.setup.heads for one in options if isinstance(one, reproduce.Reproduce)]
-    assert {head.partition("=")[2] for heads in compared for head in heads} == trained != set()
+    made = set()
+    for script in ("train/heads.sh", "train/smollm2.sh"):
+        folder = tmp_path / Path(script).stem
+        folder.mkdir()
+        options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(folder, script)]
+        trained = [run for run in options if isinstance(run, HeadRun)]
+        for one in options:
+            if isinstance(one, reproduce.Reproduce):
+                compared = {head.partition("=")[2] for head in one.setup.heads}
+                assert compared == {str(run.out / "head") for run in trained if run.target == one.setup.head_target}
+                assert compared
+        made |= {run.out.name for run in trained}
     bundled = {file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json")}
-    bundled -= {file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")}
-    assert bundled <= {run.out.name for run in options if isinstance(run, HeadRun)}
+    assert bundled - {file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")} <= made
 
 
 def test_shapes_equal_those_of_the_bundled_models(tmp_path):
