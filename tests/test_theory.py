@@ -328,13 +328,16 @@ def test_levels_broadcast():
         np.testing.assert_allclose(function(alphas, [0.2, 0.05], [4, 3]), rows)
 
 
-def test_a_simulated_cascade_of_three_models():
-    alphas, calls, (outer, inner), rng = (0.7, 0.6), (0.2, 0.03), (6, 3), np.random.default_rng(9)
+@pytest.mark.parametrize("alphas, lengths", [((0.7, 0.6), (6, 3)), ((0.9, 0.5), (2, 1))])
+def test_a_simulated_cascade_of_three_models(alphas, lengths):
+    calls, (outer, inner), rng = (0.2, 0.03), lengths, np.random.default_rng(9)
     filled = np.cumsum(rounds_of(rng, alphas[1], inner, 10_000 * outer).reshape(10_000, outer), -1)
     rounds = 1 + (filled < outer).sum(-1)
-    cost = 1 + rounds * (calls[0] + inner * calls[1])
     average = outer / theory.expected_tokens(alphas[1], inner)
     assert_mean(rounds, theory.rounds_to_fill(alphas[1], inner, outer), wrong=average)
+    unread = (filled == outer).any(-1)  # the last token of the block, and it is kept with all before it
+    rounds = rounds + (unread & (rounds_of(rng, alphas[0], outer, 10_000) == outer + 1))
+    cost = 1 + rounds * (calls[0] + inner * calls[1])
     factor = theory.cascade_factor_whole_rounds(alphas, calls, (outer, inner))
     wrong = theory.cascade_factor(alphas, calls, (outer, inner))
     tokens = theory.expected_tokens(alphas[0], outer)
@@ -346,6 +349,8 @@ def test_rounds_to_fill():
     assert theory.rounds_to_fill(0.0, 4, 7) == 7
     assert [theory.rounds_to_fill(1.0, 2, n) for n in range(1, 8)] == [1, 1, 1, 2, 2, 2, 3]
     assert theory.rounds_to_fill(0.5, 1, 2) == pytest.approx(1 + 0.5)  # a second round iff the first yields one token
+    assert theory.rounds_to_fill(0.0, 4, 7, 0.5) == 7.5  # rounds of one token: the last one ends the block
+    assert theory.rounds_to_fill(1.0, 2, 4, 0.5) == 2  # 3 + 3 tokens: the fourth one does not end a round
 
 
 def test_best_cascade_by_brute_force():

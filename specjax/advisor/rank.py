@@ -351,8 +351,9 @@ def cascades(measured: Measurements, inner: InnerAcceptance) -> Iterator[Candida
     prefill = middle.cost.prefill + small.cost.prefill - measured.plain.prefill
     for gamma in range(4, 11, 2):
         tokens = chain_tokens(middle, gamma)
+        whole = theory.alpha_from_tokens(np.clip(tokens.value, 1, gamma + 1), gamma) ** gamma
         for short in range(1, 5):
-            fill = float(theory.rounds_to_fill(inner.alpha, short, gamma))
+            fill = float(theory.rounds_to_fill(inner.alpha, short, gamma, whole))
             one = short * small.cost.step + middle.cost.step * measured.curve.relative(short + 1)
             seconds = measured.curve.at(gamma + 1) + middle.cost.overhead + fill * one
             strategy = cascade(gamma, short, inner.middle, inner.small, verifier=middle.strategy.verifier)

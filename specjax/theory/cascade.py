@@ -52,8 +52,9 @@ def cascade_factor(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:
 def cascade_factor_whole_rounds(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:
     """`cascade_factor` for blocks that whole inner rounds fill and whose surplus tokens are discarded.
 
-    block_k = rounds_to_fill(alpha_(k+1), gamma_(k+1), gamma_k) (block_(k+1) + cost of model k + 1), and gamma_k passes
-    of the last model at the last level; the factor is expected_tokens_0 / (block_0 + 1). At most `cascade_factor`.
+    block_k = rounds_to_fill(alpha_(k+1), gamma_(k+1), gamma_k, alpha_k^gamma_k) (block_(k+1) + cost of model k + 1), and
+    gamma_k passes of the last model at the last level; the factor is expected_tokens_0 / (block_0 + 1). At most
+    `cascade_factor`. A model with inner blocks of 0 drafts by itself, in gamma_k passes.
 
     Args:
       alphas, costs: [..., levels], as in `cascade_factor`.
@@ -67,29 +68,35 @@ def cascade_factor_whole_rounds(alphas: Numbers, costs: Numbers, gammas: Numbers
     block = block_lengths[last] * c[..., last]
     for k in reversed(range(last)):
         inner_round = block + c[..., k]
-        block = rounds_to_fill(a[..., k + 1], block_lengths[k + 1], block_lengths[k]) * inner_round
+        whole = a[..., k] ** block_lengths[k] if block_lengths[k + 1] else 0.0
+        block = rounds_to_fill(a[..., k + 1], block_lengths[k + 1], block_lengths[k], whole) * inner_round
     return (expected_tokens(a[..., 0], g[..., 0]) / (block + 1))[()]
 
 
-def rounds_to_fill(alpha: Numbers, gamma: int, count: int) -> Values:
+def rounds_to_fill(alpha: Numbers, gamma: int, count: int, kept: Numbers = 0.0) -> Values:
     """Expected number of rounds until at least `count` tokens are committed.
 
-    The renewal equation R(m) = 1 + sum_j P(j) R(m - j), R(m <= 0) = 0, with P of `tokens_distribution`.
+    The renewal equation R(m) = 1 + sum_j P(j) R(m - j), R(m <= 0) = 0, with P of `tokens_distribution`; and a further
+    round, of the next block, if this block is kept whole and its last token ended a round: no pass has read that token
+    yet. A round ends at token m with probability U(m) = sum_j P(j) U(m - j), U(0) = 1.
 
     Args:
       alpha: [...] acceptance probability.
       gamma: draft length of the rounds.
       count: tokens, from 0.
+      kept: [...] probability that all `count` tokens are kept, as the draft of an outer round.
 
     Returns:
       [...] float64, at least count / expected_tokens.
     """
     chances = tokens_distribution(alpha, gamma)
-    rounds = [np.zeros(chances.shape[:-1])]
+    zero = np.zeros(chances.shape[:-1])
+    rounds, ends = [zero], [zero + 1]
     for m in range(1, int(integers("count", count)) + 1):
-        steps = range(1, min(chances.shape[-1], m - 1) + 1)
-        rounds.append(np.asarray(1 + sum(chances[..., j - 1] * rounds[m - j] for j in steps)) + rounds[0])
-    return rounds[-1][()]
+        before = [(chances[..., j - 1], m - j) for j in range(1, min(chances.shape[-1], m) + 1)]
+        rounds.append(1 + sum((chance * rounds[left] for chance, left in before), zero))
+        ends.append(sum((chance * ends[left] for chance, left in before), zero))
+    return (rounds[-1] + (probability("kept", kept) * ends[-1] if len(rounds) > 1 else 0.0))[()]
 
 
 class BestCascade(NamedTuple):
@@ -106,7 +113,7 @@ def best_cascade(alphas: Numbers, costs: Numbers, *, gamma_max: int = 8, gamma_m
     then all are 0 and the factor is 1. In a tie the shortest blocks win, outer levels first.
 
     >>> best_cascade([0.8, 0.9], [0.2, 0.01]).gammas
-    (8, 7)
+    (8, 8)
 
     Args:
       alphas, costs: [levels], as in `cascade_factor`.

@@ -3,10 +3,12 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 import specjax as sj
-from specjax import measuring, theory, trees
+from specjax import api, measuring, theory, trees
+from specjax import decoding as loop
 from specjax.bench import shapes
 from specjax.bench.decode import random_model
 from specjax.bench.rounds import load_free
@@ -110,6 +112,20 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
     assert found == pytest.approx(theory.cascade_factor_whole_rounds([0.8, 0.9], [0.3, 0.01], [6, 3]))
     dearer = shapes.closed_form(one, trees.chain(6), ((0, 4), (1, 1)), costs, 1.5)
     assert 1 / dearer == pytest.approx(1 / found + 0.5 / theory.expected_tokens(0.8, 6))
+
+
+@pytest.mark.parametrize("drafter, alpha, inner", [("gamma=2,inner=(model:gamma=1)", 0.9, 0.5)])
+def test_inner_rounds_of_a_cascade_are_those_of_the_closed_form(drafter, alpha, inner, tiny):
+    """Also those that read the last token of a block that was kept whole."""
+    one = run(f"cascade:{drafter}", alpha=(alpha,), inner_alpha=inner, temperature=1.0)
+    target, *drafts = (random_model(name, "float32") for name in (one.target, *one.drafts))
+    settings = {"drafter": shapes.build(one, target, drafts), "verifier": shapes.verifier(one.alpha)}
+    job = api.prepare(target, [[5]] * 64, max_new_tokens=200, temperature=1.0, ignore_eos=True, **settings).begin()
+    end = jax.device_get(loop.generate(job.params, job.state, **job.static))
+    found = end.draft.tally.rounds / end.totals.rounds
+    without, wanted = (theory.rounds_to_fill(inner, 1, 2, kept) for kept in (0.0, alpha**2))
+    error = found.std(ddof=1) / np.sqrt(len(found))
+    assert abs(found.mean() - wanted) < 4 * error < abs(wanted - without) / 2
 
 
 # --- measuring ---
