@@ -52,8 +52,8 @@ def cascade_factor(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:
 def cascade_factor_whole_rounds(alphas: Numbers, costs: Numbers, gammas: Numbers) -> Values:
     """`cascade_factor` for blocks that whole inner rounds fill and whose surplus tokens are discarded.
 
-    block_k = rounds_to_fill(alpha_(k+1), gamma_(k+1), gamma_k, alpha_k^gamma_k) (block_(k+1) + cost of model k + 1), and
-    gamma_k passes of the last model at the last level; the factor is expected_tokens_0 / (block_0 + 1). At most
+    block_k = rounds_to_fill(alpha_(k+1), gamma_(k+1), gamma_k, alpha_k^gamma_k) (block_(k+1) + cost of model k + 1),
+    and gamma_k passes of the last model at the last level; the factor is expected_tokens_0 / (block_0 + 1). At most
     `cascade_factor`. A model with inner blocks of 0 drafts by itself, in gamma_k passes.
 
     Args:
