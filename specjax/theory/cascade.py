@@ -96,7 +96,7 @@ def rounds_to_fill(alpha: Numbers, gamma: int, count: int, kept: Numbers = 0.0) 
         before = [(chances[..., j - 1], m - j) for j in range(1, min(chances.shape[-1], m) + 1)]
         rounds.append(1 + sum((chance * rounds[left] for chance, left in before), zero))
         ends.append(sum((chance * ends[left] for chance, left in before), zero))
-    return (rounds[-1] + (probability("kept", kept) * ends[-1] if len(rounds) > 1 else 0.0))[()]
+    return (rounds[-1] + (probability("kept", kept) * ends[-1] if count else 0.0))[()]
 
 
 class BestCascade(NamedTuple):
