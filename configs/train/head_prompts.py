@@ -38,7 +38,7 @@ Fix this code: | def | I want to | I am | Do | Is it | Are | Should | Please | H
 """
 REQUESTS = [" ".join(request.split()) for request in BEGINNINGS.split("|")]
 COUNTS = {"gsm8k": 1200, "scitldr": 400, "chitchat": 800, "tatoeba": 400}
-LONGEST = 1500  # characters of a prompt
+LONGEST = 600  # characters of a prompt: the cache of a batch has room for the longest one
 
 
 def beginnings(count: int, seed: int) -> Iterator[dict[str, str]]:

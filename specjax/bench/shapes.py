@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,21 +18,26 @@ from specjax.bench.rounds import load_free
 from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.cascade import CascadeParams, cascade_drafter
+from specjax.drafters.head import ONE_PASS, most_drafted
 from specjax.drafters.token_tree import plan
 from specjax.estimates import Estimate, median
+from specjax.heads.head import Head
 from specjax.model import Model
 from specjax.models import opt
 from specjax.models.format import default_format
-from specjax.models.shapes import cache_bytes, published_shapes, random_params, weight_bytes
+from specjax.models.shapes import cache_bytes, published_shapes, random_like, random_params, weight_bytes
 from specjax.programs import cache_bucket, memoize, prompt_bucket
-from specjax.strategy import Strategy
+from specjax.strategy import Strategy, evaluate
 from specjax.trees import Tree
 from specjax.types import Siblings
 from specjax.verify import TABLE, Verifier, simulated
 
 STREAMS = 1024  # random streams of which those of typical acceptance are taken
+HEADS = ("eagle", "eagle3", "medusa", "mlp", "peagle", "dflash", "falcon")  # kinds of random heads
+DRAFT_VOCABULARY = 32_000  # of published heads that have one
 TEMPORARIES, LOGITS = 1.2e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
 Pass = tuple[int, int]  # a forward pass of a draft: number of the model, tokens per row
+HEAD: Pass = (-1, 1)  # of a trained head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +72,12 @@ class ShapeRun:
         return {**dataclasses.asdict(self), "strategy": self.strategy.text}
 
     @property
+    def head(self) -> str:
+        """Kind of a random head; "" for other drafters, and for heads from files."""
+        folder = self.strategy.get("folder") if self.strategy.name == "head" else None
+        return folder if folder in HEADS else ""
+
+    @property
     def title(self) -> str:
         alpha = "/".join(f"{alpha:g}" for alpha in self.alpha)
         models = " > ".join((self.target, *self.drafts))
@@ -81,6 +93,10 @@ def bytes_needed(run: ShapeRun) -> float:
     slots = run.rows * (prompt_bucket(run.prompt) + cache_bucket(run.prompt + run.new) + nodes)
     models = [known[name] for name in {run.target, *run.drafts}]
     held = sum(weight_bytes(*model, fmt) + cache_bytes(*model, fmt, slots) for model in models)
+    if run.head:
+        family, config = known[run.target]
+        head = new_head(run.head, Model(run.target, family, config, fmt, family.abstract(config, fmt)))
+        held += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(head.params))
     return held + LOGITS * 4 * run.rows * nodes * known[run.target][1].vocab_size + TEMPORARIES
 
 
@@ -124,6 +140,47 @@ def _common_start(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+# --- random heads ----------------------------------------------------------------------------------------------------
+
+
+def new_head(kind: str, target: Model) -> Head:
+    """A head of the usual shape, with the shapes and dtypes of its parameters.
+
+    As `specjax train head` makes it, but with the target's MLP width, a draft vocabulary where published heads have
+    one, and an output matrix for each Medusa head.
+    """
+    from specjax.training.head_kinds import TRAINED
+    from specjax.training.head_run import HeadRun
+
+    restricted = kind in ("eagle3", "peagle") and target.vocab_size > DRAFT_VOCABULARY
+    width = 0 if kind == "mlp" else target.config.mlp_width
+    options = HeadRun(
+        kind=kind, target=target.name, data=(), out=Path("random"), mlp_width=width, own_matrices=True,  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+    head = TRAINED[kind].new(options, target, np.arange(DRAFT_VOCABULARY) if restricted else None)
+    fmt = dataclasses.replace(target.fmt, stacked=False, int8_weights=False)
+    params = jax.eval_shape(lambda: head.kind.init(jax.random.key(0), head.config, fmt))
+    return dataclasses.replace(head, name=f"random {kind}", fmt=fmt, params=params)
+
+
+def build_head(run: ShapeRun, target: Model) -> LoadedDrafter:
+    """The drafter of a random head."""
+    head, call = new_head(run.head, target), run.strategy.call()
+    head = dataclasses.replace(head, params=random_like(head.params))
+    return evaluate(call._replace(options=call.options | {"head": head}))
+
+
+def twice_as_long(run: ShapeRun, drafter: LoadedDrafter) -> ShapeRun | None:
+    """The run with twice the draft length, whose difference is the cost of a head's pass; None: it has no such passes.
+
+    A head reads what the target computes, so that it is not timed alone.
+    """
+    head, gamma = drafter.head, run.strategy.get("gamma")
+    if head is None or gamma is None or isinstance(head.config, ONE_PASS) or 2 * gamma > most_drafted(head):
+        return None
+    return dataclasses.replace(run, strategy=run.strategy.replace_settings(gamma=2 * gamma))
+
+
 # --- the closed form -------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +222,8 @@ def verifier(alpha: tuple[float, ...]) -> Verifier:
 
 def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafter:
     """The drafter of a run; acceptance in the inner rounds of a cascade is simulated as well."""
+    if run.head:
+        return build_head(run, target)
     if run.strategy.name == "tree" and run.temperature == 0:  # of a one-hot distribution only one sibling is drawn
         return run.strategy.replace_settings(siblings=Siblings.POINTS).build(target, drafts)
     if run.strategy.name != "cascade":
@@ -177,9 +236,17 @@ def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafte
 
 
 def whole_rounds(tree: Tree, alpha: Sequence[float], new: int) -> int:
-    """About `new` tokens: the expectation of a whole number of rounds, since a run has no fraction of a round."""
+    """About `new` tokens: the expectation of a whole number of rounds, since a run has no fraction of a round.
+
+    Of the numbers of rounds within a tenth of that of `new`, the one whose expected counts of accepted and, in a chain,
+    tested tokens are closest to whole ones: 20 of 43 is an acceptance of 0.465, and no number of 44 is.
+    """
     each = expected_tokens(tree, alpha)
-    return round(max(round(new / each), 1) * each)
+    near = max(round(new / each), 1)
+    counted = [each - 1, (each - 1) / alpha[0]] if tree.is_chain and len(alpha) == 1 and alpha[0] > 0 else [each - 1]
+    off = lambda rounds: sum(abs(round(rounds * one) / (rounds * one) - 1) for one in counted if one > 0)
+    rounds = min(range(near - near // 10, near + near // 10 + 1), key=lambda rounds: (off(rounds), abs(rounds - near)))
+    return round(rounds * each)
 
 
 @memoize
@@ -227,7 +294,7 @@ def measure(
         chosen = verifier(alpha) if drafter else None
         return lambda: api.generate(decoder, prompts, drafter=drafter, verifier=chosen, **settings)
 
-    passes = draft_passes(run.strategy, drafter)
+    passes, longer = draft_passes(run.strategy, drafter), twice_as_long(run, drafter)
     programs: dict[Any, Callable[[], Generation]] = {
         "plain": request(target, None, ()),
         "verify": request(target, load_free(tree), run.alpha),
@@ -236,6 +303,12 @@ def measure(
     for number, width in sorted(set(passes or ())):
         wide = load_free(trees.chain(width - 1)) if width > 1 else None
         programs[number, width] = request(drafts[number], wide, (1.0,))
+    if longer is not None:
+        long = build(longer, target, ())
+        programs |= {
+            "long verify": request(target, load_free(long.drafter.tree), run.alpha),
+            "long round": request(target, long, run.alpha),
+        }
     runs = measuring.interleave(programs, repeats, progress=progress)
 
     steps = runs["plain"].each(_round_seconds)
@@ -247,14 +320,20 @@ def measure(
         "speedup": _ratios(seconds["plain"], seconds["round"]),
         "speedup_with_prompt": _ratios(whole["plain"], whole["round"]),
     }  # fmt: skip
+    if longer is not None:
+        drafting = lambda kind: _differences(relative[f"{kind}round"], relative[f"{kind}verify"])
+        gamma = run.strategy["gamma"]
+        relative[HEAD] = [more / gamma for more in _differences(drafting("long "), drafting(""))]
+        passes = (HEAD,) * gamma
     if passes is not None:
-        names = {one: run.drafts[one[0]] + (f" x{one[1]}" if one[1] > 1 else "") for one in passes}
+        named = lambda number, width: run.drafts[number] + (f" x{width}" if width > 1 else "")
+        names = {one: "head" if one == HEAD else named(*one) for one in passes}
         turns |= {f"c {names[one]}": relative[one] for one in names}
         at = [({one: relative[one][turn] for one in names}, relative["verify"][turn]) for turn in range(repeats)]
         turns["closed_form"] = [closed_form(run, tree, passes, *costs) for costs in at]
         if run.strategy.name != "cascade":
-            drafting = [sum(cost[one] for one in passes) for cost, _ in at]
-            turns["overhead"] = [a - b - c for a, b, c in zip(turns["round"], drafting, turns["verify"], strict=True)]
+            drafted = [sum(cost[one] for one in passes) for cost, _ in at]
+            turns["overhead"] = _differences(_differences(turns["round"], drafted), turns["verify"])
     stats, tokens = runs["round"].values[-1].stats, run.rows * new
     row: Row = {
         "bench": "shapes", "target": run.target, "draft": " > ".join(run.drafts), "drafter": run.strategy.text,
@@ -277,6 +356,10 @@ def over_turns(row: Row, name: str) -> Estimate:
 
 def _ratios(own: Sequence[float], base: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(own, base, strict=True)]
+
+
+def _differences(own: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(own, other, strict=True)]
 
 
 def _round_seconds(out: Generation) -> float:

@@ -32,6 +32,8 @@ class BenchShapes:
     specjax bench shapes --target opt-1.3b --draft opt-125m --alpha 0.6 0.8 --gamma 3 5 --rows 1 8
 
     specjax bench shapes --target opt-2.7b --draft opt-1.3b opt-125m --drafter cascade:gamma=6 --inner-alpha 0.8
+
+    specjax bench shapes --target llama-3.2-1b --drafter head:folder=eagle3 --gamma 5 --alpha 0.8/0.75
     """
 
     target: Annotated[str, arg(metavar="SHAPE")] = "t5-large"
@@ -39,7 +41,7 @@ class BenchShapes:
     draft: Annotated[tuple[str, ...], arg(metavar="SHAPE ...")] = ("t5-small",)
     """A smaller shape; for a cascade, the middle one and the smallest."""
     drafter: Annotated[str, arg(metavar="NAME[:KEY=VALUE,...]")] = "model"
-    """As for specjax generate --drafter."""
+    """As for specjax generate --drafter. A folder of head may be a kind, such as eagle3: a head with random weights."""
     alpha: Annotated[tuple[str, ...], arg(metavar="ALPHA ...")] = ("0.75",)
     """Acceptance probability of a draft token, such as 0.75, or one for each depth, such as 0.9/0.8/0.6."""
     inner_alpha: Annotated[float, arg(metavar="ALPHA")] = 0.75

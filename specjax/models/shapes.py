@@ -52,7 +52,12 @@ def random_params(family: Family, config: Any, fmt: Format) -> Params:
 
     The same shape always has the same weights.
     """
-    paths, structure = jax.tree_util.tree_flatten_with_path(family.abstract(config, fmt))
+    return random_like(family.abstract(config, fmt))
+
+
+def random_like(params: Params) -> Params:
+    """`random_params` for the structure, shapes and dtypes of other parameters."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(params)
 
     def made(number: int, name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if name in ("scale", "bias"):

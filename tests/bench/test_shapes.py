@@ -134,12 +134,12 @@ def test_inner_rounds_of_a_cascade_are_those_of_the_closed_form(drafter, alpha, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tree", "alpha", "new"), [
     (trees.chain(4), (0.8,), 32), (trees.regular((3, 2)), (0.6,), 32), (trees.chain(7), (0.75,), 128),
-    (trees.chain(3), (0.9, 0.3), 128),
+    (trees.chain(3), (0.9, 0.3), 128), (trees.chain(5), (0.15,), 64), (trees.chain(1), (0.465,), 64),
 ])  # fmt: skip
 def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
     """They were chosen with another model: what is accepted depends on the stream alone."""
     whole, expected = shapes.whole_rounds(tree, alpha, new), shapes.expected_tokens(tree, alpha)
-    assert whole == pytest.approx(new, abs=expected)
+    assert whole == pytest.approx(new, abs=0.1 * new + expected)
     streams, target = shapes.typical_streams(tree, alpha, whole, 4), random_model("opt-big", "float32")
     settings = {"drafter": load_free(tree), "verifier": shapes.verifier(alpha), "max_new_tokens": whole}
     out = sj.generate(target, [[5, 6]] * 4, rows=streams, **settings)
@@ -205,6 +205,55 @@ def test_costs_are_ratios_to_a_step_and_the_closed_form_follows(tiny, monkeypatc
     assert (row["c opt-small"], row["verify"], row["overhead"], row["speedup"]) == (0.25, 1.5, 0.25, 0.4)
     assert row["closed_form"] == pytest.approx(theory.walltime_factor(0.75, 3, 0.25, verify_cost=1.5))
     assert row["speedup_with_prompt"] == pytest.approx(21 / 51)
+
+
+HEADS = [
+    "eagle,gamma=2", "eagle3,gamma=3", "eagle3,tree=(3x2)", "eagle,dynamic=6,depth=2,width=2", "medusa,gamma=2",
+    "mlp,gamma=1", "peagle,gamma=3", "dflash,gamma=3", "falcon,gamma=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("head", battery.others_slow(HEADS, ["eagle3,gamma=3"]))
+def test_random_heads_of_every_kind_are_measured(tiny, head, monkeypatch):
+    monkeypatch.setattr(shapes, "DRAFT_VOCABULARY", 24)
+    monkeypatch.setattr(opt, "sizes", lambda: {"big": dataclasses.replace(OPT, layers=8)})
+    one = run(f"head:folder={head}")
+    shapes.check_run(one)
+    row = shapes.measure(one, lambda name: random_model(name, "float32"), repeats=1)
+    assert row["speedup"] > 0 and row["tokens_per_round"] > 1
+    steps = head.split(",")[0] in ("eagle", "eagle3", "mlp", "falcon") and "gamma" in head
+    assert ("c head" in row) == ("closed_form" in row) == ("overhead" in row) == steps
+    if "gamma" in head:
+        assert row["accepted_per_tested"] == pytest.approx(0.75, rel=0.02)
+
+
+def test_a_random_head_has_the_published_proportions(tiny, monkeypatch):
+    monkeypatch.setattr(opt, "sizes", lambda: {"big": dataclasses.replace(OPT, layers=8)})
+    monkeypatch.setattr(shapes, "DRAFT_VOCABULARY", 24)
+    target = random_model("opt-big", "bfloat16")
+    for kind, rows in {"eagle3": 24, "medusa": 5 * 40}.items():
+        drafter = shapes.build(run(f"head:folder={kind}"), target, ())
+        kernels = [leaf for leaf in jax.tree.leaves(drafter.params.head) if {24, 40} & set(leaf.shape)]
+        assert {leaf.dtype for leaf in kernels} == {jax.numpy.dtype("bfloat16")}
+        assert sum(max(leaf.shape) for leaf in kernels) == rows
+        assert not any(np.all(leaf == leaf.ravel()[0]) for leaf in kernels)
+    smaller = shapes.bytes_needed(run("ngram:gamma=5"))
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(drafter.params.head))
+    assert shapes.bytes_needed(run("head:folder=medusa,gamma=5")) == pytest.approx(smaller + 2 * weights)
+
+
+def test_costs_of_a_head_are_differences(tiny, monkeypatch):
+    """A round of 3 tokens costs 1 beside its verification, one of 6 tokens 1.6: a pass 0.2, the rest 0.4."""
+    seconds = {"plain": 1.0, "verify": 1.5, "round": 2.5, "long verify": 2.0, "long round": 3.6}
+    one = sj.generate(random_model("opt-small", "float32"), [[5]], max_new_tokens=10)
+    took = lambda each: dataclasses.replace(
+        one, stats=dataclasses.replace(one.stats, seconds={"prefill": 1.0, "decode": 10 * each})
+    )
+    runs = {name: Runs(None, (took(each),) * 3, (), 0.0) for name, each in seconds.items()}
+    monkeypatch.setattr(measuring, "interleave", lambda programs, repeats, progress: runs)
+    row = shapes.measure(run("head:folder=eagle,gamma=3"), lambda name: random_model(name, "float32"))
+    assert row["c head"] == pytest.approx(0.2) and row["overhead"] == pytest.approx(0.4)
+    assert row["closed_form"] == pytest.approx(theory.walltime_factor(0.75, 3, 0.2, verify_cost=1.5))
 
 
 def test_errors_are_those_of_turns():

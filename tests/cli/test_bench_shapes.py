@@ -55,6 +55,7 @@ def test_every_combination_is_a_row_and_is_not_measured_again(specjax_program, m
         ("model:gamma=2", ["opt-125m"], 1, [2]),
         ("tree:3x2", ["opt-125m"], 1, [None]),
         ("ngram", ["opt-125m"], 0, [3, 4]),
+        ("head:folder=eagle3", ["opt-125m"], 0, [3, 4]),
         ("cascade", ["opt-350m", "opt-125m"], 2, [3, 4]),
     ],
 )
