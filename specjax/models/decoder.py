@@ -14,7 +14,7 @@ from specjax.base import Known, Prefilled
 from specjax.models import cache as caches
 from specjax.models.cache import Cache, Filling, ReadOnly
 from specjax.models.format import Format
-from specjax.models.layers import of_each, walk
+from specjax.models.layers import ALL, of_each, walk
 from specjax.types import Output, PyTree
 
 
@@ -39,8 +39,8 @@ class CausalLM(nnx.Module):
         """The features that the head reads: the stream that leaves the last layer, after the final norm."""
 
     @abc.abstractmethod
-    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        """Logits of features."""
+    def unembed(self, features: Float[Array, "B S D"], tokens: Int[Array, "N"] | slice = ALL) -> Float[Array, "B S V"]:
+        """Logits of features; of some tokens alone, [B, S, N], if they are given."""
 
     def shared(self, positions: Int[Array, "B S"]) -> tuple:
         """What all layers compute from the positions alone."""

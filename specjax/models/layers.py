@@ -15,6 +15,8 @@ from specjax.models.format import Format
 from specjax.models.products import in_order
 from specjax.types import Params, PyTree
 
+ALL = slice(None)  # outputs of a product
+
 
 def scaled_dot(
     x: Float[Array, "*B D"],
@@ -47,12 +49,15 @@ class Linear(nnx.Module):
         self.scale = nnx.Param(jnp.ones((d_out,), jnp.float32)) if fmt.int8_weights else None
         self.bias = nnx.Param(jnp.zeros((d_out,), jnp.float32)) if bias else None
 
-    def __call__(self, x: Float[Array, "B S D"]) -> Float[Array, "B S O"]:
-        scale = None if self.scale is None else self.scale[...]
+    def __call__(
+        self, x: Float[Array, "B S D"], outputs: Int[Array, "N"] | slice = ALL
+    ) -> Float[Array, "B S O"] | Float[Array, "B S N"]:
+        scale = None if self.scale is None else self.scale[...][outputs]
         parts = in_order(self.kernel) if isinstance(self.kernel, nnx.Dict) else [self.kernel]
-        kernel = [part[...] for part in parts] if len(parts) > 1 else parts[0][...]
+        chosen = [part[...][outputs] if self.fmt.products.out_in else part[...][:, outputs] for part in parts]
+        kernel = chosen if len(chosen) > 1 else chosen[0]
         y = scaled_dot(x, kernel, scale, self.fmt, out_in=self.fmt.products.out_in)
-        return y if self.bias is None else y + self.bias[...][None, None]
+        return y if self.bias is None else y + self.bias[...][outputs][None, None]
 
 
 class LayerNorm(nnx.Module):
@@ -111,9 +116,11 @@ class Table(nnx.Module):
             return self.table[...][index].astype(jnp.float32) * self.scale[...][index][..., None]
         return lookup(self.table[...], index)
 
-    def logits(self, x: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        scale = None if self.scale is None else self.scale[...]
-        return scaled_dot(x, self.table[...], scale, self.fmt, out_in=True)
+    def logits(
+        self, x: Float[Array, "B S D"], tokens: Int[Array, "N"] | slice = ALL
+    ) -> Float[Array, "B S V"] | Float[Array, "B S N"]:
+        scale = None if self.scale is None else self.scale[...][tokens]
+        return scaled_dot(x, self.table[...][tokens], scale, self.fmt, out_in=True)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -27,7 +27,7 @@ from specjax.models.family import (
     kernel_rules,
 )
 from specjax.models.format import Format, default_format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, check_activation, make_layers
+from specjax.models.layers import ACTIVATIONS, ALL, Linear, RMSNorm, Table, check_activation, make_layers
 from specjax.models.published import Published
 from specjax.models.rope import UNSCALED, Llama3Scaling, RopeScaling, Rotation, read_scaling, rotate, rotation
 
@@ -335,8 +335,8 @@ class Llama(CausalLM):
     def leave(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         return self.final_norm(x)
 
-    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        return self.embed.tokens.logits(features) if self.head is None else self.head(features)
+    def unembed(self, features: Float[Array, "B S D"], tokens: Int[Array, "N"] | slice = ALL) -> Float[Array, "B S V"]:
+        return self.embed.tokens.logits(features, tokens) if self.head is None else self.head(features, tokens)
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

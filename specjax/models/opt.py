@@ -26,7 +26,7 @@ from specjax.models.family import (
     kernel_rules,
 )
 from specjax.models.format import Format, default_format
-from specjax.models.layers import ACTIVATIONS, LayerNorm, Linear, Table, check_activation, make_layers
+from specjax.models.layers import ACTIVATIONS, ALL, LayerNorm, Linear, Table, check_activation, make_layers
 from specjax.models.published import Published
 
 POSITION_OFFSET = 2  # position p has row p + 2 of the table: a legacy of fairseq's padding index
@@ -202,8 +202,8 @@ class OPT(CausalLM):
     def leave(self, x: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         return x if self.final_norm is None else self.final_norm(x)
 
-    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        return self.embed.tokens.logits(features if self.project_out is None else self.project_out(features))
+    def unembed(self, features: Float[Array, "B S D"], tokens: Int[Array, "N"] | slice = ALL) -> Float[Array, "B S V"]:
+        return self.embed.tokens.logits(features if self.project_out is None else self.project_out(features), tokens)
 
 
 def from_published(published: Mapping[str, Any]) -> OPTConfig:

@@ -32,7 +32,7 @@ from specjax.models.family import (
     kernel_rules,
 )
 from specjax.models.format import Format, default_format
-from specjax.models.layers import ACTIVATIONS, Linear, RMSNorm, Table, make_layers, walk
+from specjax.models.layers import ACTIVATIONS, ALL, Linear, RMSNorm, Table, make_layers, walk
 from specjax.models.relative import block_distance, plain_distance, position_bias
 from specjax.models.t5_config import T5Config, from_published, to_published
 from specjax.types import Output
@@ -345,11 +345,11 @@ class T5(nnx.Module):
         features = self.decoder.final_norm(x)
         return Output(self.unembed(features), features, hiddens), layers
 
-    def unembed(self, features: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
+    def unembed(self, features: Float[Array, "B S D"], tokens: Int[Array, "N"] | slice = ALL) -> Float[Array, "B S V"]:
         """The scale undoes the embedding's unit variance."""
         if self.config.scales_head:
             features = features * self.config.width**-0.5
-        return self.embed.tokens.logits(features) if self.head is None else self.head(features)
+        return self.embed.tokens.logits(features, tokens) if self.head is None else self.head(features, tokens)
 
     def prefill(
         self, prompt: Int[Array, "B P"], length: Int[Array, "B"], cache_len: int, *,

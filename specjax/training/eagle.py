@@ -57,8 +57,8 @@ class Batch(NamedTuple):
     """Texts, padded at the end, and which tokens are the target's answer.
 
     The texts of an encoder-decoder begin with its start token; `source` and `length` are what its encoder reads.
-    `progress` is the share of the training that is done. `streams` are what the target computes on the texts, if that
-    is on disk: see `features.kept`.
+    `progress` is the share of the training that is done. `stored` is what the target computes on the texts, if that is
+    on disk: see `features.kept`.
     """
 
     tokens: Int[Array | np.ndarray, "B S"]
@@ -66,7 +66,29 @@ class Batch(NamedTuple):
     source: Int[Array | np.ndarray, "B P"] | tuple[()] = ()
     length: Int[Array | np.ndarray, "B"] | tuple[()] = ()
     progress: Float[Array | np.ndarray, ""] | tuple[()] = ()
-    streams: Float[Array | np.ndarray, "B S N D"] | tuple[()] = ()
+    stored: "Stored | tuple[()]" = ()
+
+
+class Stored(NamedTuple):
+    """What a target computed on texts.
+
+    Attributes:
+      streams: features after the final norm, then the streams that enter the tapped layers.
+      best: the most probable token.
+      total: logsumexp of the logits.
+    """
+
+    streams: Float[Array | np.ndarray, "B S N D"]
+    best: Int[Array | np.ndarray, "B S"]
+    total: Float[Array | np.ndarray, "B S"]
+
+
+class Restricted(NamedTuple):
+    """Logits of the target over a draft vocabulary, and of all others what a head is compared with."""
+
+    known: Float[Array, "B S N"]
+    best: Int[Array, "B S"]
+    total: Float[Array, "B S"]
 
 
 class Wanted(NamedTuple):
@@ -140,23 +162,29 @@ def of_target(head: Head, params: Params, batch: Batch) -> tuple[Output, Any]:
     """The same with a gradient, for other parameters of the target."""
     target = head.target
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(params))
-    if not isinstance(batch.streams, tuple):
-        features, *hiddens = jnp.moveaxis(jnp.asarray(batch.streams, jnp.float32), 2, 0)
-        return Output(ends.unembed(features), features, tuple(hiddens)), ends
+    if isinstance(batch.stored, Stored):
+        features, *hiddens = jnp.moveaxis(jnp.asarray(batch.stored.streams, jnp.float32), 2, 0)
+        if head.draft_tokens is None:
+            return Output(ends.unembed(features), features, tuple(hiddens)), ends
+        known = ends.unembed(features, jnp.asarray(head.draft_tokens))
+        logits = Restricted(known, jnp.asarray(batch.stored.best), jnp.asarray(batch.stored.total))
+        return Output(logits, features, tuple(hiddens)), ends  # pyright: ignore[reportArgumentType]
     module = target.family.module(params, target.config, target.fmt)
     if target.encoder_decoder:
         return module.read(*map(jnp.asarray, (batch.source, batch.length, batch.tokens))), ends
     return module.read(jnp.asarray(batch.tokens), head.config.taps), ends
 
 
-def wanted(head: Head, logits: Float[Array, "B S V"]) -> Wanted:
+def wanted(head: Head, logits: Float[Array, "B S V"] | Restricted) -> Wanted:
     """What a head is compared with, from the target's logits: once for all steps, which read it at other positions."""
-    best = logits.argmax(-1)
-    if head.draft_tokens is None:
-        return Wanted(jax.nn.log_softmax(logits), jnp.zeros(best.shape, logits.dtype), best)
-    known = logits[..., jnp.asarray(head.draft_tokens)]
-    mass = jax.nn.logsumexp(known, axis=-1)
-    return Wanted(known - mass[..., None], mass - jax.nn.logsumexp(logits, axis=-1), best)
+    if not isinstance(logits, Restricted):
+        best = logits.argmax(-1)
+        if head.draft_tokens is None:
+            return Wanted(jax.nn.log_softmax(logits), jnp.zeros(best.shape, logits.dtype), best)
+        known = logits[..., jnp.asarray(head.draft_tokens)]
+        logits = Restricted(known, best, jax.nn.logsumexp(logits, axis=-1))
+    mass = jax.nn.logsumexp(logits.known, axis=-1)
+    return Wanted(logits.known - mass[..., None], mass - logits.total, logits.best)
 
 
 def compare(head: Head, target: Wanted, drafted: Float[Array, "B A N"], mask: Bool[Array, "B A"]) -> Step:

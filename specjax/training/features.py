@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from jax.sharding import Mesh
 from specjax import files, jobs
 from specjax.heads import Head
 from specjax.training import eagle, lm
-from specjax.training.eagle import Batch
+from specjax.training.eagle import Batch, Stored
 from specjax.training.run import Say
 
 RECORD = "features.json"
@@ -26,8 +25,8 @@ def kept(
 ) -> dict[str, tuple[Batch, ...]] | None:
     """Texts with their features, which the target computes where the folder does not hold them yet.
 
-    For each width of texts the folder has one array [texts, S, 1 + taps, D] in the target's dtype: features after the
-    final norm, then the streams that enter the tapped layers. The arrays are read as they are drawn from.
+    For each width of texts the folder has one file of records, a record per text: `Stored`, with the streams in the
+    target's dtype. The records are read as they are drawn from.
 
     Args:
       parts: texts by name.
@@ -43,11 +42,10 @@ def kept(
     """
     arrays = {f"{name}-{part.tokens.shape[1]}.bin": part for name, every in parts.items() for part in every}
     start(head, arrays, folder)
-    dtype, streams = jnp.dtype(head.target.fmt.dtype), jax.jit(lambda *given: streams_of(head, *given))
-    tail = jax.eval_shape(streams, head.target.params, next(iter(arrays.values()))).shape[2:]
-    row_bytes = {name: part.tokens.shape[1] * math.prod(tail) * dtype.itemsize for name, part in arrays.items()}
-    there = {name: size_of(folder / name) // row_bytes[name] for name in arrays}
-    missing = sum((len(part.tokens) - there[name]) * row_bytes[name] for name, part in arrays.items())
+    computed = jax.jit(lambda *given: computed_on(head, *given))
+    records = {name: record_of(jax.eval_shape(computed, head.target.params, part)) for name, part in arrays.items()}
+    there = {name: size_of(folder / name) // records[name].itemsize for name in arrays}
+    missing = sum((len(part.tokens) - there[name]) * records[name].itemsize for name, part in arrays.items())
     if missing > (free := shutil.disk_usage(folder).free):
         raise OSError(f"{folder} needs {missing / 2**30:.1f} GiB of features, and its disk has {free / 2**30:.1f} left")
     every, done = sum(len(part.tokens) for part in arrays.values()), sum(there.values())
@@ -55,20 +53,24 @@ def kept(
         for name, part in arrays.items():
             count = max(1, tokens // part.tokens.shape[1])
             with (folder / name).open("ab") as file:
-                file.truncate(there[name] * row_bytes[name])  # drops a part of a text
+                file.truncate(there[name] * records[name].itemsize)  # drops a part of a text
                 for first in range(there[name], len(part.tokens), count):
                     if received:
                         return None
                     at = np.arange(first, first + count) % len(part.tokens)  # the last rows are filled up
-                    found = streams(
+                    found = computed(
                         head.target.params, lm.place(jax.tree.map(lambda array, at=at: array[at], part), mesh)
                     )
                     rows = min(count, len(part.tokens) - first)
-                    file.write(np.asarray(found[:rows].astype(dtype)).tobytes())
+                    record = np.empty((rows,), records[name])
+                    for field, array in found._asdict().items():
+                        record[field] = np.asarray(array[:rows])
+                    file.write(record.tobytes())
                     done += rows
                     say(f"features of {done:,} of {every:,} texts")
+    whole = {name: np.memmap(folder / name, record, "r") for name, record in records.items()}
     stored = {
-        name: part._replace(streams=np.memmap(folder / name, dtype, "r", shape=(*part.tokens.shape, *tail)))
+        name: part._replace(stored=Stored(*(whole[name][field] for field in Stored._fields)))
         for name, part in arrays.items()
     }
     return {
@@ -76,10 +78,16 @@ def kept(
     }
 
 
-def streams_of(head: Head, fixed, batch: Batch) -> jax.Array:
-    """[B, S, 1 + taps, D] float32: features after the final norm, and the streams that enter the tapped layers."""
+def computed_on(head: Head, fixed, batch: Batch) -> Stored:
+    """What the target computes on texts."""
     seen, _ = eagle.read_target(head, fixed, batch)
-    return jnp.stack([seen.features, *seen.hiddens], axis=2)
+    streams = jnp.stack([seen.features, *seen.hiddens], axis=2).astype(head.target.fmt.dtype)
+    return Stored(streams, seen.logits.argmax(-1).astype(jnp.int32), jax.nn.logsumexp(seen.logits, axis=-1))
+
+
+def record_of(shapes: Stored) -> np.dtype:
+    """Of one text of a batch."""
+    return np.dtype([(name, leaf.dtype, leaf.shape[1:]) for name, leaf in shapes._asdict().items()])
 
 
 def start(head: Head, arrays: Mapping[str, Batch], folder: Path) -> None:
@@ -90,7 +98,7 @@ def start(head: Head, arrays: Mapping[str, Batch], folder: Path) -> None:
             texts.update(f"{name} {np.shape(array)} ".encode() + np.asarray(array, np.int32).tobytes())
     own = {
         "target": jobs.fingerprint(head.target), "dtype": head.target.fmt.dtype, "taps": list(head.config.taps),
-        "texts": texts.hexdigest(),
+        "texts": texts.hexdigest(), "fields": list(Stored._fields),
     }  # fmt: skip
     file = folder / RECORD
     if file.is_file():

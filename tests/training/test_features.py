@@ -16,7 +16,7 @@ from specjax.training.head_run import HeadRun
 from specjax.training.recipe import Recipe
 
 OPTIONS = {
-    "eagle3": {"taps": (0, 1), "unroll": 2},
+    "eagle3": {"taps": (0, 1), "unroll": 2, "draft_vocab": 48},
     "hass": {},
     "medusa": {"unroll": 2},
     "peagle": {"layers": 1, "unroll": 2, "taps": (0, 1), "mlp_width": 16},
@@ -133,7 +133,7 @@ def test_half_of_the_disk(answers, tmp_path):
         sum(len(data) for name, data in contents(tmp_path / dtype).items() if name.endswith(".bin"))
         for dtype in ("float32", "bfloat16")
     ]
-    assert sizes[0] == 2 * sizes[1] > 0
+    assert 1.8 * sizes[1] < sizes[0] < 2 * sizes[1]  # the streams; two numbers per token keep their dtype
 
 
 @pytest.mark.parametrize(
