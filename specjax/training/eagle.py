@@ -15,7 +15,7 @@ from specjax.model import Model
 from specjax.models.llama import LlamaConfig
 from specjax.training import losses
 from specjax.training.lm import FORMAT
-from specjax.training.unrolled import acceptance, shifted, unrolled
+from specjax.training.unrolled import acceptance, rows_at, shifted, unrolled
 from specjax.types import Output, Params
 
 
@@ -32,6 +32,7 @@ class Unrolling:
       top: weight of the cross-entropy over the target's ten most probable tokens (HASS).
       detached: no gradient flows from a step to the one before it (HASS).
       noise: half of the width of uniform noise on the features, at 512 positions (EAGLE-1).
+      kept: step s trains kept**s of the anchors, as P-EAGLE does; 1: all.
     """
 
     steps: int = 7
@@ -42,6 +43,7 @@ class Unrolling:
     top: float = 0.0
     detached: bool = False
     noise: float = 0.0
+    kept: float = 1.0
 
 
 RECIPES = {
@@ -117,12 +119,12 @@ class Step(NamedTuple):
 
 
 def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling, key: jax.Array | None) -> tuple:
-    """(steps, outputs, features of the target): the head unrolled over a batch.
+    """(steps, `Anchored` outputs, features of the target): the head unrolled over a batch.
 
     Args:
       head: its kind, shape and target; its own parameters are not used.
       fixed: the target's parameters.
-      key: of the noise; None: no noise.
+      key: of the noise and the anchors; None: no noise, and all anchors.
     """
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
     seen, ends = read_target(head, fixed, batch)
@@ -135,14 +137,13 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
     def following(out):
         return module.next_given(jax.lax.stop_gradient(out) if how.detached else out)
 
-    outs = unrolled(module, ends, tokens, given, how.steps, following)
-    every = wanted(head, seen.logits)
-    ahead = lambda rows, by: shifted(rows, by)[:, :anchors]
-    steps = [
-        compare(head, jax.tree.map(lambda rows, by=1 + step: ahead(rows, by), every), module.logits(ends, out),
-                ahead(answer, 2 + step))
-        for step, out in enumerate(outs)
-    ]  # fmt: skip
+    chosen = None if key is None else jax.random.fold_in(key, 1)
+    outs = unrolled(module, ends, tokens, answer, given, how.steps, following, kept=how.kept, key=chosen)
+    every, steps = wanted(head, seen.logits), []
+    for step, one in enumerate(outs):
+        ahead = jax.tree.map(lambda rows, at=one.at + 1 + step: rows_at(rows, at), every)
+        mask = one.on & rows_at(shifted(answer, 2 + step)[:, :anchors], one.at)
+        steps.append(compare(head, ahead, module.logits(ends, one.out), mask))
     return steps, outs, seen.features
 
 
@@ -214,12 +215,12 @@ def of_text(head: Head, step: Step, token: Int[Array, "B N"]) -> tuple[Float[Arr
 def loss(head: Head, how: Unrolling, params: Params, fixed: Params, batch: Batch, key: jax.Array) -> tuple:
     """`TrainingTask.loss`: the sum over the steps, and the cross-entropy with the target at the first one."""
     steps, outs, features = run(head, params, fixed, batch, how, key)
-    anchors, total = outs[0].shape[1], jnp.zeros((), jnp.float32)
-    for number, (step, out) in enumerate(zip(steps, outs, strict=True)):
+    total = jnp.zeros((), jnp.float32)
+    for number, (step, (out, at, _)) in enumerate(zip(steps, outs, strict=True)):
         mask = step.mask & step.drafted
         value = how.tokens * losses.masked_mean(losses.DIVERGENCES[how.divergence](step.log_p, step.log_q), mask)
         if how.features:
-            goal = shifted(features, 1 + number)[:, :anchors]
+            goal = rows_at(features, at + 1 + number)
             value = value + how.features * losses.masked_mean(losses.smooth_l1(out, goal), step.mask)
         if how.top:
             log_p, places = jax.lax.top_k(step.log_p, min(TOP, step.log_p.shape[-1]))

@@ -165,21 +165,29 @@ def plain(params: Params, fmt: Format) -> Params:
     return found
 
 
-def init_parallel(head: Head, how: Any, key: jax.Array) -> Params:
-    """Random layers; an embedding and an output matrix of the head's own begin as the target's."""
+def init_with_ends(head: Head, how: Any, key: jax.Array) -> Params:
+    """Random layers; an embedding and an output matrix of the head's own begin as the target's.
+
+    The head's last norm begins with scales of 1, so that the target's are multiplied into the output matrix.
+    """
     del how
     if head.params:
         return head.params
     params, target = head.kind.init(key, head.config, FORMAT), head.target
+    outer = target.family.without_layers(target.params)
     if "embed" in params:
-        ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+        ends = target.family.ends(target.config, target.fmt)(outer)
         table = ends.embed.tokens(jnp.arange(target.vocab_size, dtype=jnp.int32)[None])[0]
         params = params | {"embed": {"table": table.astype(jnp.float32)}}
-    return params | ({"head": {"kernel": eagle.output_kernel(head)}} if "head" in params else {})
+    if "head" in params:
+        scale = outer.get("final_norm", {}).get("scale", jnp.ones((head.config.width,), jnp.float32))
+        kernel = eagle.output_kernel(head) * (scale if FORMAT.products.out_in else scale[:, None])
+        params = params | {"head": {"kernel": kernel}}
+    return params
 
 
 SHAPE = ("layers", "mlp_width", "kv_heads", "features")
-EAGLE = (*SHAPE, "start")
+EAGLE = (*SHAPE, "start", "kept")
 PARALLEL = (*SHAPE, "draft_vocab", "taps", "mask_token")
 STAGED = (TEXT, *DIVERGENCES)
 TRAINED = {
@@ -191,10 +199,11 @@ TRAINED = {
     ),
     "eagle3": TrainedKind(
         "eagle3", new_eagle, eagle.RECIPES["eagle3"], eagle.loss, eagle.measure, (*EAGLE, "draft_vocab", "taps"),
+        init_with_ends,
     ),
     "spire": TrainedKind(
         "spire", new_spire, eagle.RECIPES["spire"], eagle.loss, eagle.measure,
-        ("layers", "taps", "window", "start", "features"), init_spire, layers=2,
+        ("layers", "taps", "window", "start", "kept", "features"), init_spire, layers=2,
     ),
     "medusa": TrainedKind(
         "medusa", new_medusa, staged.Staged(steps=5), staged.loss, staged.measure,
@@ -210,10 +219,11 @@ TRAINED = {
         divergences=STAGED,
     ),
     "peagle": TrainedKind(
-        "peagle", new_parallel, peagle.Parallel(), peagle.loss, peagle.measure, PARALLEL, init_parallel, layers=4,
+        "peagle", new_parallel, peagle.Parallel(), peagle.loss, peagle.measure, (*PARALLEL, "kept"), init_with_ends,
+        layers=4,
     ),
     "dflash": TrainedKind(
-        "dflash", new_parallel, dflash.Blocks(), dflash.loss, dflash.measure, PARALLEL, init_parallel,
+        "dflash", new_parallel, dflash.Blocks(), dflash.loss, dflash.measure, PARALLEL, init_with_ends,
         (TEXT, dflash.D_PACE, *DIVERGENCES), layers=5,
     ),
     "falcon": TrainedKind(

@@ -26,7 +26,7 @@ PARTS = ("train", "held_out")
 # Options that not all kinds have.
 OPTIONS = (
     "layers", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "mask_token", "window", "start", "rank",
-    "feature_loss", "glance", "features",
+    "feature_loss", "glance", "kept", "features",
 )  # fmt: skip
 # Of these, those that a trained head has.
 SHAPE = ("layers", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "window")
@@ -92,6 +92,9 @@ class HeadRun:
     """EAGLE, HASS and Falcon: weight of the loss between drafted and true features; 0: none."""
     glance: Annotated[float | None, arg(metavar="X", help_behavior_hint="(default: 0.4)")] = None
     """Falcon: share of the wrongly drafted inputs that is replaced by the target's, at the start; 0: no glancing."""
+    kept: Annotated[float | None, arg(metavar="X", help_behavior_hint="(default: 1; of peagle 0.7)")] = None
+    """EAGLE, HASS, EAGLE-3, P-EAGLE and SPIRe: share of the positions at which the next drafted token is trained too;
+    less is faster."""
     tokens: int = 1024
     """Tokens per step, including padding."""
     widths: tuple[int, ...] = (64, 128, 256)
@@ -175,7 +178,7 @@ class HeadRun:
             0, layers=self.layers, mlp_width=self.mlp_width, kv_heads=self.kv_heads, draft_vocab=self.draft_vocab,
             unroll=self.unroll, rank=self.rank, window=self.window,
         )  # fmt: skip
-        for name in ("feature_loss", "glance"):
+        for name in ("feature_loss", "glance", "kept"):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), least=0, most=1)
         if self.mesh is not None:
@@ -233,7 +236,7 @@ class HeadRun:
         stages = head.config.most if self.start and TRAINED[self.kind].kind == "medusa" else 0
         given = {
             "steps": self.unroll or stages or None, "divergence": self.divergence or None, "rank": self.rank or None,
-            "features": self.feature_loss, "glance": self.glance,
+            "features": self.feature_loss, "glance": self.glance, "kept": self.kept,
         }  # fmt: skip
         changed = {name: value for name, value in given.items() if value is not None}
         return dataclasses.replace(TRAINED[self.kind].recipe, **changed)

@@ -12,12 +12,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array
 
 from specjax.heads.head import Head
 from specjax.training import losses
 from specjax.training.eagle import Batch, Step, compare, first_nats, read_target, wanted
-from specjax.training.unrolled import Keys, acceptance, attend_anchored, every_anchor, rows_at, shifted
+from specjax.training.unrolled import Keys, acceptance, attend_anchored, every_anchor, rows_at, sampled, shifted
 from specjax.types import Params
 
 
@@ -41,26 +41,6 @@ class Parallel:
         return max(self.kept**depth, self.least)
 
 
-def sampled(
-    how: Parallel, depth: int, order: Float[Array, "B N"], going: Bool[Array, "B N"], total: Int[Array, "B"], size: int
-) -> tuple[Int[Array, "B M"], Bool[Array, "B M"]]:
-    """Conditional drop-token sampling: anchors of one depth, among those of the depth before it.
-
-    Args:
-      order: random numbers of the anchors, the same at all depths.
-      going: anchors that were sampled so far, and whose token at this depth is part of the answer.
-      total: tokens of the answer.
-      size: M, the most that are sampled.
-
-    Returns:
-      Places in `order`, and which of them are anchors.
-    """
-    places = jnp.argsort(jnp.where(going, order, 2.0), axis=1)[:, :size].astype(jnp.int32)
-    count = ((total - depth).astype(jnp.float32) * how.share(depth)).astype(jnp.int32)
-    rank = jnp.arange(places.shape[1], dtype=jnp.int32)[None]
-    return places, rows_at(going, places) & (rank < count[:, None])
-
-
 def run(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, key: jax.Array | None) -> list[Step]:
     """The head and its target at every depth.
 
@@ -81,8 +61,7 @@ def run(head: Head, how: Parallel, params: Params, fixed: Params, batch: Batch, 
     for depth in range(how.steps):
         drafted = shifted(answer, 2 + depth)[:, :anchors]
         if depth and order is not None:
-            size = max(1, int((anchors - depth) * how.share(depth)))
-            places, kept = sampled(how, depth, order, kept & rows_at(drafted, at), total, size)
+            places, kept = sampled(how.share(depth), depth, order, kept & rows_at(drafted, at), total, anchors)
             at, order = rows_at(at, places), rows_at(order, places)
             keys = {index: own.at(places) for index, own in keys.items()}
         if depth:

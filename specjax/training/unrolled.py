@@ -34,32 +34,80 @@ class Keys(NamedTuple):
         return Keys(*([first, *(rows_at(one, places) for one in later)] for first, *later in self))
 
 
+class Anchored(NamedTuple):
+    """A step of the anchors that it is trained at.
+
+    Attributes:
+      out: undefined where `at` + 1 + step is past the end.
+      at: the anchors.
+      on: which of them count.
+    """
+
+    out: Float[Array, "B N D"]
+    at: Int[Array, "B N"]
+    on: Bool[Array, "B N"]
+
+
 def unrolled(
     module: Any,
     ends: Any,
     tokens: Int[Array, "B S"],
+    answer: Bool[Array, "B S"],
     given: Float[Array, "B A D"],
     steps: int,
-    following: Callable[[Float[Array, "B A D"]], Float[Array, "B A D"]],
-) -> list[Float[Array, "B A D"]]:
-    """Outputs of every step at every anchor, A = S - 1; undefined where a + 1 + s >= S.
+    following: Callable[[Float[Array, "B N D"]], Float[Array, "B N D"]],
+    *,
+    kept: float = 1.0,
+    key: jax.Array | None = None,
+) -> list[Anchored]:
+    """Every step, at all anchors, A = S - 1, or at fewer the later it is.
 
     Args:
       module: a head of `heads.eagle`.
       ends: the target without its layers.
+      answer: tokens that are to be drafted.
       given: what step 0 is given: `module.fuse` of the target's hidden states at the anchors.
       following: output of a step -> what the next step is given.
+      kept: step s is trained at kept**s of the anchors.
+      key: of the anchors; None: all of them at every step.
     """
-    positions = every_anchor(tokens)
-    attend = functools.partial(attend_anchored, positions, window=module.config.window, sinks=module.config.sinks)
-    keys = {index: Keys([], []) for index in range(module.config.layers)}
-    outs = []
+    attend = functools.partial(attend_anchored, window=module.config.window, sinks=module.config.sinks)
+    keys, found, at = {index: Keys([], []) for index in range(module.config.layers)}, [], every_anchor(tokens)
+    anchors, on = at.shape[1], jnp.ones(at.shape, bool)
+    order = None if key is None or kept == 1 else jax.random.uniform(key, at.shape)
+    total = shifted(answer, 2)[:, :anchors].sum(1, dtype=jnp.int32)
     for step in range(steps):
-        fed = shifted(tokens[:, 1:], step)
-        out, keys = module(ends, fed, given, positions + step, attend, keys)
-        outs.append(out)
+        if step and order is not None:
+            going = on & rows_at(shifted(answer, 2 + step)[:, :anchors], at)
+            places, on = sampled(kept**step, step, order, going, total, anchors)
+            at, order, given = (rows_at(rows, places) for rows in (at, order, given))
+            keys = {index: own.at(places) for index, own in keys.items()}
+        out, keys = module(ends, rows_at(tokens, at + 1 + step), given, at + step, functools.partial(attend, at), keys)
+        found.append(Anchored(out, at, on))
         given = following(out)
-    return outs
+    return found
+
+
+def sampled(
+    share: float, step: int, order: Float[Array, "B N"], going: Bool[Array, "B N"], total: Int[Array, "B"], anchors: int
+) -> tuple[Int[Array, "B M"], Bool[Array, "B M"]]:
+    """Conditional drop-token sampling of P-EAGLE (arXiv 2602.01469): anchors of a step, among those of the one before.
+
+    Args:
+      share: of all anchors.
+      order: random numbers of the anchors, the same at all steps.
+      going: anchors that were sampled so far, and whose token at this step is part of the answer.
+      total: tokens of the answer.
+      anchors: of the whole text, A.
+
+    Returns:
+      Places in `order`, at most share (A - step), and which of them are anchors.
+    """
+    size = max(1, int((anchors - step) * share))
+    places = jnp.argsort(jnp.where(going, order, 2.0), axis=1)[:, :size].astype(jnp.int32)
+    count = ((total - step).astype(jnp.float32) * share).astype(jnp.int32)
+    rank = jnp.arange(places.shape[1], dtype=jnp.int32)[None]
+    return places, rows_at(going, places) & (rank < count[:, None])
 
 
 def every_anchor(tokens: Int[Array, "B S"]) -> Int[Array, "B A"]:

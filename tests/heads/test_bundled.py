@@ -8,7 +8,8 @@ from specjax.convert.locate import BUNDLED_FOLDER
 from tests.battery import others_slow
 
 FOLDERS = [file.parent for file in sorted(BUNDLED_FOLDER.glob("*/config.json"))]
-NAMES = [folder.name for folder in FOLDERS if not (folder / "tokenizer.json").is_file()]
+HEADS = [folder.name for folder in FOLDERS if not (folder / "tokenizer.json").is_file()]
+NAMES = [name for name in HEADS if f"bundled/{name}".startswith(defaults.TARGET)]
 
 
 @pytest.mark.parametrize("name", others_slow(NAMES, ["opt-target-hass"]))

@@ -78,6 +78,27 @@ def test_a_step_at_an_anchor_is_what_drafting_computes(kind):
             np.testing.assert_allclose(steps[step].log_q[:, anchor], expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", battery.others_slow(CONFIGS, ["eagle3"]))
+def test_fewer_anchors_compute_what_all_of_them_do(kind):
+    of, given, kept = head(kind), batch(), 0.6
+    how = Unrolling(steps=STEPS, kept=kept)
+    run = lambda params, fixed, key: eagle.run(of, params, fixed, given, how, key)[:2]
+    steps, outs = jax.device_get(jax.jit(run)(of.params, of.target.params, jax.random.key(3)))
+    before = np.ones((len(given.tokens), TEXT - 1), bool)
+    for number, (step, whole, one) in enumerate(zip(steps, trained(kind), outs, strict=True)):
+        found = np.zeros_like(before)
+        for row, anchor in np.argwhere(step.mask):
+            at = one.at[row, anchor]
+            found[row, at] = True
+            assert whole.mask[row, at] and before[row, at]
+            for name in ("log_q", "log_p", "overlap", "match", "drafted"):
+                np.testing.assert_allclose(getattr(step, name)[row, anchor], getattr(whole, name)[row, at], atol=2e-5)
+        answered = np.sum(given.answer[:, 2:], 1)
+        np.testing.assert_array_equal(found.sum(1), np.maximum(0, ((answered - number) * kept**number).astype(int)))
+        before = found if number else before  # the first step trains every anchor
+    assert steps[2].log_q.shape[1] < steps[1].log_q.shape[1] < TEXT - 1
+
+
 def test_masks_select_the_answers_tokens_and_known_tokens():
     of, given = head("eagle3"), batch()
     steps = trained("eagle3")

@@ -36,12 +36,11 @@ def of_kind(tmp_path, kind: str) -> Head:
 
 def test_own_matrices_begin_as_the_targets(tmp_path):
     of = of_kind(tmp_path, "peagle")
-    params, target = head_kinds.init_parallel(of, None, jax.random.key(0)), of.target
+    params, target = head_kinds.init_with_ends(of, None, jax.random.key(0)), of.target
     np.testing.assert_array_equal(params["embed"]["table"], target.params["embed"]["tokens"]["table"])
     x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
-    normed = of.module(params).final_norm(jnp.asarray(x))
-    wanted = ends.unembed(normed)[..., test_one_pass.TOKENS]
+    wanted = ends.unembed(ends.leave(jnp.asarray(x)))[..., test_one_pass.TOKENS]
     np.testing.assert_allclose(of.module(params).logits(ends, jnp.asarray(x)), wanted, atol=1e-5)
 
 
