@@ -1,5 +1,6 @@
 """`train head` of P-EAGLE, DFlash, Falcon and SPIRe: stopped and resumed, then drafting; and what one batch teaches."""
 
+import dataclasses
 import json
 import shutil
 
@@ -14,9 +15,10 @@ from specjax.training import dflash, eagle, falcon, head_kinds, lm, peagle
 from specjax.training.answers import AnswersRun
 from specjax.training.head_kinds import TRAINED
 from specjax.training.head_run import HeadRun
+from specjax.training.lm import FORMAT
 from specjax.training.recipe import Recipe
 from tests import battery
-from tests.training import test_falcon, test_one_pass
+from tests.training import test_eagle, test_falcon, test_one_pass
 
 OPTIONS = {
     "peagle": {"layers": 2, "unroll": 3, "taps": (0, 1), "mlp_width": 16, "draft_vocab": 40},
@@ -34,14 +36,17 @@ def of_kind(tmp_path, kind: str) -> Head:
     return TRAINED[kind].new(run, battery.target("llama"), chosen)
 
 
-def test_own_matrices_begin_as_the_targets(tmp_path):
-    of = of_kind(tmp_path, "peagle")
+@pytest.mark.parametrize("kind", ["peagle", "eagle3"])
+def test_own_matrices_begin_as_the_targets(tmp_path, kind):
+    of = of_kind(tmp_path, kind) if kind == "peagle" else dataclasses.replace(test_eagle.head(kind), params={})
     params, target = head_kinds.init_with_ends(of, None, jax.random.key(0)), of.target
-    np.testing.assert_array_equal(params["embed"]["table"], target.params["embed"]["tokens"]["table"])
+    if "embed" in params:
+        np.testing.assert_array_equal(params["embed"]["table"], target.params["embed"]["tokens"]["table"])
     x = np.random.default_rng(0).normal(size=(1, 3, 16)).astype(np.float32)
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
-    wanted = ends.unembed(ends.leave(jnp.asarray(x)))[..., test_one_pass.TOKENS]
-    np.testing.assert_allclose(of.module(params).logits(ends, jnp.asarray(x)), wanted, atol=1e-5)
+    wanted = ends.unembed(ends.leave(jnp.asarray(x)))[..., of.draft_tokens]
+    found = dataclasses.replace(of, fmt=FORMAT).module(params).logits(ends, jnp.asarray(x))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.mark.slow
