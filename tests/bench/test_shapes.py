@@ -213,7 +213,7 @@ HEADS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("head", battery.others_slow(HEADS, ["eagle3,gamma=3"]))
+@pytest.mark.parametrize("head", battery.others_slow(HEADS, ["medusa,gamma=2"]))
 def test_random_heads_of_every_kind_are_measured(tiny, head, monkeypatch):
     monkeypatch.setattr(shapes, "DRAFT_VOCABULARY", 24)
     monkeypatch.setattr(opt, "sizes", lambda: {"big": dataclasses.replace(OPT, layers=8)})

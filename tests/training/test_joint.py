@@ -123,6 +123,7 @@ def test_the_loss_is_that_of_an_independent_computation(family):
     np.testing.assert_allclose(value, total, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_heads_teach_the_target():
     of, params = new()
     given = batch("opt")._replace(progress=np.asarray(1.0, np.float32))
