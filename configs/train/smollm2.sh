@@ -9,12 +9,11 @@ HERE=$(dirname "$0")
 mkdir -p "$RUNS"
 
 python "$HERE/head_prompts.py" others --data "$DATA" --out "$RUNS/others.jsonl"
-# The head of the package learned from the first 2,392 answers.
 specjax train answers --target "$CHAT" --prompts "$RUNS/others.jsonl" "$HERE/messages.jsonl.xz" --task chat \
     --out "$RUNS/chats.jsonl" --rows 64 --most 4000
 specjax train head eagle3 --target "$CHAT" --data "$RUNS/chats.jsonl" --out "$RUNS/smollm2-eagle3" \
-    --features "$RUNS/features" --mlp-width 1536 --draft-vocab 6144 --head-dtype bfloat16 --unroll 5 \
-    --tokens 2048 --widths 96 192 328 --steps 1500 --decay 500 --warmup 60 --rate 4e-3 --muon
+    --features "$RUNS/features" --mlp-width 1536 --draft-vocab 6144 --head-dtype bfloat16 --unroll 5 --kept 0.5 \
+    --tokens 1024 --widths 96 192 328 --steps 8000 --decay 2500 --warmup 60 --rate 4e-3 --muon
 
 # Acceptance by position, tokens per target pass, and speed, on questions of MT-bench, GSM8K's test set and HumanEval.
 specjax reproduce heads --head-target "$CHAT" --heads eagle3="$RUNS/smollm2-eagle3/head" --gamma 5 --timed 8 --repeats 3 \
