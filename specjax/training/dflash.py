@@ -19,9 +19,9 @@ from specjax.heads.head import Head
 from specjax.models.llama import Attention
 from specjax.models.rope import Rotation
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, read_target, wanted
+from specjax.training.eagle import Batch, Step, compare, first_nats, measured, of_text, read_target, wanted
 from specjax.training.losses import TEXT
-from specjax.training.unrolled import MASKED, acceptance, every_anchor, rows_at
+from specjax.training.unrolled import MASKED, every_anchor, rows_at
 from specjax.types import Params
 
 D_PACE = "d-pace"  # the same, weighted by how far a block is likely to be accepted
@@ -139,5 +139,4 @@ def measure(head: Head, how: Blocks, params: Params, fixed: Params, batch: Batch
     """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass, of random blocks, as in
     training: those of all positions are many times the text."""
     steps, _ = run(head, params, fixed, batch, *anchors(how, batch, jax.random.key(0)))
-    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
-    return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
+    return measured(steps)

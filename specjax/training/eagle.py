@@ -1,6 +1,7 @@
-"""Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3; and of SPIRe."""
+"""Losses of EAGLE heads, on text that the target wrote: EAGLE-1, HASS and EAGLE-3; and of SPIRe and P-EAGLE."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ class Unrolling:
       top: weight of the cross-entropy over the target's ten most probable tokens (HASS).
       detached: no gradient flows from a step to the one before it (HASS).
       noise: half of the width of uniform noise on the features, at 512 positions (EAGLE-1).
-      kept: step s trains kept**s of the anchors, as P-EAGLE does; 1: all.
+      kept, least: step s trains max(kept**s, least) of the anchors, as P-EAGLE does.
     """
 
     steps: int = 7
@@ -44,6 +45,11 @@ class Unrolling:
     detached: bool = False
     noise: float = 0.0
     kept: float = 1.0
+    least: float = 0.0
+
+    def share(self, step: int) -> float:
+        """Of the anchors that a step trains."""
+        return max(self.kept**step, self.least)
 
 
 RECIPES = {
@@ -51,6 +57,7 @@ RECIPES = {
     "hass": Unrolling(steps=3, decay=1.0, features=1.0, tokens=0.1, top=1.0, detached=True, noise=0.1),
     "eagle3": Unrolling(),
     "spire": Unrolling(steps=4, decay=1.0, divergence="ce-tv"),
+    "peagle": Unrolling(steps=8, divergence="kl", kept=0.7, least=0.2),  # of the package `speculators`
 }
 TOP = 10  # of HASS
 
@@ -118,13 +125,22 @@ class Step(NamedTuple):
     mask: Bool[Array, "B A"]  # the drafted token is part of the answer
 
 
-def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling, key: jax.Array | None) -> tuple:
+def drafted(module: Any, tokens: Int[Array, "B N"], out: Float[Array, "B N D"]) -> tuple[Array, Array]:
+    """The pairs of a later step: tokens of the text, and what the step before drafted."""
+    return tokens, module.next_given(out)
+
+
+def run(
+    head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling, key: jax.Array | None,
+    following: Callable[[Any, Array, Array], tuple[Array, Array]] = drafted,
+) -> tuple:  # fmt: skip
     """(steps, `Anchored` outputs, features of the target): the head unrolled over a batch.
 
     Args:
       head: its kind, shape and target; its own parameters are not used.
       fixed: the target's parameters.
       key: of the noise and the anchors; None: no noise, and all anchors.
+      following: (module, tokens of the text, output of the step before) -> the pairs of a step.
     """
     module, tokens, answer = head.module(params), jnp.asarray(batch.tokens), jnp.asarray(batch.answer)
     seen, ends = read_target(head, fixed, batch)
@@ -134,11 +150,11 @@ def run(head: Head, params: Params, fixed: Params, batch: Batch, how: Unrolling,
         features = noisy(features, how.noise, key)
     given = module.fuse(features, tuple(hidden[:, :anchors] for hidden in seen.hiddens))
 
-    def following(out):
-        return module.next_given(jax.lax.stop_gradient(out) if how.detached else out)
+    def pairs(tokens, out):
+        return following(module, tokens, jax.lax.stop_gradient(out) if how.detached else out)
 
     chosen = None if key is None else jax.random.fold_in(key, 1)
-    outs = unrolled(module, ends, tokens, answer, given, how.steps, following, kept=how.kept, key=chosen)
+    outs = unrolled(module, ends, tokens, answer, given, how.steps, pairs, share=how.share, key=chosen)
     every, steps = wanted(head, seen.logits), []
     for step, one in enumerate(outs):
         ahead = jax.tree.map(lambda rows, at=one.at + 1 + step: rows_at(rows, at), every)
@@ -232,7 +248,11 @@ def loss(head: Head, how: Unrolling, params: Params, fixed: Params, batch: Batch
 
 def measure(head: Head, how: Unrolling, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
     """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass."""
-    steps, _, _ = run(head, params, fixed, batch, how, None)
+    return measured(run(head, params, fixed, batch, how, None)[0])
+
+
+def measured(steps: list[Step]) -> tuple[dict[str, Array], Array]:
+    """What `measure` returns, from the steps."""
     found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
     return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
 

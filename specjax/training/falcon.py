@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.heads.head import Head
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, Wanted, compare, first_nats, noisy, read_target, wanted
-from specjax.training.unrolled import acceptance, shifted
+from specjax.training.eagle import Batch, Step, Wanted, compare, first_nats, measured, noisy, read_target, wanted
+from specjax.training.unrolled import shifted
 from specjax.types import Params
 
 
@@ -133,5 +133,4 @@ def measure(head: Head, how: Glancing, params: Params, fixed: Params, batch: Bat
     rows = rows_of(head, seen, batch)
     _, logits = drafted(head, params, ends, rows.tokens, rows.given)
     steps = by_place(head, compare(head, rows.wanted, logits, rows.mask))
-    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
-    return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
+    return measured(steps)

@@ -219,8 +219,8 @@ TRAINED = {
         divergences=STAGED,
     ),
     "peagle": TrainedKind(
-        "peagle", new_parallel, peagle.Parallel(), peagle.loss, peagle.measure, (*PARALLEL, "kept"), init_with_ends,
-        layers=4,
+        "peagle", new_parallel, eagle.RECIPES["peagle"], peagle.loss, peagle.measure, (*PARALLEL, "kept"),
+        init_with_ends, layers=4,
     ),
     "dflash": TrainedKind(
         "dflash", new_parallel, dflash.Blocks(), dflash.loss, dflash.measure, PARALLEL, init_with_ends,

@@ -107,12 +107,13 @@ class Recipe:
 
 
 def orthogonal(params: Any) -> Any:
-    """Parameters updated by Muon: kernels [in, out], or [layers, in, out] if layers are stacked."""
+    """Parameters updated by Muon: kernels [in, out], or [layers, in, out] if layers are stacked; no output matrix."""
     import jax
     from optax.contrib import MuonDimensionNumbers
 
     def one(keys: tuple, leaf: Any) -> MuonDimensionNumbers | None:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if path.endswith("kernel") else None
+        inner = path.endswith("kernel") and not path.endswith("head.kernel")
+        return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if inner else None
 
     return jax.tree_util.tree_map_with_path(one, params)

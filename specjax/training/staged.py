@@ -15,10 +15,20 @@ from jaxtyping import Array, Float
 from specjax.heads.head import Head
 from specjax.heads.medusa import Medusa
 from specjax.training import losses
-from specjax.training.eagle import Batch, Step, compare, first_nats, of_text, output_kernel, read_target, wanted
+from specjax.training.eagle import (
+    Batch,
+    Step,
+    compare,
+    first_nats,
+    measured,
+    of_text,
+    output_kernel,
+    read_target,
+    wanted,
+)
 from specjax.training.lm import FORMAT
 from specjax.training.losses import TEXT
-from specjax.training.unrolled import acceptance, shifted
+from specjax.training.unrolled import shifted
 from specjax.types import Output, Params
 
 
@@ -85,8 +95,7 @@ def loss(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch, k
 def measure(head: Head, how: Staged, params: Params, fixed: Params, batch: Batch) -> tuple[dict[str, Array], Array]:
     """`TrainingTask.measure`: acceptance by position, and simulated tokens per target pass."""
     steps = run(head, how, params, fixed, batch)
-    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
-    return {"nats": first_nats(steps)} | found, steps[0].mask.sum()
+    return measured(steps)
 
 
 def init_medusa(head: Head, how: Staged, key: jax.Array) -> Params:

@@ -1,10 +1,11 @@
 """Training-time test: a head is run as it drafts, several steps at every position at once.
 
 EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2; HASS, Zhang et al. 2024, arXiv 2408.15766, section 3.2, whose
-aligned attention is the same in another alignment.
+aligned attention is the same in another alignment. P-EAGLE's mask rows, arXiv 2602.01469, are steps of the same kind.
 
     anchor a    0     1     2    ...         step 0: the pair (f_a, t_a+1), which drafts t_a+2
     step s                                   the pair (output of step s-1 at a, t_a+1+s), which drafts t_a+2+s
+                                             of P-EAGLE: the pair (learned feature, mask token)
 
 At anchor a, step s attends to what it would see while drafting: the pairs of step 0 up to a, which have true features,
 and its own chain, the pairs of the steps 1 .. s at the same anchor. The scores are [A, A + s]; no sequence is repeated.
@@ -55,9 +56,9 @@ def unrolled(
     answer: Bool[Array, "B S"],
     given: Float[Array, "B A D"],
     steps: int,
-    following: Callable[[Float[Array, "B N D"]], Float[Array, "B N D"]],
+    following: Callable[[Int[Array, "B N"], Float[Array, "B N D"]], tuple[Int[Array, "B N"], Float[Array, "B N D"]]],
     *,
-    kept: float = 1.0,
+    share: Callable[[int], float] = lambda step: 1.0,
     key: jax.Array | None = None,
 ) -> list[Anchored]:
     """Every step, at all anchors, A = S - 1, or at fewer the later it is.
@@ -67,24 +68,26 @@ def unrolled(
       ends: the target without its layers.
       answer: tokens that are to be drafted.
       given: what step 0 is given: `module.fuse` of the target's hidden states at the anchors.
-      following: output of a step -> what the next step is given.
-      kept: step s is trained at kept**s of the anchors.
+      following: (tokens of the text, output of the step before) -> the pairs of a step.
+      share: step s is trained at share(s) of the anchors.
       key: of the anchors; None: all of them at every step.
     """
     attend = functools.partial(attend_anchored, window=module.config.window, sinks=module.config.sinks)
     keys, found, at = {index: Keys([], []) for index in range(module.config.layers)}, [], every_anchor(tokens)
     anchors, on = at.shape[1], jnp.ones(at.shape, bool)
-    order = None if key is None or kept == 1 else jax.random.uniform(key, at.shape)
+    order = None if key is None or share(steps - 1) == 1 else jax.random.uniform(key, at.shape)
     total = shifted(answer, 2)[:, :anchors].sum(1, dtype=jnp.int32)
+    fed, out = tokens[:, 1:], given
     for step in range(steps):
         if step and order is not None:
             going = on & rows_at(shifted(answer, 2 + step)[:, :anchors], at)
-            places, on = sampled(kept**step, step, order, going, total, anchors)
-            at, order, given = (rows_at(rows, places) for rows in (at, order, given))
+            places, on = sampled(share(step), step, order, going, total, anchors)
+            at, order, out = (rows_at(rows, places) for rows in (at, order, out))
             keys = {index: own.at(places) for index, own in keys.items()}
-        out, keys = module(ends, rows_at(tokens, at + 1 + step), given, at + step, functools.partial(attend, at), keys)
+        if step:
+            fed, given = following(rows_at(tokens, at + 1 + step), out)
+        out, keys = module(ends, fed, given, at + step, functools.partial(attend, at), keys)
         found.append(Anchored(out, at, on))
-        given = following(out)
     return found
 
 

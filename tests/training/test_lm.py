@@ -15,6 +15,7 @@ from specjax.cli import train as command
 from specjax.models import opt
 from specjax.training import lm, tasks
 from specjax.training.lm import Recipe
+from specjax.training.recipe import orthogonal
 
 CONFIG = opt.OPTConfig(vocab_size=23, width=8, embed_width=8, layers=1, heads=1, mlp_width=16, max_positions=16)
 PACKED = np.tile(np.arange(20, dtype=np.uint16), 30)
@@ -34,6 +35,13 @@ def whole(tmp_path_factory):
     """An uninterrupted run of 6 steps: its last state and its folder."""
     folder = tmp_path_factory.mktemp("whole")
     return train(folder, 6), folder
+
+
+def test_muon_updates_kernels_of_layers_and_adamw_the_rest():
+    names = ("layers.0.attn.q.kernel", "fc.kernel", "head.kernel", "embed.table", "final_norm.scale")
+    params = {name: jnp.ones((3, 2) if name != "final_norm.scale" else (3,)) for name in names}
+    chosen = orthogonal(params)
+    assert {name for name in names if chosen[name] is not None} == {"layers.0.attn.q.kernel", "fc.kernel"}
 
 
 def records(folder) -> list[dict]:

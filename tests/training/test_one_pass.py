@@ -17,8 +17,7 @@ from specjax.heads.peagle import PEagleConfig
 from specjax.models.llama import LlamaConfig
 from specjax.training import dflash, peagle
 from specjax.training.dflash import Blocks
-from specjax.training.eagle import Batch
-from specjax.training.peagle import Parallel
+from specjax.training.eagle import RECIPES, Batch, Unrolling
 from tests import battery
 
 WIDTH, TEXT, STEPS, MASK = 16, 12, 3, 3
@@ -78,7 +77,7 @@ def _trained(params, fixed, key, *, how):
     return peagle.run(head("peagle"), how, params, fixed, batch(), key)
 
 
-def trained(how: Parallel, key: jax.Array | None) -> list:
+def trained(how: Unrolling, key: jax.Array | None) -> list:
     """The head and its target at every depth, as training computes them."""
     of = head("peagle")
     return jax.device_get(_trained(of.params, of.target.params, key, how=how))
@@ -86,7 +85,7 @@ def trained(how: Parallel, key: jax.Array | None) -> list:
 
 def test_a_mask_row_at_an_anchor_is_what_drafting_computes():
     of = head("peagle")
-    steps = trained(Parallel(steps=STEPS), None)
+    steps = trained(dataclasses.replace(RECIPES["peagle"], steps=STEPS), None)
     for anchor in (0, 3, 7):
         expected = drafted("peagle", anchor + 2, STEPS)
         for depth, step in enumerate(steps):
@@ -100,7 +99,7 @@ def test_a_mask_row_at_an_anchor_is_what_drafting_computes():
 @pytest.mark.slow
 def test_deeper_rows_are_a_nested_sample_of_the_anchors():
     """Rows are recognized by what they compute: every one is a row of the run with all anchors."""
-    how = Parallel(steps=4, kept=0.8, least=0.3)
+    how = dataclasses.replace(RECIPES["peagle"], steps=4, kept=0.8, least=0.3)
     every, some, other = (trained(how, key) for key in (None, jax.random.key(0), jax.random.key(1)))
     answer, chains = batch().answer, [set(range(TEXT - 1))] * 3
     for depth in range(4):
@@ -120,7 +119,7 @@ def test_deeper_rows_are_a_nested_sample_of_the_anchors():
 
 def test_the_loss_is_the_mean_over_all_rows():
     of = head("peagle")
-    how = Parallel(steps=2, kept=1.0, least=1.0)
+    how = dataclasses.replace(RECIPES["peagle"], steps=2, kept=1.0, least=1.0)
     steps = trained(how, jax.random.key(0))
     values = [(np.exp(s.log_p) * (s.log_p - s.log_q)).sum(-1)[np.asarray(s.mask)] for s in steps]
     compute = jax.jit(lambda *args: peagle.loss(of, how, *args))

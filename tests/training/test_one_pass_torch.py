@@ -3,6 +3,8 @@
 Runs where `speculators` is installed, which the test extra leaves out.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,7 @@ import pytest
 
 from specjax.heads import load_head
 from specjax.training import dflash, losses, peagle
-from specjax.training.eagle import Batch
-from specjax.training.peagle import Parallel
+from specjax.training.eagle import RECIPES, Batch
 from tests.heads.test_one_pass_torch import LAYERS, VOCAB, classes, make, package, streams, verifier
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -43,7 +44,8 @@ def test_peagle_loss(name, verifier, tmp_path, monkeypatch):
     text = np.random.default_rng(0).integers(0, VOCAB, TEXT)
     answer = np.arange(TEXT) >= FIRST
     batch = Batch(text[None].astype(np.int32), answer[None])
-    compute = lambda key: peagle.run(head, Parallel(steps=5), head.params, head.target.params, batch, key)
+    how = dataclasses.replace(RECIPES["peagle"], steps=5)
+    compute = lambda key: peagle.run(head, how, head.params, head.target.params, batch, key)
     steps, some = compute(None), compute(jax.random.key(0))
     data = package(".models.peagle.data").generate_cod_sample_indices
     drawn = []  # anchors and depths that the package sampled

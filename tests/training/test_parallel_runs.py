@@ -55,7 +55,8 @@ def test_an_overfitted_batch_reaches_the_entropy_of_the_target(tmp_path, kind):
     of = of_kind(tmp_path, kind)
     own = {"peagle": peagle, "dflash": dflash, "falcon": falcon, "spire": eagle}[kind]
     how = {
-        "peagle": peagle.Parallel(steps=2), "dflash": dflash.Blocks(2, "kl", gamma=1e9, share=1.0),
+        "peagle": dataclasses.replace(eagle.RECIPES["peagle"], steps=2),
+        "dflash": dflash.Blocks(2, "kl", gamma=1e9, share=1.0),
         "falcon": falcon.Glancing(glance=0.0, noise=0.0, tokens=1.0, features=0.0),
         "spire": eagle.Unrolling(steps=2, decay=1.0, divergence="kl"),
     }[kind]  # fmt: skip
