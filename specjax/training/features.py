@@ -23,7 +23,8 @@ RECORD = "features.json"
 def kept(
     head: Head, parts: Mapping[str, Sequence[Batch]], folder: Path, *, tokens: int, mesh: Mesh | None, say: Say
 ) -> dict[str, tuple[Batch, ...]] | None:
-    """Texts with their features, which the target computes where the folder does not hold them yet.
+    """Texts with their features, which the target computes where the folder does not hold them yet: for all texts, or
+    for those that were appended since.
 
     For each width of texts the folder has one file of records, a record per text: `Stored`, with the streams in the
     target's dtype. The records are read as they are drawn from.
@@ -37,7 +38,7 @@ def kept(
       None: stopped by a signal; another call goes on.
 
     Raises:
-      ValueError: the folder holds features of another target, of other streams or of other texts.
+      ValueError: the folder holds features of another target, of other streams, or of other texts.
       OSError: they do not fit on the disk.
     """
     arrays = {f"{name}-{part.tokens.shape[1]}.bin": part for name, every in parts.items() for part in every}
@@ -91,24 +92,33 @@ def record_of(shapes: Stored) -> np.dtype:
 
 
 def start(head: Head, arrays: Mapping[str, Batch], folder: Path) -> None:
-    """Writes the record of a new folder, or compares it."""
-    texts = hashlib.blake2b(digest_size=16)
-    for name, part in arrays.items():
-        for array in (part.tokens, part.source, part.length):
-            texts.update(f"{name} {np.shape(array)} ".encode() + np.asarray(array, np.int32).tobytes())
+    """Writes the record of a folder, or compares it: the texts may be more than those it holds, none of them others."""
     own = {
         "target": jobs.fingerprint(head.target), "dtype": head.target.fmt.dtype, "taps": list(head.config.taps),
-        "texts": texts.hexdigest(), "fields": list(Stored._fields),
+        "fields": list(Stored._fields),
     }  # fmt: skip
+    texts = {name: [len(part.tokens), digest(part, len(part.tokens))] for name, part in arrays.items()}
     file = folder / RECORD
     if file.is_file():
         found = json.loads(files.read_text(file))
-        for name, value in own.items():
-            if found.get(name) != value:
-                raise ValueError(f"features: {folder} holds those of other {name}: name another folder, or delete it")
-        return
+        same = isinstance(found.get("texts"), dict) and all(
+            name in arrays and count <= len(arrays[name].tokens) and digest(arrays[name], count) == kept
+            for name, (count, kept) in found["texts"].items()
+        )
+        other = [name for name, value in own.items() if found.get(name) != value] or ([] if same else ["texts"])
+        if other:
+            raise ValueError(f"features: {folder} holds those of other {other[0]}: name another folder, or delete it")
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_text(file, json.dumps(own, indent=1) + "\n")
+    files.write_text(file, json.dumps(own | {"texts": texts}, indent=1) + "\n")
+
+
+def digest(part: Batch, count: int) -> str:
+    """Of the first texts, and what an encoder reads for them."""
+    found = hashlib.blake2b(digest_size=16)
+    for array in (part.tokens, part.source, part.length):
+        rows = np.asarray(array, np.int32)[:count]
+        found.update(f"{rows.shape} ".encode() + rows.tobytes())
+    return found.hexdigest()
 
 
 def size_of(file: Path) -> int:

@@ -125,6 +125,18 @@ def test_an_interrupted_start_goes_on(kept, answers, tmp_path):
     assert contents(folder) == contents(kept)
 
 
+def test_answers_that_were_appended_are_read_alone(kept, answers, tmp_path):
+    lines, folder, said = answers.read_text().splitlines(keepends=True), tmp_path / "features", []
+    begun = tmp_path / "begun.jsonl"
+    begun.write_text("".join(lines[: len(lines) // 2]))
+    assert head_run(begun, tmp_path / "first", features=folder).train() is not None
+    held = len(lines) // 2 - 1  # the first line says how they were written
+    assert head_run(answers, tmp_path / "second", features=folder).train(said.append) is not None
+    counts = [int(text.split()[2].replace(",", "")) for text in said if text.startswith("features of")]
+    assert held < counts[0] and counts[-1] == len(lines) - 1
+    assert contents(folder) == contents(kept)
+
+
 @pytest.mark.slow
 def test_half_of_the_disk(answers, tmp_path):
     for dtype in ("float32", "bfloat16"):
