@@ -14,7 +14,10 @@ specjax train answers --target "$CHAT" --prompts "$RUNS/others.jsonl" "$HERE/mes
 
 # In four parts: the first drafted token alone learns the fastest, and the later ones follow quickly. The first two parts
 # ran on the answers that there were by then, most of them to prompts of the data sets.
-head -n 2393 "$RUNS/chats.jsonl" > "$RUNS/begun.jsonl" # a line of options, and 2,392 answers
+python -c "
+import itertools, sys
+sys.stdout.writelines(itertools.islice(open(sys.argv[1], encoding='utf-8'), 1 + 2392))  # a line of options, and answers
+" "$RUNS/chats.jsonl" > "$RUNS/begun.jsonl"
 part() {
     name=$1 data=$2
     shift 2
