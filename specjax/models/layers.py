@@ -88,19 +88,32 @@ class RMSNorm(nnx.Module):
 
 
 def lookup(table: Float[Array, "V D"], index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """Rows of a table, float32.
+    """Rows of a table, float32."""
+    rows = table[index] if table.dtype == jnp.float32 else narrow_rows(table, index)
+    return rows.astype(jnp.float32)
+
+
+@jax.custom_jvp
+def narrow_rows(table: Float[Array, "V D"], index: Int[Array, "B S"]) -> Float[Array, "B S D"]:
+    """Rows of a half-precision table.
 
     XLA's CPU backend converts a whole half-precision table to float32 before it gathers: there the rows are gathered as
-    integers. On a TPU that detour would copy the table.
+    integers, which have no derivative of their own. On a TPU that detour would copy the table.
     """
-    if table.dtype == jnp.float32:
-        return table[index]
 
     def as_integers(table, index):
+        # Of a table that does not depend on the index, XLA would move the conversion out of a loop of draft steps: as a
+        # copy of the whole table in every round.
+        table, index = jax.lax.optimization_barrier((table, index))
         return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(table, jnp.uint16)[index], table.dtype)
 
-    rows = jax.lax.platform_dependent(table, index, cpu=as_integers, default=lambda table, index: table[index])
-    return rows.astype(jnp.float32)
+    return jax.lax.platform_dependent(table, index, cpu=as_integers, default=lambda table, index: table[index])
+
+
+@narrow_rows.defjvp
+def _narrow_rows_jvp(primals, tangents):
+    table, index = primals
+    return narrow_rows(table, index), tangents[0][index]
 
 
 class Table(nnx.Module):

@@ -11,6 +11,7 @@ import pytest
 from specjax.models import quantize
 from specjax.models.cpu import MANY, CPUProducts
 from specjax.models.format import Format, default_format
+from specjax.models.layers import lookup
 from specjax.models.products import Products, TPUProducts
 from specjax.planning import program as hlo
 from tests import battery
@@ -149,3 +150,23 @@ def test_parts_make_the_same_model(name):
     own, other = (quantize.quantized(built.params, fmt=built.fmt) for built in (cut, whole))
     assert jax.tree.structure(own) == jax.tree.structure(other)
     jax.tree.map(np.testing.assert_array_equal, own, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_table_have_a_gradient(dtype):
+    table = jnp.arange(12, dtype=dtype).reshape(4, 3)
+    index = jnp.array([[1, 3, 1]], jnp.int32)
+    grad = jax.grad(lambda table: jnp.square(lookup(table, index)).sum())(table)
+    assert grad.dtype == table.dtype
+    np.testing.assert_array_equal(grad, 2 * table * jnp.array([0, 2, 0, 1], dtype)[:, None])
+
+
+def test_a_loop_that_reads_rows_carries_no_copy_of_the_table():
+    def walk(table, index):
+        step = lambda at, _: (lookup(table, at[None, None]).sum().astype(jnp.int32) % 7, None)
+        return jax.lax.scan(step, index, length=5)[0]
+
+    table = jnp.arange(4096 * 8, dtype=jnp.bfloat16).reshape(4096, 8)
+    program = hlo.program(jax.jit(walk).lower(table, jnp.int32(3)).compile().as_text())
+    carried = [one.dtype for one in program if one.opcode == "get-tuple-element" and one.shape == (4096, 8)]
+    assert set(carried) == {"bf16"}
