@@ -1,8 +1,9 @@
-"""Heads of the package: small files that draft for a bundled target."""
+"""Heads of the package: small files that draft for a bundled target, and one for a target of the hub."""
 
 import pytest
 
 import specjax as sj
+from specjax.bench.decode import random_model
 from specjax.convert.locate import BUNDLED_FOLDER
 from tests.battery import others_slow
 
@@ -14,7 +15,9 @@ PROMPTS = {
     ],
 }
 FOLDERS = [file.parent for file in sorted(BUNDLED_FOLDER.glob("*/config.json"))]
-NAMES = [folder.name for folder in FOLDERS if not (folder / "tokenizer.json").is_file()]
+HEADS = [folder.name for folder in FOLDERS if not (folder / "tokenizer.json").is_file()]
+OTHER = "smollm2-eagle3"
+NAMES = [name for name in HEADS if name != OTHER]
 
 
 @pytest.mark.parametrize("name", others_slow(NAMES, ["opt-target-hass"]))
@@ -26,3 +29,19 @@ def test_drafts_for_its_target_from_a_small_file(name):
     assert out.tokens == sj.generate(target, prompts, **options).tokens
     assert out.stats.tokens_per_call > (1.1 if target.encoder_decoder else 1.2)
     assert sum(file.stat().st_size for file in (BUNDLED_FOLDER / name).iterdir()) < 2_000_000
+
+
+@pytest.mark.slow
+def test_fits_the_shape_of_a_target_that_is_not_bundled():
+    target = random_model("smollm2-135m", "bfloat16")
+    drafter = sj.drafters.head(sj.load_head(f"bundled/{OTHER}", target), gamma=3)
+    options = {"max_new_tokens": 8, "temperature": 0.0}
+    assert sj.generate(target, [[1, 2, 3]], drafter=drafter, **options).tokens == (
+        sj.generate(target, [[1, 2, 3]], **options).tokens
+    )
+
+
+def test_weights_of_the_package_stay_small():
+    sizes = {file.parent.name: file.stat().st_size for file in BUNDLED_FOLDER.glob("*/model.safetensors")}
+    assert sum(sizes.values()) <= 90_000_000
+    assert sizes[OTHER] <= 25_000_000
