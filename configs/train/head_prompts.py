@@ -37,7 +37,7 @@ Fix this code: | def | I want to | I am | Do | Is it | Are | Should | Please | H
 | Given the | Read the following text
 """
 REQUESTS = [" ".join(request.split()) for request in BEGINNINGS.split("|")]
-COUNTS = {"gsm8k": 4000, "scitldr": 1200, "chitchat": 1500, "tatoeba": 800}
+COUNTS = {"gsm8k": 4000, "chitchat": 1500, "tatoeba": 800}
 LONGEST = 600  # characters of a prompt: the cache of a batch has room for the longest one
 
 

@@ -8,8 +8,9 @@ set -eu
 HERE=$(dirname "$0")
 mkdir -p "$RUNS"
 
-# Greedy answers, as most requests are, and sampled ones, of which there is no end. The package's head learned from 37,944
-# of them, 6.9 million tokens, in no particular order.
+# Greedy answers, as most requests are, and sampled ones, of which there is no end. Those of the package's head, 37,944 of
+# 6.9 million tokens, were sampled from the same weights by another program, in larger batches than these commands; its
+# draft vocabulary was counted on the first 8,192.
 python "$HERE/head_prompts.py" others --data "$DATA" --out "$RUNS/others.jsonl"
 answers() {
     specjax train answers --target "$CHAT" --prompts "$RUNS/others.jsonl" "$HERE/messages.jsonl.xz" --task chat \

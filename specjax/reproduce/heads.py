@@ -361,8 +361,9 @@ def draw(new_figure: Any, at: Measured, names: Sequence[str]) -> Any:
         row = longest(at, name, 0.0)
         places = [(place, rates.at_position(row, place).value) for place in range(LONGEST)]
         left.plot(*zip(*places, strict=True), label=name, markersize=4, **look)
-        taus = [(gamma, tokens_per_pass(at(name, 0.0, chain(gamma))).value) for gamma in range(1, LONGEST + 1)]
-        right.plot(*zip(*taus, strict=True), label=name, markersize=4, **look)
+        taus = {gamma: tokens_per_pass(at(name, 0.0, chain(gamma))) for gamma in range(1, LONGEST + 1)}
+        known = {gamma: tau.value for gamma, tau in taus.items() if tau.measured}
+        right.plot(list(known), list(known.values()), label=name, markersize=4, **look)
     finish(left, "position", "accepted / tested", "Acceptance by position, T = 0")
     finish(right, "γ", "tokens per target pass", "Chains, T = 0")
     right.legend(frameon=False, fontsize=8)

@@ -15,9 +15,8 @@ PROMPTS = {
     ],
 }
 FOLDERS = [file.parent for file in sorted(BUNDLED_FOLDER.glob("*/config.json"))]
-HEADS = [folder.name for folder in FOLDERS if not (folder / "tokenizer.json").is_file()]
 OTHER = "smollm2-eagle3"
-NAMES = [name for name in HEADS if name != OTHER]
+NAMES = [one.name for one in FOLDERS if one.name != OTHER and not (one / "tokenizer.json").is_file()]
 
 
 @pytest.mark.parametrize("name", others_slow(NAMES, ["opt-target-hass"]))
