@@ -17,14 +17,16 @@ GREEN, VERMILLION, BLUE, SKY, YELLOW, ORANGE, PURPLE = (
 )  # fmt: skip
 COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)  # of lines, in this order
 MARKERS = "oDs^vP"
+STROKES = ("-", "--", ":", "-.")
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Color and marker of each line: no two of up to 36 look the same."""
+    """Color, marker and line style of each line: no two of up to 36 look the same."""
     found = {}
     for place, name in enumerate(names):
         turn, at = divmod(place, len(COLORS))
-        found[name] = {"color": COLORS[at], "marker": MARKERS[(at + turn) % len(MARKERS)]}
+        marker, stroke = MARKERS[(at + turn) % len(MARKERS)], STROKES[turn % len(STROKES)]
+        found[name] = {"color": COLORS[at], "marker": marker, "ls": stroke}
     return found
 
 

@@ -381,8 +381,8 @@ def _speeds(axes: Any, advice: Advice) -> None:
         axes.plot(levels, [line[at] for at in levels], ms=4, lw=1.4, label=f"{name}, predicted", **look[name])
     for one in advice.trials:
         axes.errorbar(
-            [one.strategy.levels], [one.speedup], yerr=[one.error], ecolor=INK, capsize=3, ms=8, mec=INK, ls="none",
-            label=f"{advice.label(one.strategy)}, measured", **look[_family(advice, one.strategy)],
+            [one.strategy.levels], [one.speedup], yerr=[one.error], ecolor=INK, capsize=3, ms=8, mec=INK,
+            label=f"{advice.label(one.strategy)}, measured", **look[_family(advice, one.strategy)] | {"ls": "none"},
         )  # fmt: skip
     axes.axhline(1.0, color=GREY, lw=1, ls="--")
     axes.text(0.99, 1.0, "plain decoding", transform=axes.get_yaxis_transform(), ha="right", va="bottom", color=GREY,

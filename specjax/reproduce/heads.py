@@ -19,6 +19,7 @@ from specjax.strategy import Strategy
 
 TASKS = ("chat", "maths", "code", "story")
 TEMPERATURES = (0.0, 1.0)
+DRAFTED, SPEED = "drafted", "speed"  # parts of a measurement
 LONGEST = 7  # of the chains
 NODES = (8, 16, 32)  # of the trees, the root included
 RANKS, LEVELS = 8, 4  # of the tables that the trees of heads without dynamic trees are calibrated by
@@ -86,19 +87,20 @@ def bundled(target: str) -> list[str]:
 
 
 def cases(setup: Setup, items: Items) -> list[Case]:
-    """A case for each drafter, task and temperature; tasks of chat are for targets with a chat template."""
+    """Cases for each drafter, task and temperature: first those of what is drafted, then those of its speed."""
+    every = [(one, task, temperature) for one in compared(setup) for task in TASKS for temperature in TEMPERATURES]
+    untimed = {"timed": None, "repeats": None, "gamma": None}  # what is drafted does not depend on them
     return [
         Case(
             setup.key(
                 "heads", heads=None, name=one.name, weights=fingerprint(one.folder), task=task,
-                temperature=temperature, digest=tasks.digest(items[task]),
+                temperature=temperature, digest=tasks.digest(items[task]), **own,
             ),
-            f"{one.name}, {task}, T={temperature:g}",
-            partial(measure, setup, one, task, items[task], temperature),
+            f"{one.name}, {task}, T={temperature:g}, {part}",
+            partial(measure, part, setup, one, task, items[task], temperature),
         )
-        for one in compared(setup)
-        for task in TASKS
-        for temperature in TEMPERATURES
+        for part, own in ((DRAFTED, untimed), (SPEED, {}))
+        for one, task, temperature in every
     ]  # fmt: skip
 
 
@@ -115,9 +117,10 @@ def fingerprint(folder: str) -> str:
 
 
 def measure(
-    setup: Setup, one: Drafting, task: str, items: Sequence[tasks.Item], temperature: float, shelf: Shelf
+    part: str, setup: Setup, one: Drafting, task: str, items: Sequence[tasks.Item], temperature: float, shelf: Shelf
 ) -> list[Row]:
-    """A row for each chain and tree; none where the task is one of chat models, and the target has no template."""
+    """A row for each chain and tree, or for those of `timed`; none where the task is one of chat models, and the target
+    has no template."""
     from specjax.bench import grid
     from specjax.request import named_verifier
 
@@ -130,13 +133,15 @@ def measure(
     work = grid.Workload(target, prompts, settings, setup.batch, setup.timed, setup.repeats)
     rows = []
     for shape, drafter in shapes(setup, one, target, shelf):
+        if part == SPEED and shape not in timed(setup):
+            continue
         plain = settings | {"temperature": temperature}
         drafted = plain | {"drafter": drafter, "verifier": named_verifier(drafter, None)}
+        found = (
+            grid.speed(work, Strategy.of("plain"), drafted, plain) if part == SPEED else grid.acceptance(work, drafted)
+        )
         row = {"name": one.name, "task": task, "temperature": temperature, "shape": shape, "addressed": style}
-        row |= grid.acceptance(work, drafted)
-        if shape in timed(setup):
-            row |= grid.speed(work, Strategy.of("plain"), drafted, plain)
-        rows.append(row)
+        rows.append(row | found)
     return rows
 
 
@@ -218,18 +223,19 @@ def pooled(rows: Sequence[Row], name: str, temperature: float, shape: str) -> Ro
     """The rows of all tasks as one: their prompts together."""
     wanted = {"name": name, "temperature": temperature, "shape": shape}
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-    if not found:
-        return None
-    shared = set.intersection(*(set(row["counts"]) for row in found))
-    counts = {key: [value for row in found for value in row["counts"][key]] for key in shared}
-    whole: Row = {"counts": counts, "sample": " ".join(row["sample"] for row in found)}
-    if all("runs" in row for row in found):
-        joined = lambda program, key: np.concatenate([row["runs"][program][key] for row in found], axis=1).tolist()
+    counted, run = ([row for row in found if key in row] for key in ("counts", "runs"))
+    whole: Row = {}
+    if counted:
+        shared = set.intersection(*(set(row["counts"]) for row in counted))
+        counts = {key: [value for row in counted for value in row["counts"][key]] for key in shared}
+        whole |= {"counts": counts, "sample": " ".join(row["sample"] for row in counted)}
+    if run:
+        joined = lambda program, key: np.concatenate([row["runs"][program][key] for row in run], axis=1).tolist()
         programs = {
             program: {key: joined(program, key) for key in ("seconds", "tokens")} for program in rates.PROGRAMS.values()
         }
-        whole |= {"runs": programs} | {key: " ".join(row[key] for row in found) for key in ("timed_sample", "turns")}
-    return whole
+        whole |= {"runs": programs} | {key: " ".join(row[key] for row in run) for key in ("timed_sample", "turns")}
+    return whole or None
 
 
 Measured = Callable[[str, float, str], Row | None]
@@ -287,8 +293,15 @@ POSITIONS = 4
 
 def report(setup: Setup, rows: Sequence[Row]) -> Report:
     at: Measured = partial(pooled, rows)
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    table = [line(setup, at, name, temperature) for temperature in TEMPERATURES for name in names]
+    names, measured = (list(dict.fromkeys(row[key] for row in rows)) for key in ("name", "task"))
+    by_task = {task: [row for row in rows if row["task"] == task] for task in measured}
+    groups = by_task | {"all": rows} if len(by_task) > 1 else by_task
+    table = [
+        {"task": task} | line(setup, partial(pooled, group), name, temperature)
+        for task, group in groups.items()
+        for temperature in TEMPERATURES
+        for name in names
+    ]
     greedy = lambda name, shape: tokens_per_pass(at(name, 0.0, shape))
     pair = lambda one: Pair(
         f"{one.greater} and {one.less}:", greedy(one.greater, one.shape), greedy(one.less, one.other)
@@ -300,10 +313,10 @@ def report(setup: Setup, rows: Sequence[Row]) -> Report:
         fastest(setup, at, names),
     ]
     notes = [
-        f"target {setup.head_target}; τ: tokens per target pass, its own included; prompts of "
-        f"{', '.join(dict.fromkeys(row['task'] for row in rows))} pooled",
+        f"target {setup.head_target}; τ: tokens per target pass, its own included",
         f"trees are dynamic where the head reads its own tokens, else calibrated on other texts; even: {EVEN}",
-        f"claims on τ are those of T = 0; published trees have 25 to 64 nodes, ours at most {NODES[-1]}",
+        "claims are about all tasks together, and those on τ about T = 0; published trees have 25 to 64 nodes, ours at "
+        f"most {NODES[-1]}",
     ]
     return Report(table, checks, [*notes, *busy(rows)], partial(draw, at=at, names=names))
 

@@ -10,7 +10,7 @@ import pytest
 
 import specjax as sj
 from specjax import cli
-from specjax.bench import rates, tasks
+from specjax.bench import rates, record, tasks
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
 from specjax.heads.medusa import MedusaConfig
@@ -131,6 +131,25 @@ def test_rows_of_a_head_stay_when_others_are_compared():
     keys = lambda *given: [case.key for case in heads.cases(dataclasses.replace(SETUP, heads=given), items)]
     hass, medusa = "hass=bundled/opt-target-hass", "medusa=bundled/opt-target-medusa"
     assert [key for key in keys(hass, medusa) if key["name"] != "medusa"] == keys(hass)
+
+
+def test_what_is_drafted_is_not_counted_again_for_other_timings():
+    items = read_prompts((), heads.TASKS, 2)
+    keys = lambda **given: [record.name(case.key) for case in heads.cases(dataclasses.replace(SETUP, **given), items)]
+    first, second = keys(), keys(gamma=2, timed=3, repeats=7)
+    assert set(first) & set(second) == set(first[: len(first) // 2])
+    assert not set(first) & set(keys(max_new_tokens=9))
+
+
+def test_tasks_are_lines_of_their_own_and_together():
+    found = rows(TOKENS, {}, SPEED)
+    (alone,) = {row["task"] for row in heads.report(SETUP, found).table}
+    assert alone == "story"
+    found += [row | {"task": "chat"} for row in rows({"eagle": 2.0}, {}, {"eagle": 1.1})]
+    table = {(row["task"], row["T"], row["drafter"]): row["τ of γ = 7"] for row in heads.report(SETUP, found).table}
+    taus = [float(str(table[task, 0.0, "eagle"]).split()[0]) for task in ("chat", "all", "story")]
+    assert taus == sorted(taus) and taus[0] < taus[1] < taus[2]
+    assert table["chat", 0.0, "hass"] is None
 
 
 @pytest.mark.slow
