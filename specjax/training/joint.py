@@ -29,9 +29,9 @@ from specjax.models.family import Rules
 from specjax.models.format import Format
 from specjax.models.products import in_order
 from specjax.training import losses, staged
-from specjax.training.eagle import Batch, compare, of_target, read_target, wanted
+from specjax.training.eagle import Batch, compare, measured, of_target, read_target, wanted
 from specjax.training.lm import FORMAT
-from specjax.training.unrolled import acceptance, shifted
+from specjax.training.unrolled import shifted
 from specjax.types import Params, PyTree
 
 
@@ -135,13 +135,13 @@ def measure(head: Head, how: Joint, params: Params, fixed: Params, batch: Batch)
     teacher, _ = read_target(head, fixed, batch)
     seen, ends = of_target(head, tuned(head, how, params, fixed), batch)
     steps = staged.stages(head, how, params["head"], seen, ends, batch)
-    found = acceptance([s.overlap for s in steps], [s.match for s in steps], [s.mask for s in steps])
+    found, _ = measured(steps)
     answer = shifted(jnp.asarray(batch.answer), 1)
     whole = dataclasses.replace(head, draft_tokens=None)
     own = compare(whole, wanted(whole, teacher.logits), seen.logits, answer)
     means = {name: losses.masked_mean(losses.DIVERGENCES[name](own.log_p, own.log_q), answer) for name in ("ce", "kl")}
     agreement = losses.masked_mean(own.match.astype(jnp.float32), answer)
-    return {"nats": means["ce"], "teacher_kl": means["kl"], "teacher_top_1": agreement} | found, answer.sum()
+    return found | {"nats": means["ce"], "teacher_kl": means["kl"], "teacher_top_1": agreement}, answer.sum()
 
 
 def shardings(params: Params, mesh: Mesh, rules: Rules) -> PyTree:
