@@ -4,12 +4,12 @@
 #     sh configs/results/measure.sh FOLDER
 #
 # CHAT is SmolLM2-135M-Instruct, TRANSLATIONS a file of sentence pairs that the bundled models have not seen (as
-# `specjax train t5` writes held_out.tsv), and BOOKS a long text. Run it again after an interruption: rows that a file
+# `specjax train t5` writes held_out.tsv), BOOKS a long text, and DATA a folder of MT-bench, GSM8K and HumanEval. Run it again after an interruption: rows that a file
 # of JSON lines has are not measured again.
 set -eu
 OUT=${1:?"usage: sh configs/results/measure.sh FOLDER"}
 : "${CHAT:=HuggingFaceTB/SmolLM2-135M-Instruct}"
-: "${TRANSLATIONS:?a file of pairs: English, a tab, German}" "${BOOKS:?a text file}"
+: "${TRANSLATIONS:?a file of pairs: English, a tab, German}" "${BOOKS:?a text file}" "${DATA:?folder of data sets}"
 HERE=$(dirname "$0")
 mkdir -p "$OUT"
 
@@ -33,6 +33,7 @@ for draft in t5-draft t5-middle; do
     swept "$draft" --target bundled/t5-target --drafts "bundled/$draft" --file "$TRANSLATIONS" --count 64 --timed 8 \
         --drafters model --gammas 2 3 5 --temperatures 0 1 --scores
 done
+python "$HERE/translate.py" > "$OUT/translate.jsonl"
 measured plain plain --size 125m
 measured speculative speculative --size 350m --repeats 3
 measured verify verify --size 350m
@@ -41,6 +42,7 @@ measured shapes shapes --target t5-large --draft t5-small --alpha 0.75 --gamma 7
 measured shapes shapes --target t5-v1_1-xl --draft t5-v1_1-small --alpha 0.75 --gamma 7 --dtype float32 --repeats 1
 measured shapes shapes --target opt-1.3b --draft opt-125m --alpha 0.8 --gamma 5 --dtype bfloat16
 measured shapes shapes --target t5-base --draft t5-small --alpha 0.6 --gamma 3 --dtype float32
+measured shapes shapes --target smollm2-135m --drafter head:folder=eagle3 --alpha 0.55 --gamma 3 5 --dtype float32
 measured verifiers verifiers --rows 1 8
 measured committed committed --temperature 1 --gamma 5 8 --prompts "$OUT/prompts.txt"
 measured committed committed --target "$CHAT" --drafter quantized --temperature 1 --gamma 5 --prompts "$OUT/prompts.txt"
@@ -58,6 +60,10 @@ python "$HERE/disco.py" "$OUT/prompts.txt" > "$OUT/disco.json"
 # reproduce.md
 specjax reproduce all --count 16 --timed 8 --repeats 5 \
     --json "$OUT/reproduce.jsonl" --markdown "$OUT/reproduce.md" --figures "$OUT/figures"
+specjax reproduce heads --head-target "$CHAT" --heads eagle3=bundled/smollm2-eagle3 --dtype bfloat16 --gamma 2 \
+    --count 16 --max-new-tokens 96 --timed 6 --repeats 2 --prompts chat="$DATA/mt-bench/question.jsonl" \
+    maths="$DATA/gsm8k/test.jsonl.gz" code="$DATA/humaneval/HumanEval.jsonl.gz" \
+    --json "$OUT/smollm2.jsonl" --markdown "$OUT/smollm2.md" --figures "$OUT/figures-smollm2"
 specjax reproduce all --shapes real --dtype bfloat16 --targets t5-v1_1-large t5-v1_1-xl opt-2.7b \
     --json "$OUT/shapes-real.jsonl" --markdown "$OUT/shapes-real.md" --figures "$OUT/figures-real"
 

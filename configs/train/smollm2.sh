@@ -27,6 +27,6 @@ specjax train head eagle3 --target "$CHAT" --data "$RUNS/chats-0.jsonl" "$RUNS/c
 
 # Acceptance by position, tokens per target pass, and speed, on questions of MT-bench, GSM8K's test set and HumanEval.
 specjax reproduce heads --head-target "$CHAT" --heads eagle3="$RUNS/smollm2-eagle3/head" --dtype bfloat16 --gamma 2 \
-    --timed 6 --repeats 2 --prompts chat="$DATA/mt-bench/question.jsonl" maths="$DATA/gsm8k/test.jsonl.gz" \
-    code="$DATA/humaneval/HumanEval.jsonl.gz" \
+    --count 16 --max-new-tokens 96 --timed 6 --repeats 2 --prompts chat="$DATA/mt-bench/question.jsonl" \
+    maths="$DATA/gsm8k/test.jsonl.gz" code="$DATA/humaneval/HumanEval.jsonl.gz" \
     --json "$RUNS/smollm2.jsonl" --markdown "$RUNS/smollm2.md" --figures "$RUNS"

@@ -113,6 +113,12 @@ def check_run(run: ShapeRun) -> None:
         other, draft = lookup(name, known, "draft")
         if draft.vocab_size != config.vocab_size or other.model.encoder_decoder != family.model.encoder_decoder:
             raise ValueError(f"draft {name} has another vocabulary than {run.target}, or is another kind of model")
+    for name in (run.target, *run.drafts):
+        positions = Model(name, *known[name], default_format(), {}).positions
+        if positions is not None and run.prompt + run.new > positions:
+            raise ValueError(
+                f"{run.prompt} prompt and {run.new} new tokens do not fit into the {positions} positions of {name}"
+            )
     if len(run.drafts) != run.strategy.needs:
         raise ValueError(f"drafter {run.strategy.text!r} requires {run.strategy.needs} draft(s), got {len(run.drafts)}")
     if run.strategy.name == "cascade" and len(run.alpha) > 1:
@@ -239,31 +245,48 @@ def whole_rounds(tree: Tree, alpha: Sequence[float], new: int) -> int:
     """About `new` tokens: the expectation of a whole number of rounds, since a run has no fraction of a round.
 
     Of the numbers of rounds within a tenth of that of `new`, the one whose expected counts of accepted and, in a chain,
-    tested tokens are closest to whole ones: 20 of 43 is an acceptance of 0.465, and no number of 44 is.
+    tested tokens, at each depth if alpha has several, are closest to whole ones: 20 of 43 is an acceptance of 0.465,
+    and no number of 44 is.
     """
     each = expected_tokens(tree, alpha)
     near = max(round(new / each), 1)
-    counted = [each - 1, (each - 1) / alpha[0]] if tree.is_chain and len(alpha) == 1 and alpha[0] > 0 else [each - 1]
+    counted = [each - 1]
+    if tree.is_chain and len(alpha) > 1:
+        counted += np.cumprod([alpha[min(depth, len(alpha) - 1)] for depth in range(tree.width - 1)]).tolist()
+    elif tree.is_chain and alpha[0] > 0:
+        counted += [(each - 1) / alpha[0]]
     off = lambda rounds: sum(abs(round(rounds * one) / (rounds * one) - 1) for one in counted if one > 0)
     rounds = min(range(near - near // 10, near + near // 10 + 1), key=lambda rounds: (off(rounds), abs(rounds - near)))
     return round(rounds * each)
 
 
 @memoize
-def typical_streams(tree: Tree, alpha: tuple[float, ...], new: int, rows: int) -> tuple[int, ...]:
+def typical_streams(
+    tree: Tree, alpha: tuple[float, ...], new: int, rows: int, cascade: ShapeRun | None = None
+) -> tuple[int, ...]:
     """Numbers of random streams in which `simulated` accepts close to its expectation.
 
-    What is accepted depends on the stream alone: a model of almost no cost tells it for all of them.
+    What is accepted depends on the stream alone: a model of almost no cost tells it for all of them. Tokens per round
+    count; in a chain also the acceptance, of each depth if alpha has several; and that of a cascade's inner rounds.
     """
     config = opt.OPTConfig(vocab_size=16, width=8, embed_width=8, layers=1, heads=1, mlp_width=8, max_positions=2 * new)
     fmt = default_format()
     tiny = Model("tiny", opt.FAMILY, config, fmt, random_params(opt.FAMILY, config, fmt))
-    settings = {"drafter": load_free(tree), "verifier": verifier(alpha), "max_new_tokens": new, "temperature": 0.0}
+    drafter = load_free(tree) if cascade is None else build(cascade, tiny, [tiny] * len(cascade.drafts))
+    settings = {"drafter": drafter, "verifier": verifier(alpha), "max_new_tokens": new, "temperature": 0.0}
     job = api.prepare(tiny, [[5]] * STREAMS, **settings).begin()
-    totals = jax.device_get(loop.generate(job.params, job.state, **job.static).totals)
+    out = loop.generate(job.params, job.state, **job.static)
+    totals, inner = jax.device_get((out.totals, None if cascade is None else out.draft.tally))
+    apart = lambda accepted, tested, wanted: abs(accepted / np.maximum(tested, 1) / wanted - 1)
     off = abs(new / totals.rounds / expected_tokens(tree, alpha) - 1)
     if tree.is_chain and len(alpha) == 1 and alpha[0] > 0:
-        off = off + abs(totals.accepted / np.maximum(totals.tested, 1) / alpha[0] - 1)
+        off = off + apart(totals.accepted, totals.tested, alpha[0])
+    elif tree.is_chain:
+        for depth in range(tree.width - 1):
+            if (wanted := alpha[min(depth, len(alpha) - 1)]) > 0:
+                off = off + apart(totals.depth_accepted[:, depth], totals.depth_tested[:, depth], wanted)
+    if inner is not None and cascade is not None and cascade.inner_alpha > 0:
+        off = off + apart(inner.accepted, inner.tested, cascade.inner_alpha)
     return tuple(map(int, np.argsort(off, kind="stable")[:rows]))
 
 
@@ -286,7 +309,7 @@ def measure(
     tree, rows, new = drafter.drafter.tree, tuple(range(run.rows)), run.new
     if not drafter.drafter.dynamic:
         new = whole_rounds(tree, run.alpha, run.new)
-        rows = typical_streams(tree, run.alpha, new, run.rows)
+        rows = typical_streams(tree, run.alpha, new, run.rows, run if run.strategy.name == "cascade" else None)
     prompts = random_prompts(run.rows, target.vocab_size, run.prompt)
 
     def request(decoder: Model, drafter: LoadedDrafter | None, alpha: tuple[float, ...]) -> Callable[[], Generation]:

@@ -65,7 +65,7 @@ def read_dflash(stored: Stored) -> DFlashConfig:
     shape, windows = layers_and_windows(eagle_files.with_class_defaults(stored.config), stored)
     if any(windows):
         raise ValueError("layers with a sliding window are read in the format of speculators only: convert the head")
-    left = part.entries.get("target_layer_ids") or default_left(layers, shape.layers)
+    left = part.wholes("target_layer_ids") or default_left(layers, shape.layers)
     block = part.whole("block_size") if "block_size" in part.entries else given.whole("block_size")
     return _dflash(stored, shape, windows, [layer + 1 for layer in left], part, block)
 
@@ -75,7 +75,7 @@ def read_speculators_dflash(stored: Stored) -> DFlashConfig:
     given = Published(stored.config, "the configuration of the head")
     layer = eagle_files.with_class_defaults(given.part("transformer_layer_config").entries)
     shape, windows = layers_and_windows(layer, stored)
-    taps = given.entries.get("aux_hidden_state_layer_ids") or eagle_files.default_taps(layers_of(stored.target))
+    taps = given.wholes("aux_hidden_state_layer_ids") or eagle_files.default_taps(layers_of(stored.target))
     return _dflash(
         stored, shape, windows, taps, given, given.whole("block_size", 8),
         causal=any(windows) and not given.flag("sliding_window_non_causal", False),

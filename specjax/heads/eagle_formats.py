@@ -181,8 +181,8 @@ def mask_token(given: Published, stored: Stored) -> int:
 def read_eagle3(stored: Stored) -> EagleConfig:
     """EAGLE-3, as its authors, SGLang and NVIDIA publish it."""
     shape, window = layer_shape(stored.config, stored)
-    part = Published(stored.config, "the configuration of the head").part("eagle_config").entries
-    left = part.get("eagle_aux_hidden_state_layer_ids") if part.get("use_aux_hidden_state", True) else None
+    part = Published(stored.config, "the configuration of the head").part("eagle_config")
+    left = part.wholes("eagle_aux_hidden_state_layer_ids") if part.flag("use_aux_hidden_state", True) else None
     taps = default_taps(layers_of(stored.target)) if left is None else tuple(layer + 1 for layer in left)
     return _eagle3(stored, shape, window, taps)
 
@@ -191,7 +191,7 @@ def read_speculators_eagle3(stored: Stored) -> EagleConfig:
     """EAGLE-3 and 3.1, as `speculators` writes it."""
     given = Published(stored.config, "the configuration of the head")
     shape, window = layer_shape(with_class_defaults(given.part("transformer_layer_config").entries), stored)
-    taps = given.entries.get("eagle_aux_hidden_state_layer_ids") or default_taps(layers_of(stored.target))
+    taps = given.wholes("eagle_aux_hidden_state_layer_ids") or default_taps(layers_of(stored.target))
     return _eagle3(stored, shape, window, taps, **{name: given.flag(name, False) for name in FLAGS})
 
 
@@ -202,6 +202,13 @@ def _eagle3(
     for needed in ("fc.weight", "lm_head.weight"):
         if needed not in stored.names:
             raise ValueError(f"the head has no tensor {needed}")
+        if len(stored.shape(needed)) != 2:
+            raise ValueError(f"{needed} of the head is no matrix: its shape is {list(stored.shape(needed))}")
+    if "embed_tokens.weight" not in stored.names and shape.width != stored.target.config.width:
+        raise ValueError(
+            f"the head has no embed_tokens.weight, and its width {shape.width} is not that of {stored.target.name}, "
+            f"{stored.target.config.width}, whose embedding it would read"
+        )
     features, drafted = stored.shape("fc.weight")[1], stored.shape("lm_head.weight")[0]
     check_targets(shape, stored, features // len(taps))
     return EagleConfig(

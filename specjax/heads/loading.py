@@ -101,7 +101,10 @@ def draft_tokens(source: TensorSource, target: Model, folder: Path) -> np.ndarra
     name = next((name for name in (TOKEN_MAP, OFFSETS) if name in source.names()), None)
     if name is None:
         return None
-    tokens = np.asarray(source.read(name)).astype(np.int64)
+    tokens = np.asarray(source.read(name))
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(f"{folder}: {name} is no list of whole numbers, but {tokens.dtype}{list(tokens.shape)}")
+    tokens = tokens.astype(np.int64)
     if name == OFFSETS:
         tokens = tokens + np.arange(len(tokens))
     elif len(tokens) == target.vocab_size:
@@ -109,4 +112,9 @@ def draft_tokens(source: TensorSource, target: Model, folder: Path) -> np.ndarra
     ascending = tokens if name == OFFSETS else np.sort(tokens)
     if (np.diff(ascending) <= 0).any() or ascending[0] < 0 or ascending[-1] >= target.vocab_size:
         raise ValueError(f"{folder}: {name} does not name distinct tokens of {target.name}'s {target.vocab_size}")
+    if MEMBERS in source.names() and source.shape(MEMBERS) != (target.vocab_size,):
+        raise ValueError(
+            f"{folder}: {MEMBERS} has the shape {list(source.shape(MEMBERS))}, and {target.name} has "
+            f"{target.vocab_size} tokens"
+        )
     return tokens.astype(np.int32)

@@ -36,6 +36,13 @@ class Published:
         value = self._value(name, default)
         return checks.integer(f"{name} in {self.kind}", value, least=least)
 
+    def wholes(self, name: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, where it is there and not empty."""
+        found = self.entries.get(name, [])
+        if not isinstance(found, list) or not all(type(one) is int for one in found):
+            raise ValueError(f"{name} in {self.kind} must be a list of whole numbers, got {reprlib.repr(found)}")
+        return tuple(found) or None
+
     def real(self, name: str, default: float | None = None, *, above: float = 0.0) -> float:
         """A finite number above a bound; without a default it must be there."""
         value = self._value(name, default)

@@ -134,15 +134,15 @@ def concluded(claim: str, found: Sequence[ClaimVerdict], why: str) -> ClaimCheck
 
 
 def total(found: Sequence[ClaimVerdict]) -> ClaimVerdict:
-    """The verdict on several comparisons: all hold, none, some, or open."""
+    """The verdict on several comparisons: all hold, some, none, or open."""
     known = [one for one in found if one is not ClaimVerdict.UNMEASURED]
     if not known:
         return ClaimVerdict.UNMEASURED
     if all(one is ClaimVerdict.REPRODUCED for one in known):
         return ClaimVerdict.REPRODUCED if len(known) == len(found) else ClaimVerdict.PARTLY
-    if all(one is ClaimVerdict.NOT for one in known):
-        return ClaimVerdict.NOT
-    return ClaimVerdict.OPEN if ClaimVerdict.NOT not in known and ClaimVerdict.OPEN in known else ClaimVerdict.PARTLY
+    if ClaimVerdict.NOT not in known:
+        return ClaimVerdict.OPEN if ClaimVerdict.OPEN in known else ClaimVerdict.PARTLY
+    return ClaimVerdict.PARTLY if ClaimVerdict.REPRODUCED in known else ClaimVerdict.NOT
 
 
 GROUPS = {

@@ -13,7 +13,7 @@ from specjax.bench.record import Case, Row, Shelf
 from specjax.estimates import MISSING, Estimate, combine
 from specjax.plotting import finish, looks
 from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater
-from specjax.reproduce.report import Report, busy, shown
+from specjax.reproduce.report import Report, conditions, shown
 from specjax.reproduce.setup import Experiment, Items, Setup, other_texts
 from specjax.strategy import Strategy
 
@@ -318,7 +318,7 @@ def report(setup: Setup, rows: Sequence[Row]) -> Report:
         "claims are about all tasks together, and those on τ about T = 0; published trees have 25 to 64 nodes, ours at "
         f"most {NODES[-1]}",
     ]
-    return Report(table, checks, [*notes, *busy(rows)], partial(draw, at=at, names=names))
+    return Report(table, checks, [*notes, *conditions(rows)], partial(draw, at=at, names=names))
 
 
 def line(setup: Setup, at: Measured, name: str, temperature: float) -> Row:

@@ -16,11 +16,11 @@ from specjax.bench.record import Case, Row
 from specjax.estimates import MISSING
 from specjax.reproduce import opt
 from specjax.reproduce.checks import Pair, each_greater
-from specjax.reproduce.report import Report, busy, find
+from specjax.reproduce.report import Report, conditions, find
 from specjax.reproduce.setup import OPT_SHAPES, Items, Setup
 from specjax.strategy import Strategy
 
-PAYING = (0.9, 0.6)  # acceptance of the middle and the small model at which theory prefers three levels
+PAYING = (0.97, 0.6)  # acceptance of the middle and the small model at which theory prefers three levels
 OUTER, INNER = 12, 6  # longest blocks
 WIDER = 0.04  # assumed for the choice of block lengths: what a further verified token adds to a step
 AXIS = np.linspace(0.3, 0.95, 14)  # of the map
@@ -163,7 +163,7 @@ def report(setup: Setup, rows: Sequence[Row]) -> Report:
     maps = maps_of(setup, rows, chosen)
     notes = [line for title, costs in maps.items() for line in map_notes(title, costs)]
     notes.append("the small model alone is taken to be accepted with the product of both rates")
-    return Report(table, checks, [*notes, *busy(rows)], partial(draw, maps=maps) if maps else None)
+    return Report(table, checks, [*notes, *conditions(rows)], partial(draw, maps=maps) if maps else None)
 
 
 def maps_of(setup: Setup, rows: Sequence[Row], chosen: Sequence[str]) -> dict[str, Costs]:

@@ -16,7 +16,7 @@ from specjax.bench.tasks import digest
 from specjax.estimates import MISSING, Estimate, combine
 from specjax.reproduce.checks import ONE, Pair, each_greater, near, same_order
 from specjax.reproduce.pairs import PairRun, Stand, Target, family, own_model, pair_case
-from specjax.reproduce.report import Report, busy, find, shown
+from specjax.reproduce.report import Report, conditions, find, shown
 from specjax.reproduce.setup import Experiment, Items, Setup
 from specjax.strategy import Strategy
 
@@ -90,7 +90,7 @@ def cost_report(setup: Setup, rows: Sequence[Row]) -> Report:
             [Pair("opt-125m against opt-1.3b:", small, middle)], show="{:.3f}".format,
         ),
     ]  # fmt: skip
-    return Report(table, checks, [*stand_ins(setup), CONTRADICTION, STEP, *busy(rows)])
+    return Report(table, checks, [*stand_ins(setup), CONTRADICTION, STEP, *conditions(rows)])
 
 
 # --- pairs and three levels ------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def notes(setup: Setup, rows: Sequence[Row], row: dict[str, Row | None], *more: 
             f"{c.shown(show)}, a verification of {v.shown(show)}, and fixed costs; it yields "
             f"{found['tokens_per_call']:.2f} tokens"
         )
-    return [*lines, *busy(rows)]
+    return [*lines, *conditions(rows)]
 
 
 def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:

@@ -23,7 +23,7 @@ from specjax.reproduce.pairs import (
     family,
     pair_case,
 )  # fmt: skip
-from specjax.reproduce.report import Report, busy, find, shown
+from specjax.reproduce.report import Report, conditions, find, shown
 from specjax.reproduce.setup import Experiment, Items, Setup, computed
 
 PAPER = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192)"
@@ -148,7 +148,7 @@ def speed_report(setup: Setup, rows: Sequence[Row]) -> Report:
         }
         for one, found in row.items()
     ]  # fmt: skip
-    notes = [*t5_notes(setup), *stand_ins(setup), *untrained(setup), *speed_notes(row), *busy(rows)]
+    notes = [*t5_notes(setup), *stand_ins(setup), *untrained(setup), *speed_notes(row), *conditions(rows)]
     return Report(table, speed_checks(row), notes)
 
 

@@ -47,13 +47,22 @@ def shown(number: Estimate) -> str | None:
     return number.shown("{:.3g}".format) if number.measured else None
 
 
-def busy(rows: Sequence[Row]) -> list[str]:
-    """A note if other programs used much of the machine."""
+def conditions(rows: Sequence[Row]) -> list[str]:
+    """Notes on what raised acceptance or disturbed times: greedy texts that repeat themselves, and other programs."""
+    notes = []
+    greedy = [row["repetition"] for row in rows if row.get("temperature") == 0 and row.get("repetition") is not None]
+    if greedy:
+        notes.append(
+            f"{min(greedy):.0%} to {max(greedy):.0%} of the tokens of greedy texts repeat what came before, which "
+            "raises acceptance"
+        )
     loads = [load for row in rows for part in (row, row.get("costs", {})) for load in part.get("load", {}).values()]
     worst = max(loads, default=0.0)
-    if worst <= BUSY:
-        return []
-    return [f"other programs used up to {worst:.0%} of the processors: speeds and c are less reliable than acceptance"]
+    if worst > BUSY:
+        notes.append(
+            f"other programs used up to {worst:.0%} of the processors: speeds and c are less reliable than acceptance"
+        )
+    return notes
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

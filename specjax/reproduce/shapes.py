@@ -19,7 +19,7 @@ from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater, near
 from specjax.reproduce.opt import HIERARCHY, LARGER, PAIRS, SMALLER, THREE, Rate
 from specjax.reproduce.pairs import BASE, CNNDM, ENDE, LARGE, SMALL
 from specjax.reproduce.paper import TABLE_2
-from specjax.reproduce.report import Report, busy, find, shown
+from specjax.reproduce.report import Report, conditions, find, shown
 from specjax.reproduce.setup import OPT_SHAPES, T5_SHAPES, Experiment, Items, Setup
 from specjax.strategy import Strategy
 
@@ -306,12 +306,12 @@ def table_2_report(setup: Setup, rows: Sequence[Row]) -> Report:
         checks.append(
             near(f"speed extrapolated to {full} has the published size (within a factor of 1.25)", sizes, factor=1.25)
         )
-    return Report(table_of(rows, full), checks, [GIVEN, *size_notes(rows, full), *busy(rows)])
+    return Report(table_of(rows, full), checks, [GIVEN, *size_notes(rows, full), *conditions(rows)])
 
 
 def pair_report(setup: Setup, rows: Sequence[Row]) -> Report:
     notes = [SIMULATED, ASSUMED.format(t=opt.TEMPERATURE, g=setup.gamma), *size_notes(rows, OPT_SHAPES[0])]
-    return Report(table_of(rows, OPT_SHAPES[0]), speed_checks(rows), [*notes, *busy(rows)])
+    return Report(table_of(rows, OPT_SHAPES[0]), speed_checks(rows), [*notes, *conditions(rows)])
 
 
 def hierarchy_report(setup: Setup, rows: Sequence[Row]) -> Report:
@@ -370,7 +370,7 @@ def step_report(setup: Setup, rows: Sequence[Row]) -> Report:
     table = [
         {"target here": row["target"], **line} for row, part in zip(rows, parts, strict=True) for line in part.table
     ]
-    return Report(table, [check for part in parts for check in part.checks], [*notes, *busy(rows)])
+    return Report(table, [check for part in parts for check in part.checks], [*notes, *conditions(rows)])
 
 
 def lane_cases(setup: Setup, items: Items) -> list[Case]:

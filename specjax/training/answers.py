@@ -188,12 +188,17 @@ def read(paths: tuple[Path, ...], model: "Model") -> list[Answer]:
             header = {}
         if not isinstance(header, dict) or header.get("kind") != KIND:
             raise ValueError(f"{path} was not written by specjax train answers: its first line does not say so")
-        if header["vocabulary"] != vocabulary_of(model):
-            raise ValueError(f"{path} holds tokens of {header['target']}, and {model.name} has another tokenizer")
+        if header.get("vocabulary") != vocabulary_of(model):
+            author = header.get("target", "an unknown model")
+            raise ValueError(f"{path} holds tokens of {author}, and {model.name} has another tokenizer")
         for number, line in lines[1:]:
             try:
                 entry = json.loads(line)
-                found.append(Answer(entry["prompt_tokens"], entry["answer_tokens"]))
+                one = Answer(entry["prompt_tokens"], entry["answer_tokens"])
+                tokens = [*one.prompt, *one.answer]
+                if set(map(type, tokens)) - {int} or not 0 <= min(tokens) <= max(tokens) < model.vocab_size:
+                    raise ValueError("not tokens of the model")
+                found.append(one)
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path} line {number} is damaged: remove it, or run train answers again") from None
     if not found:

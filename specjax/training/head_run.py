@@ -141,10 +141,13 @@ class HeadRun:
         parts = split(every, self.held_out)
         if not all(parts):
             raise ValueError(f"{len(every)} answers are too few for held_out {self.held_out}")
-        head = self._new(target, parts[0])
-        self._record({"answers": len(every), "tokens": sum(len(one.answer) for one in every)})
         start = target.config.start_token if target.encoder_decoder else None
         texts: Any = {name: bucketed(part, self.widths, start) for name, part in zip(PARTS, parts, strict=True)}
+        for name, batches in texts.items():
+            if not any(batch.answer.any() for batch in batches):
+                raise ValueError(f"data: no answer of the {name} part has tokens within {self.widths[-1]} (widths)")
+        head = self._new(target, parts[0])
+        self._record({"answers": len(every), "tokens": sum(len(one.answer) for one in every)})
         if self.features is not None:
             from specjax.training import features
 
@@ -224,6 +227,8 @@ class HeadRun:
                 raise ValueError(f"start: {self.start} is a head of kind {head.kind.name}, not {kind.kind}")
             return dataclasses.replace(head, target=target)
         chosen = None
+        if self.draft_vocab > target.vocab_size:
+            raise ValueError(f"draft_vocab is {self.draft_vocab}, and {target.name} has {target.vocab_size} tokens")
         if self.draft_vocab:
             counts = np.bincount(np.concatenate([one.answer for one in train]), minlength=target.vocab_size)
             chosen = eagle.with_draft_tokens(counts, self.draft_vocab, target.vocab_size)

@@ -148,8 +148,28 @@ def test_chosen_streams_accept_close_to_the_expectation(tiny, tree, alpha, new):
         assert whole / rounds == pytest.approx(expected, rel=0.02)
     if len(alpha) == 1 and tree.is_chain:
         assert out.stats.accepted_per_tested == pytest.approx(alpha[0], rel=0.02)
+    elif tree.is_chain:
+        reached = np.sum(out.stats.reached, axis=0)
+        wanted = [alpha[min(depth, len(alpha) - 1)] for depth in range(tree.width - 1)]
+        np.testing.assert_allclose(reached[1:] / reached[:-1], wanted, rtol=0.03)
     others = sj.generate(target, [[5, 6]] * 4, **settings).stats.by_row["rounds"]
     assert max(abs(whole / rounds / expected - 1) for rounds in others) > 0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alpha", "inner", "blocks"), [(0.465, 0.651, (7, 3)), (0.9, 0.6, (5, 2))])
+def test_chosen_streams_accept_close_to_the_expectation_in_inner_rounds(tiny, alpha, inner, blocks):
+    outer, short = blocks
+    one = run(f"cascade:gamma={outer},inner=(model:gamma={short})", alpha=(alpha,), inner_alpha=inner)
+    target, *drafts = (random_model(name, "float32") for name in (one.target, *one.drafts))
+    drafter = shapes.build(one, target, drafts)
+    new = shapes.whole_rounds(drafter.drafter.tree, one.alpha, 64)
+    streams = shapes.typical_streams(drafter.drafter.tree, one.alpha, new, 2, one)
+    settings = {"drafter": drafter, "verifier": shapes.verifier(one.alpha), "max_new_tokens": new, "temperature": 1.0}
+    job = api.prepare(target, [[5, 6]] * 2, rows=streams, **settings).begin()
+    out = jax.device_get(loop.generate(job.params, job.state, **job.static))
+    for totals, wanted in ((out.totals, alpha), (out.draft.tally, inner)):
+        np.testing.assert_allclose(totals.accepted / totals.tested, wanted, rtol=0.02)
 
 
 CASCADE = "cascade:gamma=4,inner=(model:gamma=2)"

@@ -88,6 +88,7 @@ BAD = {
     "draft": (["--draft", "t5-smal"], "t5-small"),
     "vocabulary": (["--draft", "opt-125m"], "opt-125m"),
     "too large": (["--target", "opt-66b", "--draft", "opt-125m"], "largest"),
+    "positions": (["--target", "opt-125m", "--draft", "opt-125m", "--max-new-tokens", "5000"], "positions"),
     "alpha": (["--alpha", "1.5"], "--alpha"),
     "alpha of words": (["--alpha", "0.5/x"], "--alpha"),
     "inner alpha": (["--inner-alpha", "2"], "--inner-alpha"),

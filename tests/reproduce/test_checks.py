@@ -77,7 +77,8 @@ def test_equality_is_seldom_found_where_there_is_none():
     ("found", "expected"),
     [
         ([YES, YES], YES), ([NO, NO], NO), ([YES, NO], PARTLY), ([YES, OPEN], OPEN), ([OPEN], OPEN),
-        ([NO, OPEN], PARTLY), ([NONE, NONE], NONE), ([], NONE), ([YES, NONE], PARTLY), ([NO, NONE], NO),
+        ([NO, OPEN], NO), ([YES, NO, OPEN], PARTLY), ([NONE, NONE], NONE), ([], NONE),
+        ([YES, NONE], PARTLY), ([NO, NONE], NO),
     ],
 )  # fmt: skip
 def test_verdict_of_several_comparisons(found, expected):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 
 import specjax as sj
 from specjax.heads.head import Head
-from specjax.training import head_run, losses, staged
+from specjax.training import answers, head_run, losses, staged
 from specjax.training.answers import AnswersRun
 from specjax.training.eagle import Batch
 from specjax.training.head_run import HeadRun
@@ -202,3 +204,37 @@ def test_options_of_other_kinds_are_refused(tmp_path, kind, given):
     run = HeadRun(kind=kind, target="bundled/opt-tiny", data=(tmp_path / "data",), out=tmp_path / "out", **given)
     with pytest.raises(ValueError, match=next(iter(given))):
         run.train()
+
+
+def trained_on(tmp_path: Path, rows: Sequence[dict[str, Any]], header: dict[str, Any] | None = None, **given: Any):
+    """A run on these rows."""
+    target = sj.load("bundled/opt-tiny")
+    first = {"kind": answers.KIND, "target": target.name, "vocabulary": answers.vocabulary_of(target)}
+    lines = [first if header is None else header, *rows]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = {"kind": "medusa", "target": "bundled/opt-tiny", "widths": (16,), "held_out": 0.3} | given
+    return HeadRun(data=(tmp_path / "data.jsonl",), out=tmp_path / "out", **options).train()
+
+
+@pytest.mark.parametrize(
+    ("answer", "given", "name"),
+    [
+        ([], {}, "no answer"),
+        ([5, 4096], {}, "damaged"),
+        ([-1], {}, "damaged"),
+        ("hello", {}, "damaged"),
+        (None, {}, "damaged"),
+        ([5, 6], {"kind": "eagle3", "draft_vocab": 5000}, "draft_vocab"),
+        ([5, 6], {"widths": (4,)}, "widths"),
+    ],
+)
+def test_answers_that_cannot_be_learned_from_are_refused(tmp_path, answer, given, name):
+    rows = [{"prompt_tokens": [5, 6, 7, 8 + row], "answer_tokens": answer} for row in range(20)]
+    with pytest.raises(ValueError, match=name):
+        trained_on(tmp_path, rows, **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_header_without_a_vocabulary_is_that_of_another_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match="tokenizer"):
+        trained_on(tmp_path, [{"prompt_tokens": [5], "answer_tokens": [6]}], {"kind": answers.KIND})
