@@ -35,7 +35,13 @@ FORMATS = (
 
 
 HEAD_FORMATS = (  # of draft heads: Medusa has file names of its own, in a folder that may contain the target too
-    FileFormat("medusa_lm_head.safetensors", "medusa_lm_head.index.json", "medusa*.safetensors", read_safetensors, str),
+    FileFormat(
+        "medusa_lm_head.safetensors",
+        "medusa_lm_head.safetensors.index.json",
+        "medusa*.safetensors",
+        read_safetensors,
+        str,
+    ),
     FileFormat("medusa_lm_head.pt", "medusa_lm_head.pt.index.json", "medusa*.pt", read_torch, str),
     *FORMATS,
 )

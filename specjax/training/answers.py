@@ -141,7 +141,7 @@ def begin(file: Path, header: dict[str, Any]) -> int:
     """Makes the file ready to be continued; returns how many answers it has. A line that a crash cut off is removed.
 
     Raises:
-      ValueError: the file was started with other options.
+      ValueError: the file was started with other options, or holds something else.
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -149,10 +149,15 @@ def begin(file: Path, header: dict[str, Any]) -> int:
         return 0
     text = file.read_text(encoding="utf-8", errors="replace")
     kept = text[: text.rfind("\n") + 1].splitlines()
-    if not kept:
+    if not text:
         files.write_text(file, json.dumps(header) + "\n")
         return 0
-    found = json.loads(kept[0])
+    try:
+        found = json.loads(kept[0]) if kept else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is not a file of answers: choose another file")
     for name, value in header.items():
         if found.get(name) != value:
             raise ValueError(f"{file} was started with {name} {found.get(name)}, not {value}: choose another file")

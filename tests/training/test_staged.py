@@ -238,3 +238,12 @@ def test_answers_that_cannot_be_learned_from_are_refused(tmp_path, answer, given
 def test_a_header_without_a_vocabulary_is_that_of_another_tokenizer(tmp_path):
     with pytest.raises(ValueError, match="tokenizer"):
         trained_on(tmp_path, [{"prompt_tokens": [5], "answer_tokens": [6]}], {"kind": answers.KIND})
+
+
+@pytest.mark.parametrize("text", ["notes without an end", "a line\nand another\n", "[1]\n"])
+def test_a_file_of_something_else_is_left_alone(tmp_path, text):
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"notes\.txt"):
+        answers.begin(file, {"kind": answers.KIND, "count": 3, "rows": 2})
+    assert file.read_text() == text
