@@ -88,12 +88,14 @@ def bundled(target: str) -> list[str]:
 
 def cases(setup: Setup, items: Items) -> list[Case]:
     """Cases for each drafter, task and temperature: first those of what is drafted, then those of its speed."""
-    every = [(one, task, temperature) for one in compared(setup) for task in TASKS for temperature in TEMPERATURES]
+    drafting = compared(setup)
+    weights = {one.folder: fingerprint(one.folder) for one in drafting}  # read once, not for each case
+    every = [(one, task, temperature) for one in drafting for task in TASKS for temperature in TEMPERATURES]
     untimed = {"timed": None, "repeats": None, "gamma": None}  # what is drafted does not depend on them
     return [
         Case(
             setup.key(
-                "heads", heads=None, name=one.name, weights=fingerprint(one.folder), task=task,
+                "heads", heads=None, name=one.name, weights=weights[one.folder], task=task,
                 temperature=temperature, digest=tasks.digest(items[task]), **own,
             ),
             f"{one.name}, {task}, T={temperature:g}, {part}",

@@ -284,6 +284,17 @@ def test_an_encoder_decoder_has_heads(tmp_path):
     assert sj.load_head(tmp_path, whole).config == config
 
 
+def test_a_sharded_file_under_its_usual_name(tmp_path):
+    tensors, read = written("medusa", "original", tmp_path / "written"), tmp_path / "read"
+    parts = [dict(list(tensors.items())[at::2]) for at in (0, 1)]
+    files = [f"medusa_lm_head-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for file, part in zip(files, parts, strict=True):
+        write(read, stored(tmp_path / "written")[0], part, file)
+    where = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+    (read / "medusa_lm_head.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    np.testing.assert_array_equal(logits(sj.load_head(read, target())), logits(head("medusa")))
+
+
 # --- files that do not fit -------------------------------------------------------------------------------------------
 
 

@@ -221,3 +221,10 @@ def test_markdown():
     assert text.startswith("## Table 1") and "![" in text and "| reproduced |" in text and "- theorems 3.8" in text
     assert report.cell(None) == "–" and report.cell(2535.4) == "2535" and report.cell(0.0151) == "0.0151"
     assert report.summary(found.checks) == "2 reproduced"
+
+
+def test_greedy_texts_that_repeat_themselves_are_named():
+    rows = [{"temperature": 0.0, "repetition": 0.12}, {"temperature": 0.0, "repetition": 0.31}]
+    (note,) = report.conditions([*rows, {"temperature": 1.0, "repetition": 0.9}, {"temperature": 0.0}])
+    assert "12%" in note and "31%" in note and "90%" not in note
+    assert not report.conditions([{"temperature": 1.0, "repetition": 0.9}])
