@@ -292,11 +292,12 @@ def envelope(head: Head, algorithm: str, architecture: str, tokens: int) -> dict
 
 
 def publish_speculators_eagle(head: Head) -> dict[str, Any]:
-    """config.json of EAGLE-1 for `speculators` up to 0.3."""
-    config = head.config
-    return envelope(head, "eagle", "EagleSpeculator", 5) | {
-        "transformer_layer_architecture": "LlamaDecoderLayer", "layernorms": config.embedding_norm,
-        "fusion_bias": config.fc_bias,
+    """config.json of EAGLE-1 for `speculators` up to 0.3, whose transformers read the older rotary entries."""
+    config, entries = head.config, envelope(head, "eagle", "EagleSpeculator", 5)
+    return entries | {
+        "speculators_version": "0.3.0", "transformer_layer_architecture": "LlamaDecoderLayer",
+        "layernorms": config.embedding_norm, "fusion_bias": config.fc_bias,
+        "transformer_layer_config": entries["transformer_layer_config"] | flat_rope(config.layer),
     }  # fmt: skip
 
 

@@ -59,6 +59,15 @@ def test_openings_are_one_a_line(script, tmp_path):
     assert lines[0] in {script.compose(1, row).opening for row in range(5)}
 
 
+def test_openings_of_another_file_are_left_out(script, tmp_path):
+    script.main(tmp_path / "some.txt", openings=400, seed=1)
+    some = set((tmp_path / "some.txt").read_text().splitlines())
+    script.main(tmp_path / "all.txt", openings=100, seed=2)
+    script.main(tmp_path / "others.txt", openings=90, seed=2, exclude=tmp_path / "some.txt")
+    every, others = ((tmp_path / name).read_text().splitlines() for name in ("all.txt", "others.txt"))
+    assert some & set(every) and others == [line for line in every if line not in some][:90]
+
+
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Files of P-EAGLE and DFlash heads: what is written is what the published formats have, and is read back."""
+"""Files of EAGLE, P-EAGLE and DFlash heads: what is written is what the published formats have, and is read back."""
 
 import dataclasses
 import functools
@@ -15,6 +15,7 @@ from specjax.drafters.head import draft_logits
 from specjax.heads import load_head
 from specjax.heads.dflash import DFlashConfig
 from specjax.heads.dflash_formats import default_left
+from specjax.heads.eagle import EagleConfig
 from specjax.heads.head import Head
 from specjax.heads.kinds import KINDS
 from specjax.heads.peagle import PEagleConfig
@@ -32,8 +33,18 @@ LAYER = LlamaConfig(
 )  # fmt: skip
 NORMED = dataclasses.replace(LAYER, qk_norm=True)
 TOKENS = np.array([0, 3, 4, 9, 12, 25, 30], np.int32)
+ONE = dataclasses.replace(LAYER, layers=1)
 LLAMA3 = dataclasses.replace(LAYER, rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 16))
 CONFIGS = {
+    "eagle": EagleConfig(ONE, WIDTH),
+    "eagle bias": EagleConfig(ONE, WIDTH, own_embedding=True, fc_bias=True),
+    "eagle norms": EagleConfig(ONE, WIDTH, embedding_norm=True, input_norm=True, out_norm=True),
+    "eagle3": EagleConfig(ONE, 48, (1, 3, 5), len(TOKENS), own_embedding=True),
+    "eagle3 flags": EagleConfig(
+        ONE, 48, (0, 3, 6), VOCAB, window=7, own_embedding=True, norm_before_residual=True, norm_before_fc=True,
+        norm_output=True,
+    ),
+    "eagle3 taps": EagleConfig(ONE, 32, (2, 5), VOCAB, own_embedding=True, fc_norm=True),
     "peagle": PEagleConfig(LLAMA3, 48, (1, 3, 5), len(TOKENS), own_embedding=True, mask_token=2, tokens=6),
     "peagle flags": PEagleConfig(
         NORMED, 48, (1, 3, 5), VOCAB, window=7, own_embedding=True, norm_before_residual=True, norm_before_fc=True,
@@ -46,6 +57,11 @@ PER_LAYER = (
     *(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
     "input_layernorm", "post_attention_layernorm",
 )  # fmt: skip
+EAGLE_KEYS = {"fc", *(f"layers.0.{name}" for name in PER_LAYER[:-2]), "layers.0.post_attention_layernorm"}
+EAGLE3_KEYS = {
+    "embed_tokens", "fc", "norm", "lm_head",
+    *(f"layers.0.{name}" for name in ("hidden_norm", *PER_LAYER)),
+}  # fmt: skip
 NORM_KEYS = {f"layers.{i}.self_attn.{name}_norm.weight" for i in range(2) for name in "qk"}
 DFLASH_KEYS = {
     "fc.weight", "hidden_norm.weight", "norm.weight", *NORM_KEYS,
@@ -55,6 +71,21 @@ PEAGLE_KEYS = {
     "embed_tokens.weight", "fc.weight", "norm.weight", "lm_head.weight", "mask_hidden", "layers.0.hidden_norm.weight",
     *(f"layers.{i}.{name}.weight" for i in range(2) for name in PER_LAYER),
 }  # fmt: skip
+NORMS = {"embedding_layernorm", "pre_lm_head_layernorm", "layers.0.input_layernorm"}  # of EAGLE-1, where it has norms
+
+
+def weights(names: set[str]) -> set[str]:
+    return {f"{name}.weight" for name in names}
+
+
+def fused(names: set[str]) -> set[str]:
+    """The names of EAGLE-1 in `speculators`."""
+    return {name.replace("layers.0.", "transformer.").replace("fc", "fusion_fc") for name in names}
+
+
+def middle(names: set[str]) -> set[str]:
+    """The names of EAGLE-3's authors."""
+    return {name.replace("layers.0.", "midlayer.") for name in names}
 
 
 @functools.cache
@@ -86,8 +117,12 @@ def stored(folder) -> tuple[dict, dict[str, tuple[int, ...]]]:
 
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [("peagle", None), ("peagle flags", None), ("dflash", "original"), ("dflash", None), ("dflash flags", None)],
-)
+    [
+        ("eagle", None), ("eagle", "original"), ("eagle bias", None), ("eagle bias", "original"), ("eagle norms", None),
+        ("eagle3", None), ("eagle3", "original"), ("eagle3 flags", None), ("eagle3 taps", None),
+        ("peagle", None), ("peagle flags", None), ("dflash", "original"), ("dflash", None), ("dflash flags", None),
+    ],
+)  # fmt: skip
 def test_what_is_written_is_read_back(kind, form, tmp_path):
     whole = head(kind)
     whole.save_pretrained(tmp_path, format=form)
@@ -103,6 +138,15 @@ def test_what_is_written_is_read_back(kind, form, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "form", "keys"),
     [
+        ("eagle", "original", weights(EAGLE_KEYS)),
+        ("eagle bias", "original", weights(EAGLE_KEYS | {"embed_tokens"}) | {"fc.bias"}),
+        ("eagle", "speculators", weights(fused(EAGLE_KEYS))),
+        ("eagle bias", "speculators", weights(fused(EAGLE_KEYS | {"embed_tokens"})) | {"fusion_fc.bias"}),
+        ("eagle norms", "speculators", weights(fused(EAGLE_KEYS | NORMS))),
+        ("eagle3", "original", weights(middle(EAGLE3_KEYS)) | {"d2t", "t2d"}),
+        ("eagle3", "speculators", weights(EAGLE3_KEYS) | {"d2t", "t2d"}),
+        ("eagle3 flags", "speculators", weights(EAGLE3_KEYS | {"input_norm"})),
+        ("eagle3 taps", "speculators", weights(EAGLE3_KEYS | {"fc_norm.0", "fc_norm.1"})),
         ("peagle", "speculators", PEAGLE_KEYS | {"d2t", "t2d"}),
         ("peagle flags", "speculators", PEAGLE_KEYS | NORM_KEYS | {"input_norm.weight"}),
         ("dflash", "original", DFLASH_KEYS),
@@ -147,6 +191,41 @@ def envelope(algorithm: str, tokens: int, name: str, architecture: str) -> dict:
     }  # fmt: skip
 
 
+LLAMA_LAYERS = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+LLAMA_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+BIG_ONE = dataclasses.replace(BIG, layers=1)
+
+
+def test_the_configuration_of_an_eagle_head():
+    """Releases of `speculators` that know EAGLE-1 read `rope_theta`, and current ones of transformers
+    `rope_parameters`."""
+    name, architecture = "meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM"
+    config = EagleConfig(BIG_ONE, 4096, fc_bias=True)
+    assert published("eagle", config, name, architecture, 32, "speculators") == {
+        "architectures": ["EagleSpeculator"], "speculators_model_type": "eagle", "speculators_version": "0.3.0",
+        "transformer_layer_architecture": "LlamaDecoderLayer", "layernorms": False, "fusion_bias": True,
+        "tie_word_embeddings": False, "speculators_config": envelope("eagle", 5, name, architecture),
+        "transformer_layer_config": LLAMA_LAYERS | LLAMA_ROPE | {"num_hidden_layers": 1, "rope_theta": 500000.0},
+    }  # fmt: skip
+
+
+def test_the_configuration_of_an_eagle3_head():
+    name, architecture = "meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM"
+    config = EagleConfig(BIG_ONE, 3 * 4096, (2, 16, 29), 32000, own_embedding=True, norm_before_residual=True)
+    assert published("eagle3", config, name, architecture, 32, "speculators") == {
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
+        "draft_vocab_size": 32000, "norm_before_residual": True, "norm_before_fc": False, "fc_norm": False,
+        "norm_output": False, "eagle_aux_hidden_state_layer_ids": [2, 16, 29], "target_hidden_size": None,
+        "embed_requires_grad": False, "tie_word_embeddings": False,
+        "speculators_config": envelope("eagle3", 3, name, architecture),
+        "transformer_layer_config": LLAMA_LAYERS | LLAMA_ROPE | {"num_hidden_layers": 1},
+    }  # fmt: skip
+
+
 def test_the_configuration_of_a_peagle_head():
     name, architecture = "meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM"
     config = PEagleConfig(
@@ -158,12 +237,7 @@ def test_the_configuration_of_a_peagle_head():
         "norm_output": False, "eagle_aux_hidden_state_layer_ids": [2, 16, 29], "target_hidden_size": None,
         "embed_requires_grad": True, "mask_token_id": 128002, "tie_word_embeddings": False,
         "speculators_config": envelope("peagle", 8, name, architecture),
-        "transformer_layer_config": {
-            "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
-            "rms_norm_eps": 1e-05, "vocab_size": 128256, "max_position_embeddings": 131072, "attention_bias": False,
-            "mlp_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        },
+        "transformer_layer_config": LLAMA_LAYERS | LLAMA_ROPE | {"num_hidden_layers": 4},
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""P-EAGLE and DFlash against the package `speculators`: heads that it made, and heads that are written for it.
+"""EAGLE-3, P-EAGLE and DFlash against the package `speculators`: heads that it made, and heads that are written for it.
 
 Runs where `speculators` is installed, which the test extra leaves out.
 """
@@ -17,6 +17,10 @@ VOCAB, WIDTH, LAYERS, MASK, FEW = 61, 32, 6, 60, 20
 WINDOWS = {"sliding_window": 5, "use_sliding_window": True}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], **WINDOWS}
 HEADS = {
+    "eagle3": ("eagle3", "llama", VOCAB, {"num_hidden_layers": 1}, {}),
+    "eagle3 vocabulary": ("eagle3", "llama", FEW, {"num_hidden_layers": 1}, {"norm_before_residual": True}),
+    "eagle3 norms": ("eagle3", "llama", FEW, {"num_hidden_layers": 1}, {"norm_before_fc": True, "norm_output": True}),
+    "eagle3 fc norms": ("eagle3", "llama", VOCAB, {"num_hidden_layers": 1, "head_dim": 16}, {"fc_norm": True}),
     "peagle": ("peagle", "llama", FEW, {}, {"norm_before_residual": True}),
     "peagle qwen3": ("peagle", "qwen3", VOCAB, {"num_hidden_layers": 3}, {"norm_before_fc": True, "norm_output": True}),
     "peagle norms": ("peagle", "qwen3", FEW, {"head_dim": 128}, {"fc_norm": True}),
@@ -62,7 +66,7 @@ def verifier(tmp_path_factory):
 
 def classes(kind: str):
     """The classes of the configuration and of the model."""
-    module, prefix = package(f".models.{kind}.core"), {"peagle": "PEagle", "dflash": "DFlash"}[kind]
+    module, prefix = package(f".models.{kind}.core"), {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash"}[kind]
     return getattr(module, f"{prefix}SpeculatorConfig"), getattr(module, f"{prefix}DraftModel")
 
 
@@ -79,7 +83,8 @@ def make(name: str, folder, verifier) -> None:
     } | changed  # fmt: skip
     inner = {"llama": LlamaConfig, "qwen3": Qwen3Config}[layers](**shape)
     inner._attn_implementation = "eager"
-    taps = {"peagle": "eagle_aux_hidden_state_layer_ids", "dflash": "aux_hidden_state_layer_ids"}[kind]
+    taps = "aux_hidden_state_layer_ids" if kind == "dflash" else "eagle_aux_hidden_state_layer_ids"
+    mask = {} if kind == "eagle3" else {"mask_token_id": MASK}
     config, model = classes(kind)
     greedy = package(".proposals.greedy").GreedyTokenProposalConfig(speculative_tokens=3)
     envelope = package(".config").SpeculatorsConfig(
@@ -88,8 +93,8 @@ def make(name: str, folder, verifier) -> None:
     )  # fmt: skip
     made = model(
         config(
-            transformer_layer_config=inner, draft_vocab_size=size, mask_token_id=MASK, speculators_config=envelope,
-            **{taps: [1, 3, 6]}, **options,
+            transformer_layer_config=inner, draft_vocab_size=size, speculators_config=envelope,
+            **{taps: [1, 3, 6]}, **mask, **options,
         )
     )  # fmt: skip
     fill(made)
@@ -114,7 +119,7 @@ def streams(model, text: list[int], taps: list[int]):
     return torch.cat([out if tap == LAYERS else found[tap] for tap in taps], -1)
 
 
-def theirs(folder, verifier, text: list[int], count: int, monkeypatch) -> np.ndarray:
+def theirs(folder, verifier, text: list[int], drafted: list[int], monkeypatch) -> np.ndarray:
     """Logits [count, V] of the package's own forward pass, whose training positions are those of drafting."""
     import torch
 
@@ -126,13 +131,17 @@ def theirs(folder, verifier, text: list[int], count: int, monkeypatch) -> np.nda
     model = model.from_pretrained(folder, config=config).eval()
     for module in (peagle, dflash):
         monkeypatch.setattr(module, "compute_metrics", lambda *args, **options: (torch.zeros(()), {}))
-    n, found = len(text), []
+    n, found, count = len(text), [], len(drafted)
     model.lm_head.register_forward_hook(lambda module, given, out: found.append(out[0]))
     known, ones, zeros = streams(verifier[1], text, model.target_layer_ids)[:, : n - 1], torch.ones, torch.zeros
-    more = count if kind == "peagle" else config.block_size + 1
+    more = config.block_size + 1 if kind == "dflash" else count
     known = torch.cat([known, torch.full((1, more, known.shape[-1]), 7.0)], 1)  # of positions that are not read
     size = known.shape[1]
     documents, last = zeros(1, size, dtype=torch.long), zeros(1, size, WIDTH)
+    if kind == "eagle3":  # training time test: step t reads the token t places on
+        with torch.no_grad():
+            model(known, torch.tensor([text[1:] + drafted]), documents, ttt_steps=count)
+        return whole(model, torch.stack([step[n - 2] for step in found]))
     if kind == "peagle":
         anchors = torch.tensor([*range(n - 1), *[n - 2] * (count - 1)])
         depth = torch.tensor([*[0] * (n - 1), *range(1, count)])
@@ -148,10 +157,16 @@ def theirs(folder, verifier, text: list[int], count: int, monkeypatch) -> np.nda
             known, tokens, document_ids=documents, loss_mask=ones(1, size), verifier_last_hidden_states=last,
             max_anchors=1 if kind == "dflash" else None,
         )  # fmt: skip
-    logits = found[0][first : first + count]
+    return whole(model, found[0][first : first + count])
+
+
+def whole(model, logits) -> np.ndarray:
+    """Logits [count, V] in the vocabulary of the target."""
+    import torch
+
     if not model.use_draft_vocab:
         return logits.numpy()
-    wide = torch.full((count, VOCAB), -torch.inf)
+    wide = torch.full((len(logits), VOCAB), -torch.inf)
     wide[:, torch.arange(model.draft_vocab_size) + model.d2t] = logits
     return wide.numpy()
 
@@ -172,8 +187,10 @@ def test_logits_are_those_of_the_package_in_both_directions(name, verifier, tmp_
     make(name, made, verifier)
     head = load_head(made, verifier[2])
     head.save_pretrained(written)
-    count = 5 if head.kind.name == "peagle" else head.config.most
+    count = head.config.most if head.kind.name == "dflash" else 5
     for text in texts():
-        _, ours = draft_logits(verifier[2], text, sj.drafters.head(head, gamma=count), steps=count)
+        drafted, ours = draft_logits(verifier[2], text, sj.drafters.head(head, gamma=count), steps=count)
         for folder in (made, written):
-            np.testing.assert_allclose(ours, theirs(folder, verifier, text, count, monkeypatch), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(
+                ours, theirs(folder, verifier, text, drafted.tolist(), monkeypatch), atol=1e-4, rtol=1e-4
+            )
