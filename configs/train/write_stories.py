@@ -22,8 +22,9 @@ simple prose instead: a description, an explanation, a letter, a fable, a dialog
 
 Measured with SmolLM2-135M-Instruct on 2 idle CPU cores, 64 rows in float32 with an int8 cache: one process on both
 cores keeps 255 tokens per second, two processes of one core each (`taskset`, other seeds and files) 277 together: eight
-hours for 8 million. On an H200, six processes of 1,024 rows in bfloat16 and other seeds, under NVIDIA's multi-process
-service, wrote 8.4 million in two and a half minutes. The filter drops 7 % of the texts. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` saves 6 % on Linux.
+hours for 8 million. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` saves 6 % on Linux. On an H200, six processes of 1,024 rows
+in bfloat16 (seeds 11 to 16), under NVIDIA's multi-process service, wrote 8 million in 2.5 minutes. The filter
+drops 7 % of the texts.
 """
 
 import collections
