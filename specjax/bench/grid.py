@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -275,7 +276,7 @@ class Workload(NamedTuple):
       prompts: text, or lists of token ids.
       settings: keyword arguments of `specjax.generate`, temperature, drafter and verifier apart.
       batch, timed, repeats: as in `Grid`.
-      peer: the same models in transformers (`peer.Peer`); None: no comparison.
+      peers: the same models in transformers (`peer.Peer`), by the name of their settings; empty: no comparison.
     """
 
     target: Any
@@ -284,12 +285,12 @@ class Workload(NamedTuple):
     batch: int
     timed: int
     repeats: int
-    peer: Any = None
+    peers: Mapping[str, Any] = MappingProxyType({})
 
 
 def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Callable[[Shelf], list[Row]]:
     def run(shelf: Shelf) -> list[Row]:
-        from specjax.bench.peer import make_peer
+        from specjax.bench.peer import make_peers
         from specjax.request import named_verifier
 
         strategy, target = point.strategy, shelf.model(grid.target)
@@ -302,13 +303,13 @@ def _measure_point(grid: Grid, point: Point, items: Sequence[tasks.Item]) -> Cal
         except ValueError as error:
             raise Missing(" ".join(str(error).split())) from None
         prompts = shelf.keep(("prompts", point.task), lambda: tasks.prompts_for(target, point.task, items, grid.style))
-        peer = None
+        peers = {}
         if grid.peer:
             first = drafts[0] if drafts else None
-            make = lambda: make_peer(target, first, ignore_eos=grid.ignore_eos)
-            peer = shelf.keep(("peer", point.drafts[:1]), make)
+            make = lambda: make_peers(target, first, ignore_eos=grid.ignore_eos)
+            peers = shelf.keep(("peer", point.drafts[:1]), make)
         settings = {"max_new_tokens": grid.max_new_tokens, "ignore_eos": grid.ignore_eos, "seed": grid.seed}
-        work = Workload(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peer)
+        work = Workload(target, prompts, settings, grid.batch, grid.timed, grid.repeats, peers)
         style = tasks.style_of(target, point.task, grid.style)
         row: Row = {
             "task": point.task,
@@ -374,7 +375,11 @@ def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: di
 
     timed = work.prompts[: work.timed]
     tokens, length = tokenize(work.target, timed)
-    decoders = dict(peer_decoders(work, strategy, plain["temperature"]))
+    decoders = {
+        f"{setting} {kind}": decode
+        for setting, peer in work.peers.items()
+        for kind, decode in peer_decoders(peer, work, strategy, plain["temperature"])
+    }
     programs: dict[tuple[int, str], Callable[[], Any]] = {}
     for place, count in enumerate(length):
         programs[place, "drafted"] = lambda n=place: ours(n, drafted)
@@ -382,7 +387,7 @@ def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: di
         for name, decode in decoders.items():
             given = [tokens[place, :count].tolist()]
             programs[place, name] = lambda decode=decode, given=given: (decode(given)[0], None)
-    found = measuring.interleave(programs, work.repeats, pause=0.0 if work.peer is None else measuring.PAUSE)
+    found = measuring.interleave(programs, work.repeats, pause=measuring.PAUSE if work.peers else 0.0)
     names = ("drafted", "plain", *decoders)
     by_turn = lambda name, of: np.transpose([of(found[n, name]) for n in range(len(timed))]).tolist()
     seconds, written = lambda run: run.seconds, lambda run: run.each(lambda value: float(len(value[0])))
@@ -399,28 +404,27 @@ def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: di
     return row | {"load": {name: max(found[n, name].load for n in range(len(timed))) for name in names}}
 
 
-def peer_decoders(work: Workload, strategy: Strategy, temperature: float) -> Iterator[tuple[str, Callable]]:
+def peer_decoders(peer: Any, work: Workload, strategy: Strategy, temperature: float) -> Iterator[tuple[str, Callable]]:
     """What transformers decodes beside: assisted generation for a draft model, prompt lookup for drafters that copy,
     with the same gamma, and plain decoding."""
-    if work.peer is None:
-        return
     common = {"new": work.settings["max_new_tokens"], "temperature": temperature}
-    if strategy.gamma is not None and strategy.name == "model" and work.peer.draft is not None:
-        yield "transformers assisted", work.peer.assisted(gamma=strategy.gamma, **common)
+    if strategy.gamma is not None and strategy.name == "model" and peer.draft is not None:
+        yield "assisted", peer.assisted(gamma=strategy.gamma, **common)
     elif strategy.gamma is not None and strategy.name in COPYING:
-        yield "transformers lookup", work.peer.lookup(gamma=strategy.gamma, **common)
-    yield "transformers plain", work.peer.plain(**common)
+        yield "lookup", peer.lookup(gamma=strategy.gamma, **common)
+    yield "plain", peer.plain(**common)
 
 
 def peer_columns(timed: Row, outputs: dict[str, list[list[int]]], *, greedy: bool) -> Row:
-    """Tokens per second of transformers, ours over theirs, and the share of equal greedy outputs."""
+    """Tokens per second of transformers at the faster of its settings, ours over theirs, and the share of equal greedy
+    outputs."""
     row: Row = {}
-    for name in timed["runs"]:
-        if not name.startswith("transformers"):
-            continue
-        short = name.removeprefix("transformers ")
+    found = {name: rates.per_second(timed, name) for name in timed["runs"] if name.startswith("transformers")}
+    for short in dict.fromkeys(name.rpartition(" ")[2] for name in found):
+        name = max((name for name in found if name.endswith(f" {short}")), key=lambda name: found[name])
         own = "plain" if short == "plain" else "drafted"
-        row[f"transformers_{short}_tokens_per_second"] = rates.per_second(timed, name)
+        row[f"transformers_{short}_setting"] = name.removesuffix(f" {short}")
+        row[f"transformers_{short}_tokens_per_second"] = found[name]
         row |= rates.speed(timed, own, name).columns(f"ratio_to_{short}")
         if greedy:
             row[f"equal_to_transformers_{short}"] = equal(outputs[own], outputs[name])

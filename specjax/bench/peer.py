@@ -9,6 +9,7 @@ torch is imported inside the functions: without it the benchmarks run, and their
 import importlib.util
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,9 +51,11 @@ def twin(model: Model, *, packed: bool = False) -> Any:
         made.config.num_layers = made.config.num_decoder_layers
     made.eval()
     if packed:
-        from torch.utils import mkldnn
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # its classes are TorchScript, which torch 2.14 deprecates
+            from torch.utils import mkldnn
 
-        mkldnn.to_mkldnn(made, made.dtype)
+            mkldnn.to_mkldnn(made, made.dtype)
     return made
 
 

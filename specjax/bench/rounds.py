@@ -102,7 +102,7 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
     """Microseconds of a round between models that cost almost nothing: what the framework itself takes.
 
     `round_us` is that of the decoding loop; `request_round_us` and `peer_round_us` are whole requests, prompt and
-    dispatch included, divided by their rounds, and `ratio` is that of these two.
+    dispatch included, divided by their rounds, and `ratio` is that of these two; the peer at the faster of its settings.
     """
     config = opt.OPTConfig(
         vocab_size=vocab, width=16, embed_width=16, layers=1, heads=1, mlp_width=16, max_positions=512
@@ -110,7 +110,7 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
     model = Model(
         "tiny", opt.FAMILY, config, default_format(), opt.FAMILY.init(jax.random.key(0), config, default_format())
     )
-    other = peer.make_peer(model, model) if peer.available() else None
+    others = peer.make_peers(model, model)
     given = random_prompts(1, vocab)
     for gamma in gammas:
         for temperature in temperatures:
@@ -119,10 +119,8 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
                 api.generate(model, given, max_new_tokens=NEW, **settings).stats for _ in range(INNER)
             ]
             programs: dict[str, Callable[[], Any]] = {"specjax": ours}
-            if other is not None:
-                programs["transformers"] = other.counted(
-                    other.assisted(gamma=gamma, new=NEW, temperature=temperature), given
-                )
+            for name, other in others.items():
+                programs[name] = other.counted(other.assisted(gamma=gamma, new=NEW, temperature=temperature), given)
             runs = measuring.interleave(programs, repeats, pause=measuring.PAUSE)
             own = runs["specjax"]
             loops = [s.seconds["decode"] / s.rounds for every in own.values for s in every]
@@ -130,10 +128,14 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
             row: Row = {"bench": "overhead", "vocab": vocab, "gamma": gamma, "temperature": temperature}
             row |= {"round_us": 1e6 * measuring.spread(loops).median, "load": {n: one.load for n, one in runs.items()}}
             row["request_round_us"] = 1e6 * measuring.spread(whole).median
-            if other is not None:
-                beside = runs["transformers"]
-                each = [1e6 * s / count for s, count in zip(beside.seconds, beside.values, strict=True)]
-                row["peer_round_us"] = measuring.spread(each).median
+            theirs = {
+                name: measuring.spread([
+                    1e6 * s / count for s, count in zip(runs[name].seconds, runs[name].values, strict=True)
+                ]).median
+                for name in others
+            }  # fmt: skip
+            if best := peer.fastest(theirs):
+                row |= {"peer": best, "peer_round_us": theirs[best]}
                 row["ratio"] = row["peer_round_us"] / row["request_round_us"]
                 row["ratio_to_loop"] = row["peer_round_us"] / row["round_us"]
             yield row

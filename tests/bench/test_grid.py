@@ -181,24 +181,30 @@ class FakePeer:
 @pytest.mark.parametrize(
     ("strategy", "names"),
     [
-        ("model:gamma=3", ["transformers assisted", "transformers plain"]),
-        ("ngram:gamma=3", ["transformers lookup", "transformers plain"]),
-        ("plain", ["transformers plain"]),
+        ("model:gamma=3", ["assisted", "plain"]),
+        ("ngram:gamma=3", ["lookup", "plain"]),
+        ("plain", ["plain"]),
     ],
 )
 def test_each_strategy_has_its_counterpart_in_transformers(strategy, names):
     work = grids.Workload(None, [[1]], {"max_new_tokens": 4}, 1, 1, 1)
-    decoders = lambda work: [name for name, _ in grids.peer_decoders(work, Strategy.parse(strategy), 0.0)]
-    assert decoders(work) == [] and decoders(work._replace(peer=FakePeer())) == names
+    assert [name for name, _ in grids.peer_decoders(FakePeer(), work, Strategy.parse(strategy), 0.0)] == names
 
 
-def test_ratios_compare_plain_with_plain_and_drafted_with_drafted():
-    rate = {"drafted": 30.0, "plain": 10.0, "transformers assisted": 15.0, "transformers plain": 5.0}
+def test_ratios_compare_plain_with_plain_and_drafted_with_drafted_at_the_peers_faster_setting():
+    rate = {
+        "drafted": 30.0, "plain": 10.0, "transformers assisted": 15.0, "transformers plain": 4.0,
+        "transformers packed assisted": 12.0, "transformers packed plain": 5.0,
+    }  # fmt: skip
     runs = {name: {"seconds": [[30 / n, 30 / n]], "tokens": [[30, 30]]} for name, n in rate.items()}
     timed = rates.run_columns(runs, ["a", "b"])
-    outputs = {"drafted": [[1, 2], [3]], "plain": [[1, 2], [3]], "transformers assisted": [[1, 2], [4]],
-               "transformers plain": [[1, 2], [3]]}  # fmt: skip
+    outputs = {
+        "drafted": [[1, 2], [3]], "plain": [[1, 2], [3]], "transformers assisted": [[1, 2], [4]],
+        "transformers plain": [[5], [5]], "transformers packed assisted": [[5], [5]],
+        "transformers packed plain": [[1, 2], [3]],
+    }  # fmt: skip
     assert grids.peer_columns(timed, outputs, greedy=True) == pytest.approx({
+        "transformers_assisted_setting": "transformers", "transformers_plain_setting": "transformers packed",
         "transformers_assisted_tokens_per_second": 15.0, "ratio_to_assisted": 2.0, "ratio_to_assisted_error": 0.0,
         "equal_to_transformers_assisted": 0.5,
         "transformers_plain_tokens_per_second": 5.0, "ratio_to_plain": 2.0, "ratio_to_plain_error": 0.0,
