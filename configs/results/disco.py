@@ -2,7 +2,8 @@
 
 The classifier learns from recorded rounds of the bundled pair on four fifths of the prompts. The others are decoded
 with it and with fixed lengths; a run costs its target passes, and c for each draft token. The gain is relative to the
-fixed length with the most tokens per cost on the same prompts, with its standard error over prompts.
+fixed length with the most tokens per cost on the same prompts, with its standard error over prompts. `repetition` is
+the share of the text that repeats what came before.
 """
 
 import json
@@ -20,6 +21,7 @@ def main(file: Path) -> None:
     target, draft = sj.load("bundled/opt-target"), sj.load("bundled/opt-draft")
     prompts = file.read_text().splitlines()
     known, others = [prompt for row, prompt in enumerate(prompts) if row % FIFTH], prompts[::FIFTH]
+    texts = {}
     for temperature in (0.0, 1.0):
         how = {"temperature": temperature, "max_new_tokens": 128}
         traces = disco.record(target, draft, known, gamma_max=GAMMA_MAX, **how)
@@ -27,8 +29,9 @@ def main(file: Path) -> None:
 
         def decoded(temperature=temperature, how=how, **options):
             drafter = sj.drafters.model(draft, **options)
-            rows = sj.generate(target, others, drafter=drafter, **how).stats.by_row
-            return rows["tokens"], rows["rounds"], rows["drafted"]
+            out = sj.generate(target, others, drafter=drafter, **how)
+            texts[temperature] = out.tokens
+            return [out.stats.by_row[name] for name in ("tokens", "rounds", "drafted")]
 
         fixed = {gamma: decoded(gamma=gamma) for gamma in FIXED}
         for cost in COSTS:
@@ -42,6 +45,7 @@ def main(file: Path) -> None:
                 "best fixed": estimates.of_totals(speed, *fixed[best]).value,
                 "disco": estimates.of_totals(speed, *found).value,
                 **estimates.of_totals(gain, *found, *fixed[best]).columns("gain"),
+                **estimates.repetition(texts[temperature]).columns("repetition"),
             }))  # fmt: skip
 
 

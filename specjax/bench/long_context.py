@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from specjax import api, drafters, files, measuring
+from specjax import api, drafters, estimates, files, measuring
 from specjax.bench.record import Row
 from specjax.drafters import LoadedDrafter, reading
 from specjax.drafters.reading import BytesRead
@@ -35,7 +35,8 @@ def measure(
     `mb_per_token`: megabytes read per committed token of a row, computed and not measured: the draft steps of a round
     and the target pass over all its slots (`drafters.reading`), divided by the measured tokens per target pass.
     `bytes_of_plain`: over those of plain decoding, one pass per token. Seconds are those of decoding, without the
-    prompt; `time_of_plain` is the median of the ratios within a turn.
+    prompt; `time_of_plain` is the median of the ratios within a turn. `repetition`: share of the text that repeats what
+    came before, which is easy to draft.
 
     Args:
       target: name of a decoder-only model.
@@ -57,19 +58,20 @@ def measure(
     built = {name: _build(model, name, rows, slots, gamma, budget) for name in supported}
     settings: dict[str, Any] = {"max_new_tokens": new, "temperature": temperature, "ignore_eos": True}
     programs = {
-        name: lambda drafter=drafter: api.generate(model, given, drafter=drafter, **settings).stats
+        name: lambda drafter=drafter: api.generate(model, given, drafter=drafter, **settings)
         for name, (drafter, _) in built.items()
     }
     runs = measuring.interleave(programs, repeats)
-    seconds = {name: one.each(lambda stats: stats.seconds["decode"]) for name, one in runs.items()}
+    seconds = {name: one.each(lambda out: out.stats.seconds["decode"]) for name, one in runs.items()}
     for name, (_, step) in built.items():
-        stats = runs[name].values[-1]
+        out = runs[name].values[-1]
+        stats = out.stats
         read = ((0.0 if step is None else gamma * step.total) + whole.total) / stats.tokens_per_call
         yield {
             "bench": "long-context", "target": target, "dtype": dtype, "strategy": name, "rows": rows, "prompt": prompt,
             "gamma": 0 if step is None else gamma, "budget": budget if name in SELECTIONS else None, "new": new,
             "temperature": temperature, "accepted_per_tested": stats.accepted_per_tested,
-            "tokens_per_call": stats.tokens_per_call,
+            "tokens_per_call": stats.tokens_per_call, **estimates.repetition(out.tokens).columns("repetition"),
             "draft_step_mb": None if step is None else step.total / 1e6, "target_pass_mb": whole.total / 1e6,
             "mb_per_token": read / 1e6, "bytes_of_plain": read / whole.total,
             "decode_seconds": list(measuring.spread(seconds[name])),

@@ -102,7 +102,8 @@ def overhead(vocab: int, gammas: Sequence[int], temperatures: Sequence[float], r
     """Microseconds of a round between models that cost almost nothing: what the framework itself takes.
 
     `round_us` is that of the decoding loop; `request_round_us` and `peer_round_us` are whole requests, prompt and
-    dispatch included, divided by their rounds, and `ratio` is that of these two; the peer at the faster of its settings.
+    dispatch included, divided by their rounds, and `ratio` is that of these two. The peer runs at both of its settings,
+    and the faster counts.
     """
     config = opt.OPTConfig(
         vocab_size=vocab, width=16, embed_width=16, layers=1, heads=1, mlp_width=16, max_positions=512
