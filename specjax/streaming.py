@@ -1,6 +1,5 @@
 """Streamed text: whole characters only, and nothing that a stop string may cut."""
 
-import copy
 import functools
 from collections.abc import Sequence
 
@@ -37,8 +36,9 @@ class Writer:
 
     def copy(self) -> "Writer":
         """A writer at the same place; adding to either leaves the other as it is."""
-        made = copy.copy(self)
-        made._streamer = self._streamer.copy()
+        made = object.__new__(Writer)
+        made._streamer, made._stops = self._streamer.copy(), self._stops
+        made._held, made._drop = self._held, self._drop
         return made
 
     def add(self, tokens: Sequence[int]) -> str:
