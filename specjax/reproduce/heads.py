@@ -370,7 +370,7 @@ def fastest(setup: Setup, at: Measured, names: Sequence[str]) -> ClaimCheck:
 
 def draw(new_figure: Any, at: Measured, names: Sequence[str]) -> Any:
     """Acceptance by position, and tokens per target pass by draft length, greedy."""
-    figure = new_figure(figsize=(9.6, 4.2), layout="constrained")
+    figure = new_figure(figsize=(11.0, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, look in looks(names).items():
         row = longest(at, name, 0.0)
@@ -381,7 +381,7 @@ def draw(new_figure: Any, at: Measured, names: Sequence[str]) -> Any:
         right.plot(list(known), list(known.values()), label=name, markersize=4, **look)
     finish(left, "position", "accepted / tested", "Acceptance by position, T = 0")
     finish(right, "γ", "tokens per target pass", "Chains, T = 0")
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))  # a dozen names hide lines
     return figure
 
 
