@@ -32,9 +32,8 @@ LONG='Author: (Edgar Rice|Mark Twain|Jules|H.G|Jack London|Arthur Conan|G.K|Rudy
 english --run "$RUNS/opt-target" --data "$HERE/stories.txt.xz" "$DATA/stories.jsonl.gz" "$DATA/books.txt.xz" \
     --repeat 8 3 1 --exclude "$LONG" --vocab-size 4096 --width 336 --layers 8 --heads 7 --steps 1900 --decay 650
 
-python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 16000 --seed 1  # heads learn from all of them
-head -n 4000 "$RUNS/openings.txt" > "$RUNS/some.txt"
-specjax train answers --target "$RUNS/opt-target/model" --prompts "$RUNS/some.txt" --out "$RUNS/samples.jsonl" \
+python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 4000 --seed 1
+specjax train answers --target "$RUNS/opt-target/model" --prompts "$RUNS/openings.txt" --out "$RUNS/samples.jsonl" \
     --max-new-tokens 240 --rows 64
 english_draft --run "$RUNS/opt-draft" --width 128 --layers 1 --heads 4 --steps 3800 --decay 1300
 english_draft --run "$RUNS/opt-tiny" --width 48 --layers 1 --heads 3 --steps 2000 --decay 700
@@ -47,6 +46,7 @@ german_draft --run "$RUNS/t5-middle" --own-outputs 140000 --steps 2400 --decay 3
     --width 160 --encoder-layers 4 --decoder-layers 1 --heads 4 --head-width 40
 
 # Acceptance and speed of the pairs on first words and sentences held out, BLEU and chrF.
+python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 16000 --seed 1  # those of the heads too
 python "$HERE/write_stories.py" --out "$RUNS/prompts.txt" --openings 64 --seed 2 --exclude "$RUNS/openings.txt"
 for draft in opt-draft opt-tiny; do
     specjax sweep --target "$RUNS/opt-target/model" --drafts "$RUNS/$draft/model" --drafters model --gammas 3 5 \

@@ -13,7 +13,7 @@ import pytest
 from specjax.heads import load_head
 from specjax.training import dflash, losses, peagle
 from specjax.training.eagle import RECIPES, Batch
-from tests.heads.test_one_pass_torch import LAYERS, VOCAB, classes, make, package, streams, verifier
+from tests.heads.test_package_torch import LAYERS, VOCAB, classes, make, package, streams, verifier
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 TEXT, FIRST = 21, 6  # tokens, and where the answer begins
