@@ -28,6 +28,16 @@ CASES = {
 }
 
 
+def test_a_copy_continues_in_the_middle_of_a_character_and_of_a_stop_string():
+    tokens = BYTES.encode("a 狐 STOP b")
+    for cut in range(len(tokens)):
+        writer = Writer(BYTES, ["STOP"])
+        begun = writer.add(tokens[:cut])
+        other = writer.copy()
+        for one in (other, writer):  # one after the other: neither reads what the other has added
+            assert begun + one.add(tokens[cut:]) + one.end() == "a 狐 "
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("case", CASES)
 def test_pieces_are_the_text_before_the_stop(case, size):

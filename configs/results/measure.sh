@@ -4,8 +4,8 @@
 #     sh configs/results/measure.sh FOLDER
 #
 # CHAT is SmolLM2-135M-Instruct, TRANSLATIONS a file of sentence pairs that the bundled models have not seen (as
-# `specjax train t5` writes held_out.tsv), BOOKS a long text, and DATA a folder of MT-bench, GSM8K and HumanEval. Run it again after an interruption: rows that a file
-# of JSON lines has are not measured again.
+# `specjax train t5` writes held_out.tsv), BOOKS a long text, and DATA a folder of MT-bench, GSM8K and HumanEval. Run it
+# again after an interruption: rows that a file of JSON lines has are not measured again.
 set -eu
 OUT=${1:?"usage: sh configs/results/measure.sh FOLDER"}
 : "${CHAT:=HuggingFaceTB/SmolLM2-135M-Instruct}"

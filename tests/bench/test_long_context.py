@@ -3,6 +3,7 @@
 import pytest
 
 import specjax as sj
+from specjax import estimates
 from specjax.bench import long_context
 
 
@@ -25,6 +26,10 @@ def test_a_token_reads_what_its_round_read(tmp_path, monkeypatch):
     assert plain["bytes_of_plain"] == 1 and 1 <= sinks["tokens_per_call"] <= 3
     assert sinks["bytes_of_plain"] == pytest.approx(sinks["mb_per_token"] / plain["mb_per_token"])
     assert sinks["draft_step_mb"] < plain["target_pass_mb"]
+    written = sj.generate(
+        model, long_context.cut(model, text.read_text(), 40, 2), max_new_tokens=8, temperature=0.0, ignore_eos=True
+    )
+    assert plain["repetition"] == sinks["repetition"] == estimates.repetition(written.tokens).value
 
 
 def _leaves(params):
