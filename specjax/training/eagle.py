@@ -270,25 +270,31 @@ def with_draft_tokens(counts: np.ndarray, size: int, vocab_size: int) -> np.ndar
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
-def new_layers(target: Model, layers: int, mlp_width: int, kv_heads: int) -> LlamaConfig:
-    """Decoder layers of a new head, with the target's width, heads and rotary base; `kv_heads` 0: the target's."""
+def new_layers(target: Model, layers: int, mlp_width: int, kv_heads: int, width: int) -> LlamaConfig:
+    """Decoder layers of a new head, with the rotary base of the target and its attention heads, or as many as fill
+    another width; `kv_heads` 0: the target's, or as many as heads."""
     config = target.config
+    own = width != config.width
+    heads = width // config.head_width if own else config.heads
     return LlamaConfig(
-        vocab_size=target.vocab_size, width=config.width, layers=layers, heads=config.heads,
-        kv_heads=kv_heads or config.kv_heads, head_width=config.head_width,
+        vocab_size=target.vocab_size, width=width, layers=layers, heads=heads,
+        kv_heads=kv_heads or (heads if own else config.kv_heads), head_width=config.head_width,
         mlp_width=mlp_width, max_positions=getattr(config, "max_positions", 2048), activation="silu",
         rope_theta=getattr(config, "rope_theta", 10000.0), eps=getattr(config, "eps", 1e-5),
     )  # fmt: skip
 
 
-def output_kernel(head: Head) -> Float[Array, "_ _"]:
-    """The target's output matrix as the kernel of a `Linear`; of the draft vocabulary if there is one."""
+def output_rows(head: Head) -> Float[Array, "N D"]:
+    """The target's output matrix, a row per token; of the draft vocabulary if there is one."""
     target = head.target
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
-    kernel = ends.unembed(jnp.eye(head.config.width, dtype=jnp.float32)[None])[0].astype(jnp.float32)
-    if head.draft_tokens is not None:
-        kernel = kernel[:, head.draft_tokens]
-    return kernel.T if FORMAT.products.out_in else kernel
+    rows = ends.unembed(jnp.eye(target.config.width, dtype=jnp.float32)[None])[0].astype(jnp.float32).T
+    return rows if head.draft_tokens is None else rows[head.draft_tokens]
+
+
+def kernel(rows: Float[Array, "N D"]) -> Float[Array, "_ _"]:
+    """Of a `Linear` that takes D to N."""
+    return rows if FORMAT.products.out_in else rows.T
 
 
 def new_config(
@@ -305,4 +311,5 @@ def new_config(
     if kind != "eagle3":
         return EagleConfig(layers, layers.width)
     taps = check_taps(taps or default_taps(target.config.layers), target)
-    return EagleConfig(layers, len(taps) * layers.width, taps, draft_vocab)
+    width = target.config.width
+    return EagleConfig(layers, len(taps) * width, taps, draft_vocab, own_embedding=layers.width != width)

@@ -80,7 +80,11 @@ def layers_of(run: "HeadRun") -> int:
 
 def new_layers(run: "HeadRun", target: Model) -> LlamaConfig:
     """Of the shape that the options name."""
-    return eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * target.config.width, run.kv_heads)
+    part = target.config.head_width
+    if run.width % part:
+        raise ValueError(f"width is {run.width}, no multiple of {part}, that of an attention head of {target.name}")
+    width = run.width or target.config.width
+    return eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * width, run.kv_heads, width)
 
 
 def new_eagle(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
@@ -168,21 +172,25 @@ def plain(params: Params, fmt: Format) -> Params:
 def init_with_ends(head: Head, how: Any, key: jax.Array) -> Params:
     """Random layers; an embedding and an output matrix of the head's own begin as the target's.
 
-    The head's last norm begins with scales of 1, so that the target's are multiplied into the output matrix.
+    Those of a narrower head begin as the target's on the principal components of its embedding. The head's last norm
+    begins with scales of 1, so that the target's are multiplied into the output matrix.
     """
     del how
     if head.params:
         return head.params
     params, target = head.kind.init(key, head.config, FORMAT), head.target
     outer = target.family.without_layers(target.params)
+    ends = target.family.ends(target.config, target.fmt)(outer)
+    table = ends.embed.tokens(jnp.arange(target.vocab_size, dtype=jnp.int32)[None])[0].astype(jnp.float32)
+    narrow = lambda rows: rows
+    if head.config.width < table.shape[1]:
+        basis = jnp.linalg.svd(table, full_matrices=False)[2][: head.config.width]
+        narrow = lambda rows: rows @ basis.T
     if "embed" in params:
-        ends = target.family.ends(target.config, target.fmt)(outer)
-        table = ends.embed.tokens(jnp.arange(target.vocab_size, dtype=jnp.int32)[None])[0]
-        params = params | {"embed": {"table": table.astype(jnp.float32)}}
+        params = params | {"embed": {"table": narrow(table)}}
     if "head" in params:
-        scale = outer.get("final_norm", {}).get("scale", jnp.ones((head.config.width,), jnp.float32))
-        kernel = eagle.output_kernel(head) * (scale if FORMAT.products.out_in else scale[:, None])
-        params = params | {"head": {"kernel": kernel}}
+        scale = outer.get("final_norm", {}).get("scale", jnp.ones((table.shape[1],), jnp.float32))
+        params = params | {"head": {"kernel": eagle.kernel(narrow(eagle.output_rows(head) * scale[None]))}}
     return params
 
 
@@ -198,8 +206,8 @@ TRAINED = {
         "eagle", new_eagle, eagle.RECIPES["hass"], eagle.loss, eagle.measure, (*EAGLE, "feature_loss"),
     ),
     "eagle3": TrainedKind(
-        "eagle3", new_eagle, eagle.RECIPES["eagle3"], eagle.loss, eagle.measure, (*EAGLE, "draft_vocab", "taps"),
-        init_with_ends,
+        "eagle3", new_eagle, eagle.RECIPES["eagle3"], eagle.loss, eagle.measure,
+        (*EAGLE, "width", "draft_vocab", "taps"), init_with_ends,
     ),
     "spire": TrainedKind(
         "spire", new_spire, eagle.RECIPES["spire"], eagle.loss, eagle.measure,

@@ -25,11 +25,11 @@ EVALUATIONS = 64  # most held-out batches
 PARTS = ("train", "held_out")
 # Options that not all kinds have.
 OPTIONS = (
-    "layers", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "mask_token", "window", "start", "rank",
-    "feature_loss", "glance", "kept", "features",
+    "layers", "width", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "mask_token", "window", "start",
+    "rank", "feature_loss", "glance", "kept", "features",
 )  # fmt: skip
 # Of these, those that a trained head has.
-SHAPE = ("layers", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "window")
+SHAPE = ("layers", "width", "mlp_width", "kv_heads", "draft_vocab", "own_matrices", "taps", "window")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,10 @@ class HeadRun:
     """Folder of the run."""
     layers: Annotated[int, arg(help_behavior_hint="(default: 4 of peagle, 5 of dflash, 2 of spire, else 1)")] = 0
     """Decoder layers, or residual blocks of each Medusa head."""
-    mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the target's width, of mlp once)")] = 0
+    width: Annotated[int, arg(help_behavior_hint="(default: the target's)")] = 0
+    """EAGLE-3: width of the head, a multiple of that of the target's attention heads. A narrower head drafts faster,
+    and has an embedding of its own."""
+    mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the head's width, of mlp once)")] = 0
     """Width of the MLP of the layers; of an MLP speculator, of its state."""
     kv_heads: Annotated[int, arg(help_behavior_hint="(default: the target's)")] = 0
     """Key-value heads of the layers; fewer make a smaller head."""
@@ -178,8 +181,8 @@ class HeadRun:
         checks.check_name(self.head_dtype, DTYPES, "head_dtype")
         checks.at_least(1, tokens=self.tokens)
         checks.at_least(
-            0, layers=self.layers, mlp_width=self.mlp_width, kv_heads=self.kv_heads, draft_vocab=self.draft_vocab,
-            unroll=self.unroll, rank=self.rank, window=self.window,
+            0, layers=self.layers, width=self.width, mlp_width=self.mlp_width, kv_heads=self.kv_heads,
+            draft_vocab=self.draft_vocab, unroll=self.unroll, rank=self.rank, window=self.window,
         )  # fmt: skip
         for name in ("feature_loss", "glance", "kept"):
             if getattr(self, name) is not None:

@@ -20,9 +20,10 @@ from specjax.training.eagle import (
     Step,
     compare,
     first_nats,
+    kernel,
     measured,
     of_text,
-    output_kernel,
+    output_rows,
     read_target,
     wanted,
 )
@@ -106,5 +107,5 @@ def init_medusa(head: Head, how: Staged, key: jax.Array) -> Params:
     params = head.kind.init(key, head.config, FORMAT)
     if not head.config.matrices:
         return params
-    kernel = output_kernel(head)
-    return params | {"heads": {name: {"kernel": kernel} for name in params["heads"]}}
+    own = kernel(output_rows(head))
+    return params | {"heads": {name: {"kernel": own} for name in params["heads"]}}

@@ -233,10 +233,56 @@ def test_commands_write_answers_and_train_a_head(tmp_path):
 def test_layers_of_a_new_head_have_the_attention_of_the_target():
     for name in ("opt", "llama"):
         target = battery.target(name)
-        layers = eagle.new_layers(target, 1, 24, 0)
+        layers = eagle.new_layers(target, 1, 24, 0, target.config.width)
         own = target.config
         assert (layers.heads, layers.kv_heads, layers.head_width) == (own.heads, own.kv_heads, own.head_width)
-        assert eagle.new_layers(target, 1, 24, 1).kv_heads == 1
+        assert eagle.new_layers(target, 1, 24, 1, target.config.width).kv_heads == 1
+
+
+def narrow(tmp_path, family: str, width: int) -> Head:
+    from specjax.training.head_kinds import TRAINED
+    from specjax.training.head_run import HeadRun
+
+    run = HeadRun(
+        kind="eagle3", target="x", data=(), out=tmp_path, width=width, taps=(0, 1, 2), mlp_width=12, kv_heads=1
+    )
+    of = TRAINED["eagle3"].new(run, battery.target(family), TOKENS)
+    return dataclasses.replace(of, params=TRAINED["eagle3"].init(of, None, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_narrow_head_begins_with_the_principal_components_of_the_targets_matrices(tmp_path, family):
+    """Of all tables of that width, its embedding has the products nearest to those of the target's."""
+    of, width = narrow(tmp_path, family, 8), 8
+    target = of.target
+    ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
+    table = np.asarray(ends.embed.tokens(jnp.arange(battery.VOCAB)[None])[0])
+    values, vectors = np.linalg.eigh(table @ table.T)
+    nearest = (vectors * np.where(values >= np.sort(values)[-width], values, 0)) @ vectors.T
+    found = np.asarray(of.params["embed"]["table"])
+    assert found.shape == (battery.VOCAB, width) and width < table.shape[1]
+    np.testing.assert_allclose(found @ found.T, nearest, atol=1e-5)
+    rows = np.asarray(of.params["head"]["kernel"])
+    rows = rows if FORMAT.products.out_in else rows.T
+    scale = np.asarray(target.params["final_norm"]["scale"])
+    wanted = np.asarray(ends.unembed(jnp.eye(table.shape[1])[None])[0])[:, TOKENS].T * scale
+    basis = np.linalg.lstsq(table, found, rcond=None)[0]
+    np.testing.assert_allclose(rows, wanted @ basis, atol=1e-5)
+
+
+def test_a_narrow_head_is_written_and_drafts_as_before(tmp_path):
+    of = narrow(tmp_path, "llama", 8)
+    assert (of.config.layer.heads, of.config.layer.kv_heads, of.config.width, of.config.features) == (2, 1, 8, 48)
+    of.save_pretrained(tmp_path / "head")
+    read = sj.load_head(tmp_path / "head", of.target)
+    drafts = [sj.draft_logits(of.target, [3, 1, 4], sj.drafters.head(one, gamma=3), steps=3) for one in (of, read)]
+    for one, other in zip(*drafts, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_the_width_of_a_head_is_whole_attention_heads(tmp_path):
+    with pytest.raises(ValueError, match="10"):
+        narrow(tmp_path, "llama", 10)
 
 
 def test_the_losses_of_an_ablation_are_options(tmp_path):
