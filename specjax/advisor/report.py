@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from specjax import plotting
 from specjax.advisor import rank, texts
 from specjax.advisor.measure import BatchRun
-from specjax.advisor.rank import DRAWN, PLAIN, SELF, Candidate, ChainCounts, Measurements
+from specjax.advisor.rank import DRAWN, HEAD, PLAIN, SELF, Candidate, ChainCounts, Measurements
 from specjax.advisor.trials import Trial
 from specjax.plotting import GREY, INK, PURPLE, looks
 from specjax.strategy import Strategy
@@ -94,7 +94,7 @@ class Advice(NamedTuple):
         """The recommended call of `specjax.generate`, where `sj` is specjax."""
         strategy, options = self.strategy, self.settings
         load = f'sj.load("{self.target}")'
-        given = [f"target := {load}" if strategy.name in SELF else load, "prompts"]
+        given = [f"target := {load}" if strategy.name in (HEAD, *SELF) else load, "prompts"]
         if strategy != PLAIN:
             given.append(f"drafter={strategy.python(self.drafts)}")
             given += [f'verifier="{strategy.verifier}"'] if strategy.verifier else []

@@ -1,5 +1,6 @@
 """`advise` end to end on a simulated machine: times are computed, not measured."""
 
+import ast
 import json
 import math
 import shlex
@@ -144,6 +145,14 @@ def test_self_drafting_without_a_draft_model(ask):
     assert "quantized: 0.200 steps per token" in advice.reason
     assert "layer-skip" in {one.strategy.name for one in advice.candidates}
     assert "--draft " not in advice.command()
+
+
+def test_the_call_for_a_head_names_the_target_that_it_drafts_for(ask):
+    advice = ask(Machine())
+    own = Strategy.parse("head:folder=a/head,gamma=3")
+    found = advice._replace(trials=[], candidates=[advice.candidates[0]._replace(strategy=own)]).python
+    target = next(node for node in ast.walk(ast.parse(found)) if isinstance(node, ast.NamedExpr)).target.id
+    assert found.startswith(f'sj.generate({target} := sj.load("big"), ') and f"target={target})" in found
 
 
 def test_drafters_with_hardly_any_acceptance_are_not_timed(ask):
