@@ -302,12 +302,21 @@ def publish_speculators_eagle(head: Head) -> dict[str, Any]:
 
 
 def publish_speculators_eagle3(head: Head) -> dict[str, Any]:
-    """config.json of EAGLE-3 for `speculators` and vLLM, with every flag."""
+    """config.json of EAGLE-3 for `speculators` and vLLM, with every flag.
+
+    Raises:
+      ValueError: a head narrower than its target, which the package does not have.
+    """
     config = head.config
     hidden = config.features // len(config.taps)
+    if hidden != config.width:
+        raise ValueError(
+            f"the package speculators has no heads of width {config.width} for a target of width {hidden}: "
+            "use format='original'"
+        )
     return envelope(head, "eagle3", "Eagle3DraftModel", 3) | {
         "draft_vocab_size": config.draft_vocab, "eagle_aux_hidden_state_layer_ids": list(config.taps),
-        "target_hidden_size": None if hidden == config.width else hidden, "embed_requires_grad": False,
+        "target_hidden_size": None, "embed_requires_grad": False,
         **{name: getattr(config, name) for name in FLAGS},
     }  # fmt: skip
 

@@ -90,8 +90,8 @@ def new_layers(run: "HeadRun", target: Model) -> LlamaConfig:
 def new_eagle(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     drafted = target.vocab_size if chosen is None else len(chosen)
     config = eagle.new_config(run.kind, new_layers(run, target), target, draft_vocab=drafted, taps=run.taps)
-    kind = KINDS[TRAINED[run.kind].kind]
-    return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, "speculators")
+    kind, form = KINDS[TRAINED[run.kind].kind], "original" if run.width else "speculators"
+    return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, form)
 
 
 def new_medusa(run: "HeadRun", target: Model, chosen: Chosen) -> Head:

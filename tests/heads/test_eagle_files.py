@@ -1,6 +1,6 @@
 """EAGLE-3 files that do not fit are one line, before any weight is placed."""
 
-import functools
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,14 +9,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specjax as sj
-from specjax.convert.locate import BUNDLED_FOLDER
+from specjax.heads.head import Head
+from tests.heads import test_formats
 
-FOLDER = BUNDLED_FOLDER / "opt-target-eagle3"
 
-
-@functools.cache
-def target() -> sj.Model:
-    return sj.load("bundled/opt-target")
+def head() -> Head:
+    """EAGLE-3 with a draft vocabulary, and with the embedding of its target."""
+    whole = test_formats.head("eagle3")
+    params = {name: part for name, part in whole.params.items() if name != "embed"}
+    return dataclasses.replace(whole, config=dataclasses.replace(whole.config, own_embedding=False), params=params)
 
 
 def narrower(config, tensors):
@@ -53,10 +54,12 @@ def taps(value):
     ],
 )  # fmt: skip
 def test_files_that_do_not_fit_are_refused(change, name, tmp_path: Path):
-    config = json.loads((FOLDER / "config.json").read_text())
-    tensors = load_file(FOLDER / "model.safetensors")
+    head().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    sj.load_head(tmp_path, test_formats.target())
     change(config, tensors)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=name):
-        sj.load_head(tmp_path, target())
+        sj.load_head(tmp_path, test_formats.target())

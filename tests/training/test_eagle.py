@@ -273,6 +273,8 @@ def test_a_narrow_head_begins_with_the_principal_components_of_the_targets_matri
 def test_a_narrow_head_is_written_and_drafts_as_before(tmp_path):
     of = narrow(tmp_path, "llama", 8)
     assert (of.config.layer.heads, of.config.layer.kv_heads, of.config.width, of.config.features) == (2, 1, 8, 48)
+    with pytest.raises(ValueError, match="original"):
+        of.save_pretrained(tmp_path / "other", format="speculators")
     of.save_pretrained(tmp_path / "head")
     read = sj.load_head(tmp_path / "head", of.target)
     drafts = [sj.draft_logits(of.target, [3, 1, 4], sj.drafters.head(one, gamma=3), steps=3) for one in (of, read)]

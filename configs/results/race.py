@@ -1,0 +1,50 @@
+"""What drafts for the bundled OPT target, over each other: python configs/results/race.py prompts.txt
+
+A draft model and heads, interleaved prompt by prompt, single requests of 64 tokens, prompt included. Errors are
+standard errors over prompts, of the ratio of the seconds per token.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import specjax as sj
+from specjax import estimates
+from specjax.measuring import interleave
+
+PROMPTS, GAMMA, TURNS, TOKENS = 48, 3, 5, 64
+
+
+def main() -> None:
+    target = sj.load("bundled/opt-target")
+    drafters = {"plain": None, "opt-draft": sj.drafters.model(sj.load("bundled/opt-draft"), gamma=GAMMA)} | {
+        kind: sj.drafters.head(sj.load_head(f"bundled/opt-target-{kind}", target), gamma=GAMMA)
+        for kind in ("eagle3", "hass", "medusa")
+    }
+    prompts = Path(sys.argv[1]).read_text().splitlines()[:PROMPTS]
+    for temperature in (0.0, 1.0):
+        seconds: dict[str, list[float]] = {name: [] for name in drafters}
+        for row, prompt in enumerate(prompts):
+            programs = {
+                name: partial(
+                    sj.generate, target, prompt, drafter=one, max_new_tokens=TOKENS, temperature=temperature, rows=[row]
+                )
+                for name, one in drafters.items()
+            }
+            for name, runs in interleave(programs, TURNS).items():
+                seconds[name].append(float(np.median(runs.seconds)) / len(runs.values[-1].tokens[0]))
+        over = {
+            f"x {base}": {
+                name: estimates.ratio(seconds[base], seconds[name]).shown("{:.3f}".format)
+                for name in drafters if name not in ("plain", base)
+            }
+            for base in ("plain", "opt-draft")
+        }  # fmt: skip
+        print(json.dumps({"temperature": temperature} | over, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
