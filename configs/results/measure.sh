@@ -59,7 +59,7 @@ swept copying --target "$CHAT" --style plain --tasks summarization code --temper
 python "$HERE/disco.py" "$OUT/prompts.txt" > "$OUT/disco.json"
 
 # reproduce.md
-python "$HERE/race.py" "$OUT/prompts.txt" > "$OUT/race.jsonl"
+python "$HERE/compare.py" "$OUT/prompts.txt" > "$OUT/compare.jsonl"
 specjax reproduce all --count 16 --timed 8 --repeats 5 \
     --json "$OUT/reproduce.jsonl" --markdown "$OUT/reproduce.md" --figures "$OUT/figures"
 specjax reproduce heads --head-target "$CHAT" --heads eagle3=bundled/smollm2-eagle3 --dtype bfloat16 --gamma 2 \

@@ -305,13 +305,13 @@ def publish_speculators_eagle3(head: Head) -> dict[str, Any]:
     """config.json of EAGLE-3 for `speculators` and vLLM, with every flag.
 
     Raises:
-      ValueError: a head narrower than its target, which the package does not have.
+      ValueError: a head narrower than its target, which the package does not support.
     """
     config = head.config
     hidden = config.features // len(config.taps)
     if hidden != config.width:
         raise ValueError(
-            f"the package speculators has no heads of width {config.width} for a target of width {hidden}: "
+            f"the package speculators does not support a head of width {config.width} for a target of width {hidden}: "
             "use format='original'"
         )
     return envelope(head, "eagle3", "Eagle3DraftModel", 3) | {

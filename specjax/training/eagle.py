@@ -271,8 +271,12 @@ def with_draft_tokens(counts: np.ndarray, size: int, vocab_size: int) -> np.ndar
 
 
 def new_layers(target: Model, layers: int, mlp_width: int, kv_heads: int, width: int) -> LlamaConfig:
-    """Decoder layers of a new head, with the rotary base of the target and its attention heads, or as many as fill
-    another width; `kv_heads` 0: the target's, or as many as heads."""
+    """Decoder layers of a new head, with the target's rotary base and width of an attention head.
+
+    Args:
+      kv_heads: 0: the target's; of a narrower head, the number of its attention heads.
+      width: a narrower head has as many attention heads as fit.
+    """
     config = target.config
     own = width != config.width
     heads = width // config.head_width if own else config.heads
@@ -293,7 +297,7 @@ def output_rows(head: Head) -> Float[Array, "N D"]:
 
 
 def kernel(rows: Float[Array, "N D"]) -> Float[Array, "_ _"]:
-    """Of a `Linear` that takes D to N."""
+    """The kernel of a `Linear` from D to N, in the layout of `FORMAT`."""
     return rows if FORMAT.products.out_in else rows.T
 
 

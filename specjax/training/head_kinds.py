@@ -80,17 +80,19 @@ def layers_of(run: "HeadRun") -> int:
 
 def new_layers(run: "HeadRun", target: Model) -> LlamaConfig:
     """Of the shape that the options name."""
-    part = target.config.head_width
-    if run.width % part:
-        raise ValueError(f"width is {run.width}, no multiple of {part}, that of an attention head of {target.name}")
-    width = run.width or target.config.width
+    width, part = run.width or target.config.width, target.config.head_width
+    if run.width % part or width > target.config.width:
+        raise ValueError(
+            f"width is {width}: it must be a multiple of {part}, the width of an attention head of {target.name}, and "
+            f"at most {target.config.width}"
+        )
     return eagle.new_layers(target, layers_of(run), run.mlp_width or 3 * width, run.kv_heads, width)
 
 
 def new_eagle(run: "HeadRun", target: Model, chosen: Chosen) -> Head:
     drafted = target.vocab_size if chosen is None else len(chosen)
     config = eagle.new_config(run.kind, new_layers(run, target), target, draft_vocab=drafted, taps=run.taps)
-    kind, form = KINDS[TRAINED[run.kind].kind], "original" if run.width else "speculators"
+    kind, form = KINDS[TRAINED[run.kind].kind], "original" if config.own_embedding else "speculators"
     return Head(str(run.out / "head"), kind, config, FORMAT, {}, target, chosen, form)
 
 
@@ -172,8 +174,8 @@ def plain(params: Params, fmt: Format) -> Params:
 def init_with_ends(head: Head, how: Any, key: jax.Array) -> Params:
     """Random layers; an embedding and an output matrix of the head's own begin as the target's.
 
-    Those of a narrower head begin as the target's on the principal components of its embedding. The head's last norm
-    begins with scales of 1, so that the target's are multiplied into the output matrix.
+    A narrower head begins with the target's matrices projected on the principal components of its embedding. The head's
+    last norm begins with scales of 1, so that the target's are multiplied into the output matrix.
     """
     del how
     if head.params:

@@ -60,8 +60,8 @@ class HeadRun:
     layers: Annotated[int, arg(help_behavior_hint="(default: 4 of peagle, 5 of dflash, 2 of spire, else 1)")] = 0
     """Decoder layers, or residual blocks of each Medusa head."""
     width: Annotated[int, arg(help_behavior_hint="(default: the target's)")] = 0
-    """EAGLE-3: width of the head, a multiple of that of the target's attention heads. A narrower head drafts faster,
-    and has an embedding of its own."""
+    """EAGLE-3: width of the head, a multiple of the width of the target's attention heads, at most the target's. A
+    narrower head drafts faster and has its own embedding."""
     mlp_width: Annotated[int, arg(help_behavior_hint="(default: 3 times the head's width, of mlp once)")] = 0
     """Width of the MLP of the layers; of an MLP speculator, of its state."""
     kv_heads: Annotated[int, arg(help_behavior_hint="(default: the target's)")] = 0

@@ -252,7 +252,7 @@ def narrow(tmp_path, family: str, width: int) -> Head:
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_a_narrow_head_begins_with_the_principal_components_of_the_targets_matrices(tmp_path, family):
-    """Of all tables of that width, its embedding has the products nearest to those of the target's."""
+    """The inner products of the embedding are the best approximation of that rank."""
     of, width = narrow(tmp_path, family, 8), 8
     target = of.target
     ends = target.family.ends(target.config, target.fmt)(target.family.without_layers(target.params))
@@ -282,9 +282,15 @@ def test_a_narrow_head_is_written_and_drafts_as_before(tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_the_width_of_a_head_is_whole_attention_heads(tmp_path):
-    with pytest.raises(ValueError, match="10"):
-        narrow(tmp_path, "llama", 10)
+@pytest.mark.parametrize("width", [10, 20])
+def test_the_width_of_a_head_is_whole_attention_heads_and_at_most_the_targets(width, tmp_path):
+    with pytest.raises(ValueError, match="width"):
+        narrow(tmp_path, "llama", width)
+
+
+def test_a_head_of_the_targets_width_has_no_embedding_of_its_own(tmp_path):
+    of = narrow(tmp_path, "llama", WIDTH)
+    assert of.format == "speculators" and "embed" not in of.params
 
 
 def test_the_losses_of_an_ablation_are_options(tmp_path):

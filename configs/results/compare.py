@@ -1,7 +1,9 @@
-"""What drafts for the bundled OPT target, over each other: python configs/results/race.py prompts.txt
+"""Speed of the draft model and the heads of the bundled OPT target, relative to each other.
 
-A draft model and heads, interleaved prompt by prompt, single requests of 64 tokens, prompt included. Errors are
-standard errors over prompts, of the ratio of the seconds per token.
+    python configs/results/compare.py prompts.txt
+
+Plain decoding and all drafters are interleaved on each prompt: single requests of 64 tokens, prompt included. A result
+is a ratio of seconds per token; its error is a standard error over prompts, paired by prompt.
 """
 
 import json
