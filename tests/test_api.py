@@ -90,6 +90,7 @@ def toy(tmp_path_factory):
 BYTES = {"drafter": sj.drafters.ngram(gamma=3), "max_new_tokens": 40, "temperature": 1.5, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_streamed_bytes_are_the_whole_text(toy):
     """Eight rows of random bytes: some end within a character; all are shown whole, as `generate` returns them."""
     prompts, stream, shown, held = ["Once"] * 8, sj.stream(toy, ["Once"] * 8, **BYTES), [""] * 8, 0
@@ -158,6 +159,7 @@ def test_interrupted_stream_keeps_its_rounds(target, draft, whole):
         assert 3 <= len(part) < 24 and part == row[: len(part)]
 
 
+@pytest.mark.slow
 def test_a_stop_string_cuts_the_text_before_it(target, draft, whole):
     """A stream never shows text of the stop string, whose tokens are several, or after it."""
     text, stop = whole.texts[0], whole.texts[0][9:19]
@@ -214,6 +216,7 @@ def test_defaults_are_the_same_everywhere():
         assert getattr(defaults, name.upper()) == value
 
 
+@pytest.mark.slow
 def test_the_package_is_lazy_and_exports_its_names():
     code = """
 import sys, specjax as sj
@@ -374,6 +377,7 @@ def test_prompts_are_unicode(toy):
         sj.generate(toy, "\udcff")
 
 
+@pytest.mark.slow
 def test_bad_drafters(target):
     with pytest.raises(ValueError, match="gamma"):
         sj.drafters.model(target, gamma=0)
@@ -402,6 +406,7 @@ def test_scores_are_checked(target):
     assert target.score(range(SCORED)).shape == (1, SCORED, size)
 
 
+@pytest.mark.slow
 def test_encoder_rows_that_are_scored_end_at_their_first_padding():
     model = battery.target("t5")
     alone, padded = (model.score([row], [[0, 3]]) for row in ([5], [5, 0, 7, 0]))
@@ -473,6 +478,7 @@ def test_sampling_parameters_and_stop_strings_share_one_program():
     assert [compiles(**options) for options in apart] == [0] * len(apart)
 
 
+@pytest.mark.slow
 def test_results_are_json_and_rows_of_a_table():
     out = sj.generate(battery.target("opt"), [[1, 2], [3]], drafter=sj.drafters.ngram(gamma=2), max_new_tokens=4)
     kept = json.loads(out.to_json())

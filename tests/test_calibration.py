@@ -9,6 +9,7 @@ from specjax.planning.request import PlanRequest
 from tests import battery
 
 
+@pytest.mark.slow
 def test_times_are_those_that_rounds_took(monkeypatch):
     """Rounds that take 3 ms + 0.2 ms per fed token + 1 us per cached token."""
     exact = theory.StepTime(1e-6, 2e-4, 3e-3)

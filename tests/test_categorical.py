@@ -40,6 +40,7 @@ def test_argmax_of_infinities_and_nan_equals_numpy(size):
     np.testing.assert_array_equal(argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("lead", LEADS)
 def test_a_token_without_mass_is_never_sampled(size, lead):

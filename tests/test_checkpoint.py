@@ -45,6 +45,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 4), (1, 8), (4, 2)], ids=str)
 def test_parameters_are_restored_onto_any_mesh(saved, shape):
     """Bit for bit, with the requested shardings; no device receives more than its shard."""
@@ -78,6 +79,7 @@ def test_a_restored_format_is_an_equal_static_argument(tmp_path, platform, dtype
     assert held == fmt and hash(held) == hash(fmt)
 
 
+@pytest.mark.slow
 def test_a_training_state_is_restored(tmp_path):
     """Optimizer moments, typed keys and Python numbers, in the same containers."""
     mesh = sharding.make_mesh(1, 8)
@@ -195,7 +197,8 @@ def test_a_failed_save_leaves_no_folder(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("mesh", [pytest.param(None, marks=pytest.mark.slow), (2, 4)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [None, (2, 4)], ids=str)
 def test_a_model_is_restored_with_its_tokenizer(mesh, tmp_path):
     """From one device; onto a mesh, the whole model on every device or with its rows split."""
     model = sj.load("bundled/opt-tiny")

@@ -98,6 +98,7 @@ def test_user_cache_folder(platform, environment, expected, monkeypatch):
     assert compilation_cache.user_cache_folder() == Path(expected)
 
 
+@pytest.mark.slow
 def test_later_processes_load_programs_and_survive_damage(tmp_path):
     def run(**variables: str) -> tuple[float, int, str]:
         env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **variables}

@@ -27,6 +27,7 @@ def test_there_are_presets():
     assert PRESETS and POD_PRESETS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
 def test_every_preset_builds_and_generates(file):
     run = config.build(config.read(file))

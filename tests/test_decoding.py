@@ -28,12 +28,14 @@ MORE = tuple(f"model-{g}" for g in (2, 4, 5, 6, 7))
 FAMILIES = tuple(battery.FAMILIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_vary(family):
     """Not one token over and over, which anything would reproduce."""
     assert sum(len(set(row[8:])) > 3 for row in battery.plain(family)) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_greedy_is_the_argmax_of_the_scores(family):
     for row in (0, 4):

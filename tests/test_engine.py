@@ -51,6 +51,7 @@ def same_as_static(kind, temperature, slots, *, family="opt", verifier=None, ord
     return static, served
 
 
+@pytest.mark.slow
 def test_sampled_rows_are_those_of_a_static_batch_in_any_order():
     order = np.random.default_rng(1).permutation(COUNT).tolist()
     static, served = same_as_static("model-3", 0.8, 3, order=order)

@@ -70,6 +70,7 @@ def test_within_5_percent_of_the_best_length_and_3_percent_of_plain(rows, alpha)
     assert speed > 0.97 * each[0]
 
 
+@pytest.mark.slow
 def test_the_length_follows_the_acceptance():
     """Half of the rounds with a good draft, half with a useless one: no fixed length is as fast."""
     chances = np.repeat([0.9, 0.05], ROUNDS // 2)[:, None] * np.ones((1, 16))

@@ -97,6 +97,7 @@ def of_two(tmp_path_factory) -> list[dict]:
     return decoded(2, 2, QUICK, tmp_path_factory.mktemp("two"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in QUICK if name not in ("load", "train")])
 def test_two_processes_give_what_one_gives(of_two, name, tmp_path):
     assert_equal(name, of_two, tmp_path)
@@ -108,6 +109,7 @@ def test_a_process_reads_its_own_shards_only(of_two):
         assert found["read"] <= 1.05 * found["held"] < 0.6 * found["size"]
 
 
+@pytest.mark.slow
 def test_training_takes_the_steps_of_one_process(of_two, tmp_path):
     expected, found = alone("train", tmp_path), [one["train"] for one in of_two]
     assert found[0] == found[1]

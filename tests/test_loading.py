@@ -58,6 +58,7 @@ def test_a_mesh_of_other_axes_is_refused():
         sj.load("bundled/opt-tiny", mesh=jax.make_mesh((1, 1), ("x", "y"), devices=jax.devices()[:1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bundled/opt-tiny", "bundled/t5-draft"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_loaded_model_is_saved_with_its_tokenizer_and_its_end_tokens(name, dtype, tmp_path):
@@ -94,6 +95,7 @@ def test_a_model_that_was_made_by_hand_is_saved(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", ["opt", "opt-350m", "llama", "llama-tied", "t5"])
 def test_the_shapes_of_all_layers_come_of_one(name, stacked):
@@ -107,6 +109,7 @@ def test_the_shapes_of_all_layers_come_of_one(name, stacked):
         assert family.abstract(config, fmt) == want
 
 
+@pytest.mark.slow
 def test_layers_that_the_file_lacks_are_refused_at_once(tmp_path, monkeypatch):
     """Traced are not the layers that config.json counts, but one."""
     shutil.copytree(GOLDEN / "opt-pre-norm", tmp_path / "model")

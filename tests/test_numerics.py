@@ -41,6 +41,7 @@ def test_warnings_are_errors():
         warnings.warn("unheard", stacklevel=1)
 
 
+@pytest.mark.slow
 def test_shapes_are_checked():
     draft = Draft(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool), None)
     log_p = jnp.zeros((1, 2, 5))

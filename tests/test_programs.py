@@ -43,6 +43,7 @@ def test_equal_calls_share_a_program_and_static_arguments_or_shapes_do_not(limit
     assert programs.compiled_programs().count == before + 3
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_program_goes_with_all_that_it_held(limits):
     gc.freeze()  # what other tests left: the collector need not walk through it
     run = programs.jit(power, static=("base",))
@@ -101,6 +102,7 @@ def check_combinations(start: int, stop: int, max_maps: int, more: int) -> int:
     return programs.compiled_programs().evicted - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not programs.memory_maps(), reason="the system does not report memory maps")
 def test_combinations_stay_within_the_memory_maps(limits):
     """The limits follow from the maps of one request, which depend on how well programs are compiled."""
@@ -127,6 +129,7 @@ def test_buckets_double_and_end_at_the_positions(size, limits):
     assert programs.cache_bucket(size) >= size and programs.cache_bucket(48) == 48 and programs.cache_bucket(49) == 96
 
 
+@pytest.mark.slow
 def test_a_short_prompt_is_no_wider_for_a_long_answer():
     """Arrays of short prompts are read in small blocks, whatever the cache; there are two widths for each cache."""
     model = sj.load("bundled/opt-tiny")
@@ -179,6 +182,7 @@ def check_requests(count: int, *, prompt: int, new: int, most: int) -> None:
     assert len(compiled) <= most + 1
 
 
+@pytest.mark.slow
 def test_random_requests_share_programs():
     check_requests(12, prompt=200, new=50, most=4)
 

@@ -186,6 +186,7 @@ def test_a_layer_needs_two_all_reduces(name, layout, shape):
     assert [i.elements for i in gathers] == [ROWS // shape[0] * BLOCK * VOCAB]
 
 
+@pytest.mark.slow
 def test_bad_rules_cost_other_collectives():
     """Negative control: `o` by columns makes the partitioner gather activations."""
     table = tuple(
@@ -196,6 +197,7 @@ def test_bad_rules_cost_other_collectives():
     assert sum(collectives(step).values()) > 4
 
 
+@pytest.mark.slow
 def test_a_replicated_model_talks_to_nobody():
     step, (params, tokens, cache) = on_mesh("opt", "stacked", (2, 4), sharding.replicated(opt.FAMILY.rules))
     assert collectives(step) == {}
@@ -203,6 +205,7 @@ def test_a_replicated_model_talks_to_nobody():
     np.testing.assert_allclose(step(params, tokens, cache)[0], reference("opt", "stacked")[0], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt", "opt-350m", "llama", "biases", "t5-v1_1"])
 def test_no_device_holds_the_whole_model(name):
     """Each has an eighth of what is split; only norms, the biases after an all-reduce, positions and 350m's
@@ -249,6 +252,7 @@ def test_every_published_size_has_a_rule_for_every_parameter(size, stacked):
     assert placed["embed"]["tokens"]["table"].spec == P("model", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_rule_names_some_parameter(family):
     """A rule that no variant's parameters match is a typing error in the table, and none is shadowed."""
@@ -281,6 +285,7 @@ def test_a_parameter_without_a_rule_is_named(rules):
         sharding.spec_for("layers.0.attn.gate.kernel", rules, Format())
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_divide_falls_back_to_the_width():
     _, (params, _, _) = on_mesh("opt-97", "separate", (2, 4))
     assert params["embed"]["tokens"]["table"].sharding.spec == P(None, "model")
@@ -373,6 +378,7 @@ def test_same_tokens_on_every_mesh(name, temperature, shape):
     np.testing.assert_array_equal(out.totals.rounds, expected.totals.rounds)
 
 
+@pytest.mark.slow
 def test_a_round_keeps_every_sharding_and_moves_no_weight():
     static, given, state = speculate("opt", sharding.make_mesh(2, 4), 0.8)
     before = {path: leaf.sharding for path, leaf in leaves(state).items()}
@@ -388,6 +394,7 @@ def test_a_round_keeps_every_sharding_and_moves_no_weight():
         assert leaf.sharding.is_equivalent_to(before[path], leaf.ndim), path
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_is_refused():
     odd = alone("opt", 0.0)._replace(stop=jax.ShapeDtypeStruct((3,), jnp.int32))
     with pytest.raises(ValueError, match="data=2"):

@@ -95,6 +95,7 @@ def cut(tokens, length, room, *, codes=(), patterns=(), state=0, active=True):
     return int(found.length[0]), int(found.stop[0]), int(found.automaton[0])
 
 
+@pytest.mark.slow
 def test_the_first_reason_in_the_block_counts():
     codes = [(3, int(Stop.STOP_TOKEN)), (5, int(Stop.EOS))]
     assert cut([1, 5, 3, 2], 4, 9, codes=codes)[:2] == (2, Stop.EOS)

@@ -175,6 +175,7 @@ def environment() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_every_factorization_of_every_topology_is_a_mesh():
     """Or a ValueError where weights would be split across slices."""
     done = subprocess.run([sys.executable, "-c", MESHES], env=environment(), capture_output=True, text=True)

@@ -82,6 +82,7 @@ def test_a_job_survives_a_preemption(cloud):
     assert all("--force" in call for call in calls if "delete" in call)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_on_a_healthy_pod_ends_the_watch(cloud):
     """Bad input at once, other failures after RETRIES."""
     ran, calls = cloud("queued_resource.sh", "watch", "--", *JOB, ssh="0 2")

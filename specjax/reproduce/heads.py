@@ -16,13 +16,14 @@ from specjax.reproduce.checks import ONE, ClaimCheck, Pair, each_greater
 from specjax.reproduce.report import Report, conditions, shown
 from specjax.reproduce.setup import Experiment, Items, Setup, other_texts
 from specjax.strategy import Strategy
+from specjax.types import Siblings
 
 TASKS = ("chat", "maths", "code", "story")
 TEMPERATURES = (0.0, 1.0)
 DRAFTED, SPEED = "drafted", "speed"  # parts of a measurement
 LONGEST = 7  # of the chains
 NODES = (8, 16, 32)  # of the trees, the root included
-RANKS, LEVELS = 8, 4  # of the tables that the trees of heads without dynamic trees are calibrated by
+RANKS, LEVELS = 8, 4  # of the tables that static trees are calibrated by
 COPYING = ("ngram", "suffix")
 DRAFT = "draft model"
 UNTRAINED = (DRAFT, *COPYING)  # drafters that were not trained for the target's hidden states
@@ -134,7 +135,7 @@ def measure(
     settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": style != tasks.OWN, "seed": setup.seed}
     work = grid.Workload(target, prompts, settings, setup.batch, setup.timed, setup.repeats)
     rows = []
-    for shape, drafter in shapes(setup, one, target, shelf):
+    for shape, drafter in shapes(setup, one, target, temperature, shelf):
         if part == SPEED and shape not in timed(setup):
             continue
         plain = settings | {"temperature": temperature}
@@ -160,8 +161,12 @@ def timed(setup: Setup) -> tuple[str, str]:
     return chain(setup.gamma), tree(NODES[1])
 
 
-def shapes(setup: Setup, one: Drafting, target: Any, shelf: Shelf) -> Iterator[tuple[str, Any]]:
-    """Names and drafters of the chains and trees that a drafter can draft, built once."""
+def shapes(setup: Setup, one: Drafting, target: Any, temperature: float, shelf: Shelf) -> Iterator[tuple[str, Any]]:
+    """Names and drafters of the chains and trees that a drafter can draft, built once.
+
+    Above temperature 0 the nodes of trees are distinct samples: as point masses, tokens are accepted with the target's
+    probability alone, however well the head knows it.
+    """
     from specjax import drafters, heads
     from specjax.drafters.head import ONE_PASS, most_drafted
 
@@ -175,6 +180,12 @@ def shapes(setup: Setup, one: Drafting, target: Any, shelf: Shelf) -> Iterator[t
     built = lambda **shape: shelf.keep(("head", one.folder, str(shape)), lambda: drafters.head(head, **shape))
     for gamma in range(1, min(LONGEST, most_drafted(head)) + 1):
         yield chain(gamma), built(gamma=gamma)
+    if temperature > 0:
+        accepted = shelf.keep(("samples", one.folder), lambda: sample_acceptance(setup, head, temperature))
+        deepest, drawn = min(LONGEST, most_drafted(head)), Siblings.WITHOUT_REPLACEMENT
+        for nodes in NODES:
+            yield tree(nodes), built(tree=trees.sequoia(accepted, nodes, depth=deepest), siblings=drawn)
+        return
     if not isinstance(head.config, ONE_PASS):
         for nodes in NODES:
             yield tree(nodes), built(dynamic=nodes)
@@ -186,29 +197,40 @@ def shapes(setup: Setup, one: Drafting, target: Any, shelf: Shelf) -> Iterator[t
         yield "even tree", built(tree=trees.regular(EVEN))
 
 
+def levels_of(head: Any) -> int:
+    """Levels of the tree that measures a head's ranks."""
+    from specjax.drafters.head import most_drafted
+
+    return min(LEVELS, most_drafted(head))
+
+
+def calibrating(setup: Setup, head: Any, siblings: Siblings, settings: Row) -> tuple[list[list[Any]], list[list[int]]]:
+    """Rounds and texts of prompts of no task, drafted with `RANKS` children of the first node of each level."""
+    from specjax import drafters
+    from specjax.trace import rounds
+
+    shape = trees.from_paths([(0,) * level + (rank,) for level in range(levels_of(head)) for rank in range(RANKS)])
+    prompts = tasks.prompts_for(head.target, "story", [*map(tasks.Item, other_texts("story"))][: setup.batch])
+    settings = settings | {"max_new_tokens": setup.max_new_tokens, "ignore_eos": True}
+    trace = rounds.record(head.target, prompts, drafters.head(head, tree=shape, siblings=siblings), settings)
+    return [trace.row(number) for number in range(len(prompts))], trace.out.tokens
+
+
 def rank_acceptance(setup: Setup, head: Any) -> list[list[float]]:
     """Share of places where the head's token of some depth and rank is the target's, on prompts of no task.
 
     The head drafts at every place of greedy texts, none of its tokens is accepted, and its levels do not depend on each
     other: the table by which Medusa's trees are calibrated (section 2.3.3 of the paper).
     """
-    from specjax import drafters, verify
-    from specjax.drafters.head import most_drafted
-    from specjax.trace import rounds
+    from specjax import verify
 
-    levels = min(LEVELS, most_drafted(head))
-    shape = trees.from_paths([(0,) * level + (rank,) for level in range(levels) for rank in range(RANKS)])
-    prompts = tasks.prompts_for(head.target, "story", [*map(tasks.Item, other_texts("story"))][: setup.batch])
-    trace = rounds.record(
-        head.target, prompts, drafters.head(head, tree=shape), {
-            "temperature": 0.0, "max_new_tokens": setup.max_new_tokens, "ignore_eos": True,
-            "verifier": verify.TABLE["simulated"]._replace(fn=verify.simulated(0.0)),
-        },
-    )  # fmt: skip
+    none = verify.TABLE["simulated"]._replace(fn=verify.simulated(0.0))
+    rows, texts = calibrating(setup, head, Siblings.POINTS, {"temperature": 0.0, "verifier": none})
+    levels = levels_of(head)
     hits, tried = np.zeros((levels, RANKS)), np.zeros((levels, 1))
-    for number, text in enumerate(trace.out.tokens):
+    for row, text in zip(rows, texts, strict=True):
         at = 0  # of the first drafted token
-        for one in trace.row(number):
+        for one in row:
             for level in range(min(levels, len(text) - at)):
                 drafted = [node.token for node in one.nodes if node.depth == level + 1 and node.valid]
                 if drafted:
@@ -216,6 +238,26 @@ def rank_acceptance(setup: Setup, head: Any) -> list[list[float]]:
                     hits[level, : len(drafted)] += np.equal(drafted, text[at + level])
             at += len(one.tokens)
     return (hits / np.maximum(tried, 1)).tolist()
+
+
+def sample_acceptance(setup: Setup, head: Any, temperature: float) -> list[float]:
+    """Share of nodes whose child of some rank is accepted where children are distinct samples, on prompts of no task.
+
+    One table for all depths, as Sequoia's trees are calibrated (Chen et al. 2024, arXiv 2402.12374, section 4.1).
+    """
+    settings = {"temperature": temperature, "seed": setup.seed}
+    rows, _ = calibrating(setup, head, Siblings.WITHOUT_REPLACEMENT, settings)
+    hits, tried = np.zeros(RANKS), 0
+    for one in (one for row in rows for one in row):
+        parent = 0
+        while children := [node for node in one.nodes if node.parent == parent and node.valid]:
+            tried += 1
+            accepted = [rank for rank, node in enumerate(children) if node.accepted]
+            if not accepted:
+                break
+            hits[accepted[0]] += 1
+            parent = children[accepted[0]].node
+    return (hits / max(tried, 1)).tolist()
 
 
 # --- pooled over tasks -----------------------------------------------------------------------------------------------
@@ -316,7 +358,8 @@ def report(setup: Setup, rows: Sequence[Row]) -> Report:
     ]
     notes = [
         f"target {setup.head_target}; τ: tokens per target pass, its own included",
-        f"trees are dynamic where the head reads its own tokens, else calibrated on other texts; even: {EVEN}",
+        "greedy trees are dynamic where the head reads its own tokens, else calibrated on other texts; at temperature "
+        f"1 they are Sequoia's, of distinct samples; even: {EVEN}",
         "claims are about all tasks together, and those on τ about T = 0; published trees have 25 to 64 nodes, ours at "
         f"most {NODES[-1]}",
     ]

@@ -212,6 +212,7 @@ def test_sweep_measures_the_gap_to_the_fastest(ask):
     assert tried.behind == pytest.approx(0.0, abs=0.02) and advice.to_dict()["behind"] == advice.behind
 
 
+@pytest.mark.slow
 def test_sweep_where_nothing_helps(ask):
     advice = ask(Machine(alpha=0.5, c=0.95, copied=0.0), sweep=True)
     assert advice.strategy == PLAIN and "Swept" in advice.reason

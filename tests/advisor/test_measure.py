@@ -58,6 +58,7 @@ def test_no_prompt_is_used_twice(trials, sweep):
     assert set(map(len, deal(prompts[:1], trials=trials, sweep=sweep).values())) == {1}
 
 
+@pytest.mark.slow
 def test_decode_equals_generate(work, pair):
     target, draft = pair
     found = measure.decode(work, rank.chain("model", 3, 0), 1)

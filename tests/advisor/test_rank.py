@@ -111,6 +111,7 @@ def test_untested_positions_are_like_the_later_ones():
     assert rank.betas((100, 80, 40, 20), 2) == pytest.approx([0.8, 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.2])
 def test_error_against_repeated_surveys(spread):
     """400 surveys of 20 prompts: their spread is known to 3.5 %, and the mean error must meet it within 4 of those.

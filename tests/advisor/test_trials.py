@@ -56,6 +56,7 @@ def test_distinct_speeds_need_no_further_turns(monkeypatch):
         assert one.speedup == pytest.approx(speed, rel=0.02) and one.least <= one.speedup <= one.most
 
 
+@pytest.mark.slow
 def test_close_speeds_get_further_turns(monkeypatch):
     longer = 0
     for seed in range(10):

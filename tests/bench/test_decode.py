@@ -48,6 +48,7 @@ def test_bandwidth_is_positive():
     assert decode.bandwidth(megabytes=4, repeats=1) > 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_plain_and_speculative_rows(monkeypatch):
     monkeypatch.setattr(decode, "bandwidth", lambda: 1e9)

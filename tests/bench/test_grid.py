@@ -132,6 +132,7 @@ def test_items_come_from_samples_a_file_or_nowhere(tmp_path):
 SETTINGS = {"max_new_tokens": 8, "ignore_eos": True, "seed": 2}  # two tests share programs
 
 
+@pytest.mark.slow
 def test_the_counts_are_those_of_generate():
     target, prompts = battery.target("opt"), [[5, 6, 7], [8, 9], [3]]
     settings = SETTINGS | {"temperature": 1.0, "drafter": sj.drafters.model(battery.draft("opt"), gamma=3)}
@@ -263,6 +264,7 @@ def test_the_best_is_named_and_so_is_a_loss():
     assert "model:gamma=3" in tokens and "3.00" in tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", grids.AXES)
 def test_pictures_of_every_axis(axis, tmp_path):
     lines = curves.curves(axis, [row(point) for point in points(PAIR)])

@@ -55,6 +55,7 @@ def leaves(name):
     return jax.tree.leaves(random_model(name, "float32").params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "free", "best"),
     [("opt-66b", 14e9, "opt-2.7b"), ("t5-11b", 4e9, "t5-v1_1-large"), ("t5-xxl", 0.5e9, None)],
@@ -114,6 +115,7 @@ def test_the_closed_form_of_a_cascade_is_that_of_theory():
     assert 1 / dearer == pytest.approx(1 / found + 0.5 / theory.expected_tokens(0.8, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter, alpha, inner", [("gamma=2,inner=(model:gamma=1)", 0.9, 0.5)])
 def test_inner_rounds_of_a_cascade_are_those_of_the_closed_form(drafter, alpha, inner, tiny):
     """Also those that read the last token of a block that was kept whole."""
@@ -262,6 +264,7 @@ def test_a_random_head_has_the_published_proportions(tiny, monkeypatch):
     assert shapes.bytes_needed(run("head:folder=medusa,gamma=5")) == pytest.approx(smaller + 2 * weights)
 
 
+@pytest.mark.slow
 def test_costs_of_a_head_are_differences(tiny, monkeypatch):
     """A round of 3 tokens costs 1 beside its verification, one of 6 tokens 1.6: a pass 0.2, the rest 0.4."""
     seconds = {"plain": 1.0, "verify": 1.5, "round": 2.5, "long verify": 2.0, "long round": 3.6}

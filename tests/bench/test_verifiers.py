@@ -44,6 +44,7 @@ def test_verdicts_and_rows_draw_from_different_streams():
     assert len(verdicts) == 8 * 65 and not rows & verdicts
 
 
+@pytest.mark.slow
 def test_costs_are_shares_of_a_target_pass(monkeypatch):
     from specjax.models import opt
 

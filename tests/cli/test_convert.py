@@ -19,6 +19,7 @@ def converted(models, tmp_path_factory) -> str:
     return folder
 
 
+@pytest.mark.slow
 def test_the_same_model_on_one_device_and_on_a_mesh(converted, models):
     """The layout is that of a TPU; logits agree with those of the source; each device has its own shards."""
     source, mesh = sj.load(models["target"]), sharding.make_mesh(4, 2)
@@ -33,6 +34,7 @@ def test_the_same_model_on_one_device_and_on_a_mesh(converted, models):
     assert jax.tree.all(same)
 
 
+@pytest.mark.slow
 def test_every_command_takes_it(converted, models, specjax_program, caplog):
     args = ["--drafter", "plain", "--max-new-tokens", "4", "--temperature", "0", "--json"]
     texts = []

@@ -112,6 +112,7 @@ WRONG = {  # arguments, and the option or value that the message must name
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.usefixtures("nothing_is_computed")
 def test_bad_options_are_refused_in_one_line_before_any_work(case, refused, family):

@@ -30,6 +30,7 @@ def base(models):
     return ["generate", "--target", models["target"], "--draft", models["draft"], *NEW, "--temperature", "0"]
 
 
+@pytest.mark.slow
 def test_quiet_prints_the_text_of_generate(specjax_program, base, target):
     ran = specjax_program(*base, "Once", "--quiet")
     expected = sj.generate(target, ["Once"], max_new_tokens=12, temperature=0.0)
@@ -141,6 +142,7 @@ def test_compare_of_sampled_rows_compares_no_tokens(specjax_program, base):
     assert "equal in distribution" in ran.out and "outputs equal" not in ran.out
 
 
+@pytest.mark.slow
 def test_a_difference_is_found_with_its_margin(target):
     out = sj.generate(target, ["Once", "upon"], max_new_tokens=6, temperature=0.0)
     prompts, length = tokenize(target, ["Once", "upon"])
@@ -172,6 +174,7 @@ def test_narrow_terminal(columns, specjax_program, base, monkeypatch):
     assert ran.code == 0 and ran.out.startswith("Once") and "max_tokens" in ran.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_json_escapes_characters_that_stdout_lacks(encoding, models, monkeypatch):
     prompt = "\U0001f600 d\xe9"
@@ -249,6 +252,7 @@ def test_main_raises_errors_of_bad_input(models, monkeypatch):
         generate_main(["--target", models["target"], ""])
 
 
+@pytest.mark.slow
 def test_temperatures_are_one_for_each_prompt(specjax_program, base):
     args = [*base, "Once", "upon", "--json", "--logit-bias", "15=-inf"]  # programs that other tests compile
     mixed = json.loads(specjax_program(*args, "--temperature", "0", "0.7").out)

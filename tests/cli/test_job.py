@@ -76,6 +76,7 @@ def test_rows_are_those_of_generate(built, prompts, whole):
     assert rows[6]["tokens"] != built().generate([items[6].prompt], rows=[0]).tokens[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_groups_and_batches_change_no_byte(temperature, built, prompts, tmp_path):
     """1, 2 and 3 process groups, which run one after the other; other batches in one of them."""
@@ -90,6 +91,7 @@ def test_groups_and_batches_change_no_byte(temperature, built, prompts, tmp_path
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.slow
 def test_prompts_are_read_in_the_same_groups_after_a_resumption(built, monkeypatch):
     """Sixteen slots read two prompts at a time: a group whose rows are not all done is read whole, and what was done
     is not returned again."""
@@ -224,6 +226,7 @@ def test_lengths_that_follow_the_load_need_the_coupled_verifier(models, prompts,
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_after_the_batch(number, specjax_program, models, prompts, whole, tmp_path, monkeypatch):
     """The program exits with 130 and whole files; called again, it finishes."""

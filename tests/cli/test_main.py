@@ -58,6 +58,7 @@ def test_help_of_generate_is_printed_by_the_installed_module():
     assert ran.returncode == 0 and "--show-draft" in ran.stdout and "Once upon a time" in ran.stdout
 
 
+@pytest.mark.slow
 def test_help_imports_no_large_library():
     """In a process of its own; the modules of one command are a part of those of all commands."""
     calls = [["--help"], ["--version"], *([*name.split(), "--help"] for name in COMMANDS)]

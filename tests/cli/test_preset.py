@@ -130,6 +130,7 @@ def test_bad_files_are_one_line(text, name, refused, tmp_path):
     refused("generate", "x", "--config", str(file), name=name)
 
 
+@pytest.mark.slow
 def test_values_of_a_wrong_type_are_one_line(tmp_path):
     """In a process of its own: in this one annotations are checked before."""
     file = tmp_path / "p.py"

@@ -33,6 +33,7 @@ def rows(path) -> list[dict]:
     return [json.loads(line)["row"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_preset_is_measured_shown_and_drawn(specjax_program, preset, tmp_path):
     ran = specjax_program("sweep", "mine.py", "--picture", "mine.svg", "--markdown", "mine.md")
     found = rows(tmp_path / "mine.jsonl")
@@ -71,6 +72,7 @@ def test_a_grid_of_options_is_measured_and_resumed(specjax_program, base, models
     assert "measured again" in specjax_program(*args, "--seed", "1").err
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_resumes(specjax_program, preset, tmp_path, monkeypatch):
     calls = []
 

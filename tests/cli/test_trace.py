@@ -87,6 +87,7 @@ def test_tree(specjax_program, base):
     assert any(line.startswith("drafted  ") for line in lines) and any(line.startswith("plain  ") for line in lines)
 
 
+@pytest.mark.slow
 def test_options_override_a_preset(specjax_program, models, tmp_path):
     preset = tmp_path / "preset.py"
     preset.write_text(
@@ -109,6 +110,7 @@ def test_draft_lengths_of_the_lanes():
     assert command.lane_gammas(None, ()) == [] and command.lane_gammas(5, (7, 1)) == [7, 1]
 
 
+@pytest.mark.slow
 def test_nan_is_a_warning_and_an_exit_code(specjax_program, models, tmp_path):
     ran = specjax_program(
         "trace", "--target", models["broken"], "--drafter", "plain", *NEW, "Once", "--json", "--output", str(tmp_path)

@@ -241,6 +241,7 @@ class Ledger(TensorSource):
         super().__init__({name: watched(name, value) for name, value in tensors.items()}, "memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS.keys())
 @pytest.mark.parametrize("name", ["llama-grouped-untied", "t5-gated-untied"])
 def test_a_sharded_load_reads_the_slices_and_gives_the_same_values(name, fmt):

@@ -86,6 +86,7 @@ def generate(url: str, cache: Path, name: str = NAME) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_an_id_is_downloaded_once_and_only_what_is_read(hub, tmp_path):
     ran = generate(hub.url, tmp_path)
     assert ran.returncode == 0 and ran.stdout.startswith("Once"), ran.stderr
@@ -103,6 +104,7 @@ def test_an_id_that_the_hub_does_not_have_is_one_line(hub, tmp_path):
     assert ran.stderr.count("\n") == 1 and "some-one/else" in ran.stderr and "hub" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_the_hub_denies_is_one_line(hub, tmp_path):
     hub.refused.add("tokenizer.json")  # listed, and not given
     ran = generate(hub.url, tmp_path)

@@ -47,10 +47,9 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "fmt",
-    [Format(), pytest.param(Format(dtype="bfloat16", products=CPUProducts()), marks=pytest.mark.slow)],
-    ids=["float32", "bfloat16"],
+    "fmt", [Format(), Format(dtype="bfloat16", products=CPUProducts())], ids=["float32", "bfloat16"]
 )
 def test_loading_holds_one_copy(checkpoint, fmt):
     shapes, table = abstract(fmt), names_of(PUBLISHED)
@@ -63,6 +62,7 @@ def test_loading_holds_one_copy(checkpoint, fmt):
     assert peak(load) < total + LARGEST + SLACK < 1.5 * size(abstract(Format()))
 
 
+@pytest.mark.slow
 def test_reading_everything_first_would_show(checkpoint):
     """The negative control: the same measure sees a loader that holds the file's tensors beside the parameters."""
 
@@ -74,6 +74,7 @@ def test_reading_everything_first_would_show(checkpoint):
     assert peak(careless) > size(abstract(Format())) + LARGEST + SLACK
 
 
+@pytest.mark.slow
 def test_saving_holds_one_tensor(tmp_path):
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), abstract(Format()))
     assert peak(lambda: save_pretrained(tmp_path, params, PUBLISHED, fmt=Format())) < 2 * LARGEST + SLACK

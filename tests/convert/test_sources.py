@@ -27,6 +27,7 @@ def one_line(error: pytest.ExceptionInfo[Exception], *words: object) -> None:
         assert str(word) in message, message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_holds_the_same_tensors(name, writer, rewrite):

@@ -30,6 +30,7 @@ def load_with(name: str, tensors: dict[str, np.ndarray], folder) -> None:
     assert_same(load_params(open_source(folder), names_of(config_of(name)), abstract(expected), fmt=FMT), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt-pre-norm", "opt-post-norm-projected"])
 @pytest.mark.parametrize("prefix", ["model.decoder.", "decoder.", ""])
 def test_opt_prefixes(name, prefix, tmp_path):
@@ -42,6 +43,7 @@ def test_llama_without_its_prefix(tmp_path):
     load_with("qwen2-biased-tied", tensors, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "table"),
     [
@@ -68,6 +70,7 @@ def test_an_untied_head_is_no_substitute_for_the_embedding(tmp_path):
         load_with(name, tensors, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
 def test_t5_tables_under_other_names(kept, tmp_path):
     tensors = tensors_of("t5-gated-untied")

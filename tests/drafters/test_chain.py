@@ -52,6 +52,7 @@ def history():
     return seen
 
 
+@pytest.mark.slow
 def test_the_cache_lags_only_after_full_acceptance(history):
     for before, kept, _, state in history:
         assert state.lag.tolist() == [int(n == GAMMA + 1) for n in kept]

@@ -115,6 +115,7 @@ def test_sampled_rows_of_a_cascade_over_a_head_follow_the_joint_distribution():
         assert distributions.chi_square(counts, exact_joint(temperature)) > distributions.ALPHA
 
 
+@pytest.mark.slow
 def test_a_model_without_the_captured_streams_is_refused():
     decode, state, static = battery.prepare("opt", made("three streams", "opt"))
     static["model"] = battery.target("opt").lm
@@ -161,6 +162,7 @@ def test_stacked_layers_keep_no_residual_streams_that_nothing_reads():
     assert gathers("three streams", fmt=stacked)[1]  # the control
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5"])
 def test_prefill_runs_no_decoder_for_hidden_states_that_nothing_reads(family):
     """The start token's forward pass is removed where the drafter does not read it."""

@@ -45,6 +45,7 @@ def test_one_layer_of_two_is_a_model_of_one_layer(name, stacked, kept):
     assert not np.array_equal(k[kept], before[kept])
 
 
+@pytest.mark.slow
 def test_all_layers_chosen_are_the_model():
     """Through T5, whose decoder alone is chosen from."""
     model = battery.target("t5")

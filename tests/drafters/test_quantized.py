@@ -16,6 +16,7 @@ from tests import battery
 from tests.models import small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_no_weight_moves_by_more_than_half_a_step(axis):
     weight = jax.random.normal(jax.random.key(0), (3, 7, 5)) * jnp.asarray([1.0, 30.0, 1e-3])[:, None, None]

@@ -87,7 +87,8 @@ def test_observed_queries_are_the_models_own(family, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, before, read.cache.layers)
 
 
-@pytest.mark.parametrize("selection", [SnapKV(5, 3, 3, 4), pytest.param(Retrieval(5, 2, 2, 4), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("selection", [SnapKV(5, 3, 3, 4), Retrieval(5, 2, 2, 4)])
 def test_kept_slots_are_copies_of_the_chosen_ones_and_change_on_schedule(selection):
     """Rows choose every four tokens of their own; between, their kept slots stay; the ring is always the latest."""
     model, budget, gamma = battery.target("llama"), 11, 3

@@ -122,7 +122,8 @@ def streams(family: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.asarray(read.features), np.stack(read.hiddens, 1), np.asarray(read.logits)
 
 
-@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["llama"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_are_those_of_an_independent_computation(family):
     of = head(family)
     loaded = drafters.head(of, gamma=STEPS)

@@ -308,6 +308,7 @@ def test_a_head_of_the_middle_model_in_a_cascade(kind, family):
     assert min(found.values()) > distributions.ALPHA
 
 
+@pytest.mark.slow
 def test_more_than_is_kept_is_rolled_back():
     """Nothing is drafted until a round has committed features again."""
     rows, back = 4, np.array([1, 2, RECENT, RECENT + 1], np.int32)

@@ -53,6 +53,7 @@ def following(past: Corpus, place: int) -> list[int]:
     return text[: int(np.argmax(text == END))].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("longest", "shortest", "depth"), [(5, 1, 5), (3, 2, 8), (16, 3, 16), (1, 1, 1)])
 def test_all_occurrences_of_the_longest_match_are_found(longest, shortest, depth):
     """Contexts that occur, that occur in part, and that do not; too many places to list them all: `count` is large."""

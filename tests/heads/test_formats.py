@@ -337,6 +337,7 @@ def test_a_format_that_cannot_express_the_head_is_refused(tmp_path):
         head("dflash flags").save_pretrained(tmp_path, format="original")
 
 
+@pytest.mark.slow
 def test_copies_of_the_targets_weights_are_ignored(tmp_path):
     """Older releases of `speculators` wrote them."""
     whole = head("dflash")

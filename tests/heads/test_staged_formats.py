@@ -124,6 +124,7 @@ WRITTEN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "form"), WRITTEN)
 def test_what_is_written_is_the_published_format_and_is_read_back(kind, form, tmp_path):
     whole = head(kind)
@@ -210,6 +211,7 @@ def test_medusa_as_its_authors_save_it(tmp_path):
     np.testing.assert_allclose(logits(of, 4), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_medusa_2_is_a_folder_with_target_and_heads(tmp_path):
     heads = {f"medusa_head.{name}": one for name, one in written("medusa", "original", tmp_path / "heads").items()}
     config, tensors = stored(GOLDEN / "llama-grouped-untied")
@@ -230,6 +232,7 @@ def test_heads_beside_the_target_in_a_file_of_their_own(tmp_path):
     assert sj.load_head(tmp_path, sj.load(tmp_path)).config == CONFIGS["medusa v2"]
 
 
+@pytest.mark.slow
 def test_a_token_map_beside_whole_output_matrices(tmp_path):
     """vLLM takes the rows of the map; with a prefix, and with other names that it ignores."""
     tensors = written("medusa", "vllm", tmp_path / "written") | {"token_map": TOKENS.astype(np.int64)}
@@ -274,6 +277,7 @@ def test_a_tied_speculator_under_any_stage_and_with_inner_width_zero(tmp_path):
     np.testing.assert_array_equal(logits(of, 4), logits(head("mlp tied"), 4))
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_has_heads(tmp_path):
     whole = target("t5-gated-untied")
     shape = {"vocab_size": whole.vocab_size, "emb_dim": whole.config.width}

@@ -80,6 +80,7 @@ def test_of_few_queries_the_keys_are_the_left_operand_and_stay_there(block, firs
     assert shapes == [(6, SLOTS, queries) if first else (6, queries, SLOTS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [7, 8, 9])
 @pytest.mark.parametrize("biased", [True, False])
 def test_chunks_change_nothing(monkeypatch, block, biased):

@@ -103,7 +103,7 @@ def test_random_trees_equal_one_path_at_a_time_and_their_paths_are_kept(name, la
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", others_slow(["opt", "llama"], ["llama"]))
+@pytest.mark.parametrize("name", ["opt", "llama"])
 def test_a_tree_grown_level_by_level_equals_the_whole_block(name):
     built = small.build(name)
     tree = trees.regular((2, 2))
@@ -141,6 +141,7 @@ def test_slots_past_a_prompt_are_never_read(name):
     np.testing.assert_array_equal(seen[0][1], seen[1][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["separate", "stacked"])
 def test_stacked_layers_and_captured_streams_equal_separate_ones(layout):
     built, plain = small.build("llama", LAYOUTS[layout], (0, 1, 2)), small.build("llama")
@@ -179,6 +180,7 @@ def test_a_window_that_does_not_fit_leaves_its_row_alone(rows, layer):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["separate", "stacked"])
 def test_a_full_row_keeps_its_slots_through_extend_and_keep(layout):
     built = small.build("llama", LAYOUTS[layout])
@@ -197,6 +199,7 @@ def test_a_full_row_keeps_its_slots_through_extend_and_keep(layout):
             assert (rows[0][row] != rows[1][row]).any()
 
 
+@pytest.mark.slow
 def test_min_rows_pads_without_changing_a_number():
     plain, wide = small.build("llama"), small.build("llama", Format(products=TPUProducts()))
     logits = []
@@ -206,12 +209,10 @@ def test_min_rows_pads_without_changing_a_number():
     small.assert_close(logits[1], logits[0], bound=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, dtype, bound",
-    others_slow(
-        [("opt", "bfloat16", 0.04), ("llama", "bfloat16", 0.04), ("llama-tied", "float16", 0.005)],
-        [("llama-tied", "float16", 0.005)],
-    ),
+    [("opt", "bfloat16", 0.04), ("llama", "bfloat16", 0.04), ("llama-tied", "float16", 0.005)],
 )
 def test_half_precision_runs_the_same_code_within_a_bound(name, dtype, bound):
     """The bound is ten roundings (2^-8, 2^-11) of the logits' scale; the cached run obeys it against its own scores."""
@@ -282,6 +283,7 @@ def test_the_loop_copies_no_cache_and_converts_no_weight(name, dtype, rows, widt
     assert hlo.converts(hlo.program(text), kernel) == []  # nor hoisted: the loop would then read twice the bytes
 
 
+@pytest.mark.slow
 def test_the_check_sees_copies_and_converts_where_there_are_some(monkeypatch):
     """Controls: a cache that is written by a slice of slots and read transposed, and bfloat16 dots of a single row."""
 

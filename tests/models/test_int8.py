@@ -28,6 +28,7 @@ FAMILIES = tuple(battery.FAMILIES)
 # --- keys and values -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 0.5001), ("bfloat16", 1.1)])
 def test_no_number_moves_by_more_than_half_a_step(dtype, bound):
     x = jax.random.normal(jax.random.key(0), (2, 3, 5, 8)) * jnp.asarray([1.0, 30.0, 1e-3])[None, :, None, None]

@@ -122,6 +122,7 @@ def test_prompts_at_the_borders_of_blocks_equal_the_reference(name):
     assert_close(read(name, KERNELS["splash"]), read(name, None), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_mesh_splits_heads_and_rows(name):
     mesh = sharding.make_mesh(2, 2, devices=jax.devices()[:4])
@@ -129,6 +130,7 @@ def test_a_mesh_splits_heads_and_rows(name):
     assert_close(read("llama", split, mesh), read("llama", None), 1e-5)
 
 
+@pytest.mark.slow
 def test_scores_and_gradients_do_not_depend_on_the_kernel():
     """Training reads without a cache, by the reference."""
     grads = []
@@ -168,6 +170,7 @@ def test_on_gpus_a_prompt_block_is_a_custom_call_of_cudnn(monkeypatch):
     assert "__cudnn$fmhaScaleBiasSoftmax" in text
 
 
+@pytest.mark.slow
 def test_loading_and_restoring_choose_by_platform_and_mesh(monkeypatch, tmp_path):
     on_tpu = lambda *given, **named: default_format(*given, **named | {"platform": "tpu"})
     monkeypatch.setattr(loading, "default_format", on_tpu)

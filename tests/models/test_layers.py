@@ -22,6 +22,7 @@ def dot(products: Products, x, kernel, *, out_in: bool = True):
     return products.dot(x, kernel, out_in=out_in, precision=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out_in, left", [(False, None), (True, None), (True, (16, 8))])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_gradients_of_a_product(out_in, left, dtype, tolerance):

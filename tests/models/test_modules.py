@@ -56,6 +56,7 @@ def inputs(name: str) -> tuple[jax.Array, ...]:
     return (tokens(), tokens(6)) if name == "t5" else (tokens(),)
 
 
+@pytest.mark.slow
 @each(*((name, "default") for name in FAMILIES), ("llama", "stacked"))
 def test_the_module_and_the_pure_functions_share_one_tree(name, layout):
     family, cls, config = FAMILIES[name]
@@ -80,6 +81,7 @@ def test_parameters_of_another_shape_are_refused(name):
         model.with_module(wider)
 
 
+@pytest.mark.slow
 @each(("llama", "stacked"))
 def test_an_optimizer_trains_the_module(monkeypatch, name, layout):
     """Also where a cache of as many slots would be read in pieces, by a loop that has no reverse derivative."""
@@ -105,6 +107,7 @@ def test_an_optimizer_trains_the_module(monkeypatch, name, layout):
     assert losses[-1] < 0.95 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt", "llama"])
 def test_blocks_through_a_cache_equal_one_pass(name):
     _, cls, config = FAMILIES[name]

@@ -84,7 +84,8 @@ def test_an_encoder_reads_wide_prompts_row_by_row(stacked):
     assert [any(one.shape == scores for one in hlo.program(text)) for text in programs] == [True, False]
 
 
-@pytest.mark.parametrize("stacked", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [False, True])
 def test_an_encoder_reads_many_narrow_prompts_in_groups(monkeypatch, stacked):
     """Seven rows in groups of three."""
     module, config = t5.FAMILY, t5.T5Config(VOCAB, width=32, head_width=8, heads=4, encoder_layers=2, decoder_layers=3)
@@ -135,6 +136,7 @@ def test_an_encoder_reads_wide_prompts_in_blocks(monkeypatch, stacked, apart):
     assert not any(one.shape[-2:] == (160, 160) for one in hlo.program(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "lengths", "written"),
     [

@@ -61,6 +61,7 @@ def test_values_have_no_pattern():
     assert np.linalg.matrix_rank(table[:700].astype(np.float64)) == 700
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_caches_have_the_counted_bytes(name):
     (family, config), fmt = MODELS[name], default_format()

@@ -156,6 +156,7 @@ def test_a_full_size_tree_is_traced_whole():
     assert tree["decoder"]["layers"]["cross"]["q"]["kernel"].shape == (6, 512, 512)
 
 
+@pytest.mark.slow
 def test_prefill_opens_every_row_with_the_start_token(config):
     _, prefill, *_ = compiled(config)
     read = prefill(weights(config), *prompts(config), SLOTS)
@@ -276,6 +277,7 @@ def test_a_full_row_drops_its_block_and_leaves_the_others_alone():
         np.testing.assert_array_equal(old[0], new[0])
 
 
+@pytest.mark.slow
 def test_tokens_past_the_prompt_do_not_matter(config):
     tokens, length = prompts(config)
     decoder = jnp.asarray(np.random.default_rng(6).integers(0, config.vocab_size, (3, 5)), jnp.int32)
@@ -301,6 +303,7 @@ def test_stacked_layers_equal_unrolled_ones(config):
     assert_close(compiled(config, SCANNED)[-1](stacked, *prompts(config), decoder), np.asarray(one))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "fmt"), [(TIED, FLOAT32), (GATED, SCANNED)], ids=["unrolled", "stacked"])
 def test_captured_streams_enter_their_layers(config, fmt):
     lm = t5.FAMILY.language_model(config, fmt, capture=(0, 2))
@@ -314,6 +317,7 @@ def test_captured_streams_enter_their_layers(config, fmt):
     assert_close(out.features, normed * np.asarray(params["decoder"]["final_norm"]["scale"]))
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_near_float32(config):
     """8 bits of mantissa, rounded at each kernel's input: 5 % of the logits' scale, and not bit for bit."""
     half = Format("bfloat16", products=CPUProducts(min_rows=2))

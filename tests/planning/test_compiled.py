@@ -68,7 +68,8 @@ def test_transfers_between_slices_are_counted():
     assert across and all(one["bytes"] <= 1024 for one in across)
 
 
-@pytest.mark.parametrize("draft", [None, pytest.param("bundled/opt-tiny", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [None, "bundled/opt-tiny"])
 def test_a_plan_is_compiled_once(draft):
     """A small model on eight chips, with its prompt; a second plan reads the first one's results."""
     options = {"topology": "v5e-8", "rows": 8, "prompt_tokens": 20, "max_new_tokens": 20, "mesh": "2x4"}

@@ -75,6 +75,7 @@ def test_int8_halves_the_bytes_of_weights():
     assert small["caches"] == whole["caches"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "topology", "expected"),
     [("llama-3-70b", "v5e:4x4", (1, 8, 2)), ("opt-66b", "v5e:4x4", (1, 8, 2)), ("llama-3-70b", "v6e-8", (1, 8))],
@@ -103,6 +104,7 @@ def test_what_does_not_fit_names_what_does(monkeypatch, capsys):
     assert "does not fit" in lines and "v5e:4x4" in lines
 
 
+@pytest.mark.slow
 def test_rows_that_fit_are_the_most():
     request = dataclasses.replace(LLAMA_70B, rows=1)
     most = search.largest_rows(request, 2**30)

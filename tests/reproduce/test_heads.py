@@ -60,6 +60,25 @@ def test_ranks_are_those_of_the_heads_at_every_place_of_the_text():
     assert hits.sum() > 0
 
 
+def test_accepted_samples_are_those_of_generate_and_shape_the_trees_above_temperature_0():
+    head, target = medusa(), medusa().target
+    setup = dataclasses.replace(SETUP, max_new_tokens=40)
+    found = np.asarray(heads.sample_acceptance(setup, head, 1.0))
+    prompts = tasks.prompts_for(target, "story", [*map(tasks.Item, other_texts("story"))][: setup.batch])
+    shape = sj.trees.from_paths([(0,) * level + (rank,) for level in range(2) for rank in range(heads.RANKS)])
+    drafter = sj.drafters.head(head, tree=shape, siblings=sj.Siblings.WITHOUT_REPLACEMENT)
+    settings = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True, "seed": setup.seed}
+    stats = sj.generate(target, prompts, drafter=drafter, **settings).stats
+    assert stats.accepted > 0
+    np.testing.assert_allclose(found.sum(), stats.accepted / stats.tested)
+    one, shelf = heads.Drafting("medusa", "a folder"), record.Shelf("float32", print)
+    shelf.keep(("head", one.folder), lambda: head)
+    accepted = shelf.keep(("samples", one.folder), lambda: [0.1, 0.5, *[0.05] * 6])
+    drawn = dict(heads.shapes(setup, one, target, 1.0, shelf))[heads.tree(8)].drafter
+    assert drawn.siblings is sj.Siblings.WITHOUT_REPLACEMENT
+    assert drawn.tree == sj.trees.sequoia(accepted, 8, depth=2)
+
+
 def timed(seconds):
     """Two turns of two prompts of 10 tokens."""
     same = lambda value: np.full((2, 2), value).tolist()

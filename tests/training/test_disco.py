@@ -32,6 +32,7 @@ def trained():
     return disco.fit(synthetic()[0], steps=300)
 
 
+@pytest.mark.slow
 def test_fit_learns_the_acceptance_probability(trained):
     traces, chance = synthetic(1)
     predicted = np.asarray(jax.nn.sigmoid(score(trained, jnp.asarray(traces.features))))
@@ -79,6 +80,7 @@ def test_invalid_arguments_raise(trained, tmp_path):
         disco.load(tmp_path / "other.safetensors")
 
 
+@pytest.mark.slow
 def test_features_depend_only_on_the_distribution():
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 40)), jnp.float32)
     read = np.asarray(features(logits, 4))

@@ -132,6 +132,7 @@ def test_simulated_acceptance_multiplies_along_the_chain():
     np.testing.assert_allclose([found["overlap_0"], found["match_1"]], [0.65, 0.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", losses.DIVERGENCES)
 def test_divergences_are_least_at_the_target(name):
     log_p = jax.nn.log_softmax(jnp.asarray([[[1.0, 0.0, -2.0]]]))

@@ -53,6 +53,7 @@ def test_a_block_is_what_a_pass_drafts(size):
             np.testing.assert_array_equal(rows.goal_tokens[:, place], texts.tokens[:, at])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_fewer_rows_are_glanced_the_better_the_head_and_the_later(size):
     answer = np.ones((4, 31), bool)
@@ -76,6 +77,7 @@ def test_fewer_rows_are_glanced_the_better_the_head_and_the_later(size):
     assert not np.array_equal(first, counts(every, 0.0, key=1))
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_second_pass(monkeypatch):
     of, how = head(2, "llama"), dataclasses.replace(Glancing(), noise=0.0)
     swap = jnp.asarray(np.arange(TEXT - 1)[None] % 4 == 0) & jnp.ones((3, 1), bool)

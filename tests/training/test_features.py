@@ -70,6 +70,7 @@ def same_training(answers: Path, folder: Path, **options) -> None:
     np.testing.assert_allclose(curve(folder / "kept"), curve(folder / "each-step"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_kept_features_train_the_same_head(kept, answers, tmp_path):
     before = contents(kept)
     for name, features in (("each-step", None), ("kept", kept)):
@@ -78,6 +79,7 @@ def test_kept_features_train_the_same_head(kept, answers, tmp_path):
     assert contents(kept) == before  # several runs share it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 def test_heads_are_exported_in_the_dtype_that_is_asked_for(kept, answers, tmp_path, kind):
     target = sj.load("bundled/opt-tiny")
@@ -125,6 +127,7 @@ def test_an_interrupted_start_goes_on(kept, answers, tmp_path):
     assert contents(folder) == contents(kept)
 
 
+@pytest.mark.slow
 def test_answers_that_were_appended_are_read_alone(kept, answers, tmp_path):
     lines, folder, said = answers.read_text().splitlines(keepends=True), tmp_path / "features", []
     begun = tmp_path / "begun.jsonl"

@@ -142,6 +142,7 @@ def test_the_heads_teach_the_target():
     assert np.median([float(jnp.abs(a - b).max()) for a, b in pairs]) > 1e-6
 
 
+@pytest.mark.slow
 def test_heads_learn_four_times_as_fast():
     of, params = new()
     given = batch("opt")._replace(progress=np.asarray(1.0, np.float32))
@@ -248,6 +249,7 @@ def test_gradients_on_a_mesh(name):
         np.testing.assert_allclose(a, b, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_a_head_to_begin_with_of_another_kind_or_shape_is_refused(tmp_path):
     target = sj.load("bundled/opt-tiny")
     config = MedusaConfig(target.vocab_size, target.config.width, 2)

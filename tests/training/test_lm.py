@@ -87,6 +87,7 @@ def test_records_survive_a_crash_near_a_checkpoint(whole, tmp_path, monkeypatch)
     assert clean(tmp_path / "parts") == clean(whole[1])
 
 
+@pytest.mark.slow
 def test_metrics_are_fetched_only_for_records(tmp_path, monkeypatch):
     """40 steps with records at 20 and 40: the host reads their metrics, and those of the first step to report it."""
     fetched = []
@@ -106,12 +107,14 @@ def test_no_curve_before_the_first_record(tmp_path):
     assert lm.draw_curve(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_signal_handlers_are_restored(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     train(tmp_path, 1)
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_the_loss_decreases_and_the_export_equals_the_model(tmp_path):
     state = train(tmp_path / "run", 60, every=30)
     assert records(tmp_path / "run")[-1]["held_out_nats"] < 0.6 * np.log(23)
@@ -132,6 +135,7 @@ def test_a_student_is_evaluated_against_its_teacher():
     np.testing.assert_allclose(found["held_out_overlap"], 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_command_trains_and_resumes(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(

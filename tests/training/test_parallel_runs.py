@@ -36,6 +36,7 @@ def of_kind(tmp_path, kind: str) -> Head:
     return TRAINED[kind].new(run, battery.target("llama"), chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["peagle", "eagle3"])
 def test_own_matrices_begin_as_the_targets(tmp_path, kind):
     of = of_kind(tmp_path, kind) if kind == "peagle" else dataclasses.replace(test_eagle.head(kind), params={})

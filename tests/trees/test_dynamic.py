@@ -80,6 +80,7 @@ def some_tables(seed: int, *, zeros: bool = False) -> np.ndarray:
         return np.log(mass / mass.sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("zeros", [False, True])
 def test_growth_and_reranking_match_the_reference(seed, zeros):
@@ -111,6 +112,7 @@ def test_rows_grow_different_trees():
     assert len({tuple(row) for row in np.asarray(nodes.parents)}) > 1
 
 
+@pytest.mark.slow
 def test_distributions_without_context_give_the_best_static_tree():
     """With one distribution per level, path probability is Medusa's product: the trees are equal node by node."""
     table = -np.sort(-np.random.default_rng(5).dirichlet(np.full(4, 0.7), 3), axis=1)
