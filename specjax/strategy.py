@@ -438,12 +438,12 @@ class Strategy:
         for key, value in sorted(self.settings, key=lambda pair: pair[0] != "gamma"):
             if key == "gamma":
                 parts.append(f"\u03b3={value}")
-            elif key == "shape":
+            elif key in ("shape", "tree"):
                 text = _write(value)
                 parts.append(text if len(text) <= 16 else f"{self.nodes} nodes")
             elif key == "inner":
                 parts.append(f"({value.label()})")
-            elif key != "siblings":
+            elif key != "siblings" or _write(value) != "points":
                 parts.append(f"{key}={_write(value)}")
         if drafts:
             own = self.drafts or range(self.needs)

@@ -28,7 +28,7 @@ from specjax.model import Model
 from specjax.request import prepare
 from specjax.stopping import Stop
 from specjax.strategy import Strategy
-from specjax.trees import chain, from_paths, regular
+from specjax.trees import Tree, chain, from_paths, regular, sequoia
 
 FREE = "free"  # name of strategies whose drafter costs nothing: their rounds cost one verification
 SHORT, LONG = 2, 8  # draft lengths measured for a draft model: two lengths separate its step from the overhead
@@ -41,6 +41,7 @@ OWN = (1, 4)  # draft lengths measured for drafters made from the target, whose 
 IDLE = 1.05  # tokens per round below which a drafter is not timed: every round needs a target forward pass
 LOOKAHEADS = ((4, 3, 4), (7, 5, 7))  # window, ngram, guesses
 DYNAMIC = ((8, 4, 2), (16, 6, 4))  # size, depth, width
+ACCEPTED = (0.6, 0.15, 0.06, 0.03)  # of distinct samples, by rank: shapes the trees of them, of the sizes of `DYNAMIC`
 SUFFIXES = ((8, 6), (16, 8))  # size, depth
 ENOUGH = 2.0  # seconds of plain decoding to be timed if single runs are short
 MORE = 5  # most turns, relative to the number given
@@ -263,6 +264,12 @@ def fixed_probes(survey: Survey) -> list[Strategy]:
     named = lambda name, keys, sizes, *drafts: Strategy.of(name, drafts=drafts, **dict(zip(keys, sizes, strict=True)))
     drafts = range(len(survey.drafts))
     every = [
+        *(rank.sampled(shape, drafts=(draft,)) for draft in drafts for shape in sampled_shapes(survey)),
+        *(
+            rank.sampled(shape, folder=folder)
+            for folder in heads(survey)
+            for shape in sampled_shapes(survey, most_drafted(survey.heads[folder]))
+        ),
         *(named("dynamic-tree", ("size", "depth", "width"), one, draft) for draft in drafts for one in DYNAMIC),
         *(
             Strategy.of(HEAD, folder=folder, dynamic=size, depth=depth, width=width)
@@ -274,6 +281,14 @@ def fixed_probes(survey: Survey) -> list[Strategy]:
         *(named("lookahead", ("window", "ngram", "guesses"), one) for one in LOOKAHEADS),
     ]
     return [strategy for strategy in every if strategy.name in survey.kinds]
+
+
+def sampled_shapes(survey: Survey, most: int = rank.GAMMA_MAX) -> list[Tree]:
+    """Trees of distinct samples to measure, of at most `most` levels; none for greedy decoding, where a sample is the
+    most probable token, nor of a single level."""
+    if survey.options["temperature"] == 0 or most == 1:
+        return []
+    return [sequoia(ACCEPTED, size, depth=min(depth, most)) for size, depth, _ in DYNAMIC]
 
 
 def possible(survey: Survey, every: Sequence[Strategy]) -> list[Strategy]:

@@ -22,7 +22,7 @@ from specjax.types import Siblings
 
 PLAIN = Strategy.of("plain")
 SELF = ("layer-skip", "quantized")  # drafters made from the weights of the target
-HEAD = "head"  # a trained head: chains, and dynamic trees as they were run
+HEAD = "head"  # a trained head: chains, and trees as they were run
 DRAWN = ("model", HEAD, *SELF)  # chains that a model samples
 COPIED = ("ngram", "suffix")  # chains of copied tokens
 FIXED = ("lookahead", "dynamic-tree", "suffix-tree")  # predicted only with the settings that were run
@@ -40,6 +40,12 @@ def chain(name: str, gamma: int, *drafts: int, verifier: str | None = None) -> S
 def tree(shape: Tree, draft: int) -> Strategy:
     """A tree of the most probable tokens of a draft model."""
     return Strategy.of("tree", shape=shape, siblings=Siblings.POINTS, drafts=(draft,))
+
+
+def sampled(tree: Tree, *, folder: str = "", drafts: tuple[int, ...] = ()) -> Strategy:
+    """A tree of distinct samples of a head or a draft model."""
+    own = {"folder": folder, "tree": tree} if folder else {"shape": tree}
+    return Strategy.of(HEAD if folder else "tree", siblings=Siblings.WITHOUT_REPLACEMENT, drafts=drafts, **own)
 
 
 def cascade(gamma: int, inner: int, middle: int, small: int, *, verifier: str | None = None) -> Strategy:
@@ -61,7 +67,8 @@ def is_chain(strategy: Strategy) -> bool:
 
 def is_fixed(strategy: Strategy) -> bool:
     """Whether it is predicted only with the settings that were run."""
-    return strategy.name in FIXED or (strategy.name == HEAD and strategy.gamma is None)
+    drawn = strategy.get("siblings") is Siblings.WITHOUT_REPLACEMENT
+    return strategy.name in FIXED or drawn or (strategy.name == HEAD and strategy.gamma is None)
 
 
 class VerifyCurve(NamedTuple):
@@ -445,7 +452,7 @@ CASCADES = 4  # number of its cascades, the best predictions
 
 def field(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates of a sweep: lengths `SWEPT` of each family, one tree per size in `SIZES`, the best cascades, and
-    all of `FIXED`.
+    all that were run as they are.
 
     Args:
       candidates: from `rank`, the fastest first.
@@ -453,11 +460,13 @@ def field(candidates: Sequence[Candidate]) -> list[Candidate]:
     chosen: list[Candidate] = []
     for one in candidates:
         kin = [old.strategy for old in chosen if family(old.strategy) == family(one.strategy)]
-        if one.strategy.name == "tree":
+        if is_fixed(one.strategy):
+            wanted = True
+        elif one.strategy.name == "tree":
             wanted = one.strategy.nodes in {*SIZES}.difference(old.nodes for old in kin)
         elif one.strategy.name == "cascade":
             wanted = len(kin) < CASCADES
         else:
-            wanted = is_fixed(one.strategy) or one.strategy.levels in SWEPT
+            wanted = one.strategy.levels in SWEPT
         chosen += [one] * wanted
     return chosen

@@ -20,6 +20,7 @@ from specjax.model import Model
 from specjax.models import opt
 from specjax.models.llama import LlamaConfig
 from specjax.strategy import Strategy
+from specjax.types import Siblings
 from tests.cli import toys
 
 LAYER = LlamaConfig(vocab_size=257, width=16, layers=1, heads=2, kv_heads=2, head_width=8, mlp_width=16)
@@ -177,6 +178,26 @@ def test_a_head_is_measured_at_two_lengths_and_as_a_dynamic_tree(pair):
     found = [one.strategy for one in rank.rank(measured)]
     assert {one["gamma"] for one in found if one["folder"] == "short"} == {1, 2}
     assert {one["gamma"] for one in found if one["folder"] == "long" and one.gamma} == set(range(1, 16))
+
+
+@pytest.mark.slow
+def test_trees_of_distinct_samples_are_measured_above_temperature_0(pair):
+    """Of heads and draft models, no deeper than a head drafts."""
+    target, draft = pair
+    short = new_head(MedusaConfig(257, 16, 2), "medusa", target)
+    options = {"temperature": 1.0, "max_new_tokens": 4, "ignore_eos": True, "seed": 0}
+    batches = make_batches({Part.SURVEY: PROMPTS[:2]}, 2)
+    survey = Survey(target, (draft,), batches, options, ("model", "tree", rank.HEAD), {"short": short}, turns=1)
+    measure.run(survey)
+    measured = measure.gather(survey)
+    assert measured is not None
+    drawn = [one.strategy for one in measured.fixed]
+    assert [(one.name, one.nodes) for one in drawn] == [("tree", 8), ("tree", 16), ("head", 8), ("head", 16)]
+    assert all(survey.drafter(one).drafter.siblings is Siblings.WITHOUT_REPLACEMENT for one in drawn)
+    assert {one.levels for one in drawn if one.name == "head"} == {2}
+    assert {one.strategy for one in rank.field(rank.rank(measured))} >= {*drawn}
+    greedy = dataclasses.replace(survey, options=options | {"temperature": 0.0})
+    assert not measure.fixed_probes(greedy)
 
 
 def new_head(config, kind, target):
