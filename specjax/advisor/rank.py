@@ -44,8 +44,10 @@ def tree(shape: Tree, draft: int) -> Strategy:
 
 def sampled(tree: Tree, *, folder: str = "", drafts: tuple[int, ...] = ()) -> Strategy:
     """A tree of distinct samples of a head or a draft model."""
-    own = {"folder": folder, "tree": tree} if folder else {"shape": tree}
-    return Strategy.of(HEAD if folder else "tree", siblings=Siblings.WITHOUT_REPLACEMENT, drafts=drafts, **own)
+    drawn = Siblings.WITHOUT_REPLACEMENT
+    if folder:
+        return Strategy.of(HEAD, folder=folder, tree=tree, siblings=drawn)
+    return Strategy.of("tree", shape=tree, siblings=drawn, drafts=drafts)
 
 
 def cascade(gamma: int, inner: int, middle: int, small: int, *, verifier: str | None = None) -> Strategy:
