@@ -24,7 +24,7 @@ from tests.battery import Setting, run, texts
 from tests.cli import toys
 from tests.test_decoding import SAMPLED, exact_joint, sampled_counts
 
-pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafting.py runs one of each kind by default
+pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafters.py runs one of each kind by default
 
 module = importlib.import_module("specjax.drafters.bridge")  # whose name is the constructor's in the package
 FAMILIES = tuple(battery.FAMILIES)

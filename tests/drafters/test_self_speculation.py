@@ -20,7 +20,7 @@ from tests.battery import Setting, prepare, run, texts
 from tests.models import small
 from tests.test_decoding import accepts_too_much, exact_joint, least, sampled_counts
 
-pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafting.py runs one of each kind by default
+pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafters.py runs one of each kind by default
 
 FAMILIES = tuple(battery.FAMILIES)
 SAMPLED = [0.0, 0.7, 1.3, 1.0, 0.0, 0.9, 1.1, 0.8]

@@ -10,6 +10,7 @@ import pytest
 import scipy.special
 
 from specjax import drafters, sampling, trees
+from specjax.base import Prefilled
 from specjax.drafters.token_tree import plan
 from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, Siblings
@@ -17,7 +18,7 @@ from specjax.verify import TABLE
 from tests import battery, distributions
 from tests.drafters import drafting
 
-pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafting.py runs one of each kind by default
+pytestmark = pytest.mark.slow  # heavy to compile; tests/cli/test_drafters.py runs one of each kind by default
 
 WITH, WITHOUT, POINTS = Siblings.WITH_REPLACEMENT, Siblings.WITHOUT_REPLACEMENT, Siblings.POINTS
 UNEVEN = Tree((-1, 0, 1, 2, 0, 4, 0, 1))  # not level by level, and nodes without children beside nodes with them
@@ -47,6 +48,11 @@ def warp(logits, ancestors=None):
     return sampling.warp(sampling.sampling_params(ROWS, battery.VOCAB, temperature=1.0), logits)
 
 
+def after(pending) -> Prefilled:
+    """The target after prompts that end in `pending`; trees of a draft model read no more of it."""
+    return Prefilled(None, jnp.asarray(pending, jnp.int32), None)
+
+
 def committed(rng, draft: Draft, parents, kind: str) -> list[list[int]]:
     """A node of each row and one token more; `kind` selects the node: any, the deepest, or the root."""
     blocks = []
@@ -66,10 +72,10 @@ def rounds(family: str, loaded: drafters.LoadedDrafter):
     commit = jax.jit(drafter.commit)
     start = battery.FAMILIES["t5"][1].start_token
     rng = np.random.default_rng(3)
-    state = jax.jit(drafter.init, static_argnums=3)(
-        model, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(battery.LENGTHS[:ROWS]), 40, None
-    )
     last = [start if family == "t5" else battery.prompts()[i, battery.LENGTHS[i] - 1] for i in range(ROWS)]
+    state = jax.jit(drafter.init, static_argnums=3)(
+        model, jnp.asarray(battery.prompts()[:ROWS]), jnp.asarray(battery.LENGTHS[:ROWS]), 40, after(last)
+    )
     written: list[list[int]] = [[] for _ in range(ROWS)]
     for number, kind in enumerate(["any", "deep", "any", "none", "any"]):
         pending = jnp.asarray(
@@ -84,12 +90,12 @@ def rounds(family: str, loaded: drafters.LoadedDrafter):
             if row != ENDED or number < 2:
                 tokens[row, : len(block)], length[row] = block, len(block)
                 written[row] += block
-        before = np.asarray(state.cache.length)
+        before = np.asarray(state.memory.cache.length)
         state = commit(model, state, battery.commit_of(tokens, length))
-        held = np.asarray(state.cache.length + state.lag)
+        held = np.asarray(state.memory.cache.length + state.memory.lag)
         read = 0 if family == "t5" else battery.LENGTHS[:ROWS] - 1
         assert held.tolist() == (read + np.array([len(text) for text in written])).tolist()
-        assert set(np.asarray(state.lag)) <= {0, 1} and (before > 0).all()
+        assert set(np.asarray(state.memory.lag)) <= {0, 1} and (before > 0).all()
 
 
 @pytest.mark.slow
@@ -153,15 +159,18 @@ def test_control_a_token_missing_from_the_cache_is_detected(kind):
         return drafter.propose(loaded.params, jax.random.split(jax.random.key(0), ROWS), state, pending, warp)
 
     first = jnp.asarray([battery.prompts()[i, n - 1] for i, n in enumerate(battery.LENGTHS[:ROWS])])
-    draft, state = propose(drafter.init(loaded.params, jnp.asarray(battery.prompts()[:ROWS]), lengths, 40, None), first)
+    prompts = jnp.asarray(battery.prompts()[:ROWS])
+    draft, state = propose(drafter.init(loaded.params, prompts, lengths, 40, after(first)), first)
     deep = committed(np.random.default_rng(0), draft, drafter.tree.parents, "deep")
     length = jnp.asarray([len(block) for block in deep], jnp.int32)
     accepted = battery.commit_of([block + [0] * (4 - len(block)) for block in deep], length)
     pending = jnp.asarray([block[-1] for block in deep], jnp.int32)
     right = drafter.commit(loaded.params, state, accepted)
-    assert (np.asarray(right.lag) == 1).all() and (np.asarray(right.cache.length) > np.asarray(lengths)).all()
-    forgets = right._replace(lag=jnp.zeros_like(right.lag))
-    swapped = right._replace(cache=right.cache._replace(layers=state.cache.layers))  # nothing was moved
+    held = right.memory
+    assert (np.asarray(held.lag) == 1).all() and (np.asarray(held.cache.length) > np.asarray(lengths)).all()
+    forgets = right._replace(memory=held._replace(lag=jnp.zeros_like(held.lag)))
+    unmoved = held.cache._replace(layers=state.memory.cache.layers)
+    swapped = right._replace(memory=held._replace(cache=unmoved))
     expected = propose(right, pending)[0]
     same = lambda state: jax.tree.all(jax.tree.map(np.array_equal, propose(state, pending)[0], expected))
     assert same(right) and not same(forgets) and not same(swapped)
@@ -181,7 +190,7 @@ def children(kind: Siblings, temperature: float, count: int = 8192) -> tuple[Dra
     @jax.jit
     def draw(weights, keys):
         warp = lambda logits, ancestors=None: sampling.warp(params, logits)
-        state = drafter.init(weights, jnp.asarray(tokens), jnp.full((count,), 9, jnp.int32), 24, None)
+        state = drafter.init(weights, jnp.asarray(tokens), jnp.full((count,), 9, jnp.int32), 24, after(tokens[:, 8]))
         return drafter.propose(weights, keys, state, jnp.asarray(tokens[:, 8]), warp)[0]
 
     draft = jax.device_get(draw(loaded.params, jax.random.split(jax.random.key(2), count)))
