@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from specjax import api, checks, drafters
-from specjax.advisor import measure, rank, trials
+from specjax.advisor import measure, probes, rank, trials
 from specjax.advisor.measure import Survey
 from specjax.advisor.parts import deal, make_batches
 from specjax.advisor.rank import KINDS, SELF
@@ -118,4 +118,4 @@ def check(target: Model, drafts: Sequence[Model], kinds: Sequence[str]) -> None:
     for kind in kinds:
         checks.check_name(kind, KINDS, "drafter in kinds")
     for draft in drafts:
-        drafters.model(draft, gamma=measure.LONG).check(target)
+        drafters.model(draft, gamma=probes.LONG).check(target)

@@ -19,30 +19,22 @@ import numpy as np
 from specjax import decoding, drafters, estimates, measuring, metrics
 from specjax.advisor import rank, texts
 from specjax.advisor.parts import Batch, Part
-from specjax.advisor.rank import COPIED, HEAD, KINDS, PLAIN, SELF, DraftingCost, VerifyCurve
+from specjax.advisor.probes import COPIES, LONG, SHAPES, SHORT, fixed_probes, is_timed_only, probes
+from specjax.advisor.rank import HEAD, KINDS, PLAIN, SELF, DraftingCost, VerifyCurve
 from specjax.bench.rounds import load_free
 from specjax.drafters import LoadedDrafter
-from specjax.drafters.head import ONE_PASS, most_drafted
+from specjax.drafters.head import most_drafted
 from specjax.heads import Head
 from specjax.model import Model
 from specjax.request import prepare
 from specjax.stopping import Stop
 from specjax.strategy import Strategy
-from specjax.trees import Tree, chain, from_paths, regular, sequoia
+from specjax.trees import chain
 
 FREE = "free"  # name of strategies whose drafter costs nothing: their rounds cost one verification
-SHORT, LONG = 2, 8  # draft lengths measured for a draft model: two lengths separate its step from the overhead
-COPIES = 8  # draft length measured for drafters of copied tokens
 # Widths of the verify curve. They include those of the chains above, since the curve may jump between widths.
 WIDTHS = tuple(sorted({1, 2, 3, 4, 5, 6, 8, 12, 16, SHORT + 1, LONG + 1, COPIES + 1}))
-# Two trees separate the cost of a level from the overhead: a wide one, and a deep one that branches at the top.
-SHAPES = (regular((2, 2)), from_paths([*((0,) * depth for depth in range(1, 9)), (1,), (0, 1), (0, 0, 1)]))
-OWN = (1, 4)  # draft lengths measured for drafters made from the target, whose tokens are expensive
 IDLE = 1.05  # tokens per round below which a drafter is not timed: every round needs a target forward pass
-LOOKAHEADS = ((4, 3, 4), (7, 5, 7))  # window, ngram, guesses
-DYNAMIC = ((8, 4, 2), (16, 6, 4))  # size, depth, width
-ACCEPTED = (0.6, 0.15, 0.06, 0.03)  # of distinct samples, by rank: shapes the trees of them, of the sizes of `DYNAMIC`
-SUFFIXES = ((8, 6), (16, 8))  # size, depth
 ENOUGH = 2.0  # seconds of plain decoding to be timed if single runs are short
 MORE = 5  # most turns, relative to the number given
 
@@ -229,68 +221,6 @@ def interleave(
 # --- survey ----------------------------------------------------------------------------------------------------------
 
 
-def probes(survey: Survey) -> list[Strategy]:
-    """The strategies that determine acceptance and cost of each drafter."""
-    found = []
-    for number in range(len(survey.drafts)):
-        if {"model", "cascade"} & set(survey.kinds):
-            found += [survey.drawn("model", SHORT, number), survey.drawn("model", LONG, number)]
-        if "tree" in survey.kinds:
-            found += [rank.tree(shape, number) for shape in SHAPES]
-    for folder in heads(survey):
-        found += [Strategy.of(HEAD, folder=folder, gamma=gamma) for gamma in lengths(survey, folder)]
-    found += [rank.chain(name, COPIES) for name in COPIED if name in survey.kinds]
-    return found + [survey.drawn(name, gamma) for name in SELF if name in survey.kinds for gamma in OWN]
-
-
-def heads(survey: Survey) -> Sequence[str]:
-    """Folders of the heads to consider."""
-    return tuple(survey.heads) if HEAD in survey.kinds else ()
-
-
-def lengths(survey: Survey, folder: str) -> tuple[int, ...]:
-    """Draft lengths measured for a head: two, or one if it drafts no more than that."""
-    most = most_drafted(survey.heads[folder])
-    return (SHORT, min(LONG, most)) if most > SHORT else (most,)
-
-
-def _shorter(survey: Survey, one: Strategy) -> bool:
-    """Whether it is the shorter of the two lengths of a head."""
-    return one.name == HEAD and one["gamma"] < lengths(survey, one["folder"])[-1]
-
-
-def fixed_probes(survey: Survey) -> list[Strategy]:
-    """The strategies that are predicted only as measured."""
-    named = lambda name, keys, sizes, *drafts: Strategy.of(name, drafts=drafts, **dict(zip(keys, sizes, strict=True)))
-    drafts = range(len(survey.drafts))
-    every = [
-        *(rank.sampled(shape, drafts=(draft,)) for draft in drafts for shape in sampled_shapes(survey)),
-        *(
-            rank.sampled(shape, folder=folder)
-            for folder in heads(survey)
-            for shape in sampled_shapes(survey, most_drafted(survey.heads[folder]))
-        ),
-        *(named("dynamic-tree", ("size", "depth", "width"), one, draft) for draft in drafts for one in DYNAMIC),
-        *(
-            Strategy.of(HEAD, folder=folder, dynamic=size, depth=depth, width=width)
-            for folder in heads(survey)
-            if not isinstance(survey.heads[folder].config, ONE_PASS)
-            for size, depth, width in DYNAMIC
-        ),
-        *(named("suffix-tree", ("size", "depth"), one) for one in SUFFIXES),
-        *(named("lookahead", ("window", "ngram", "guesses"), one) for one in LOOKAHEADS),
-    ]
-    return [strategy for strategy in every if strategy.name in survey.kinds]
-
-
-def sampled_shapes(survey: Survey, most: int = rank.GAMMA_MAX) -> list[Tree]:
-    """Trees of distinct samples to measure, of at most `most` levels; none for greedy decoding, where a sample is the
-    most probable token, nor of a single level."""
-    if survey.options["temperature"] == 0 or most == 1:
-        return []
-    return [sequoia(ACCEPTED, size, depth=min(depth, most)) for size, depth, _ in DYNAMIC]
-
-
 def possible(survey: Survey, every: Sequence[Strategy]) -> list[Strategy]:
     """The strategies that the target supports; the reason for leaving out the others is logged."""
     found = []
@@ -309,12 +239,7 @@ def possible(survey: Survey, every: Sequence[Strategy]) -> list[Strategy]:
 def run(survey: Survey) -> None:
     """Runs everything that `rank` needs."""
     drafting = possible(survey, probes(survey))
-    own = {"model": SHORT} | dict.fromkeys(SELF, OWN[0])
-    timed_only = [
-        one
-        for one in drafting
-        if one.get("gamma", -1) == own.get(one.name) or one.tree == SHAPES[0] or _shorter(survey, one)
-    ]
+    timed_only = [one for one in drafting if is_timed_only(survey, one)]
     counted = [PLAIN, *(one for one in drafting if one not in timed_only)]
     for place, strategy in enumerate(counted, start=1):
         _count(survey, strategy, f"{place} of {len(counted)}: ")

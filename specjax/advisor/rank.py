@@ -42,14 +42,6 @@ def tree(shape: Tree, draft: int) -> Strategy:
     return Strategy.of("tree", shape=shape, siblings=Siblings.POINTS, drafts=(draft,))
 
 
-def sampled(tree: Tree, *, folder: str = "", drafts: tuple[int, ...] = ()) -> Strategy:
-    """A tree of distinct samples of a head or a draft model."""
-    drawn = Siblings.WITHOUT_REPLACEMENT
-    if folder:
-        return Strategy.of(HEAD, folder=folder, tree=tree, siblings=drawn)
-    return Strategy.of("tree", shape=tree, siblings=drawn, drafts=drafts)
-
-
 def cascade(gamma: int, inner: int, middle: int, small: int, *, verifier: str | None = None) -> Strategy:
     """Three models; the middle model drafts gamma tokens, the small one `inner`."""
     return Strategy.of(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specjax import api, drafters, estimates
-from specjax.advisor import measure, rank, texts
+from specjax.advisor import measure, probes, rank, texts
 from specjax.advisor.measure import BatchRun, Survey
 from specjax.advisor.parts import Part, deal, make_batches
 from specjax.advisor.rank import PLAIN
@@ -150,7 +150,7 @@ def test_nan_raises(work):
 
 def test_unsupported_drafters_are_left_out_with_the_reason(work):
     alone = dataclasses.replace(work, kinds=("layer-skip", "quantized"))
-    assert {one.name for one in measure.possible(alone, measure.probes(alone))} == {"quantized"}
+    assert {one.name for one in measure.possible(alone, probes.probes(alone))} == {"quantized"}
     assert len(alone.left_out) == 1 and alone.left_out[0].startswith("layer-skip")
 
 
@@ -169,9 +169,9 @@ def test_a_head_is_measured_at_two_lengths_and_as_a_dynamic_tree(pair):
     options = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True, "seed": 0}
     batches = make_batches({Part.SURVEY: PROMPTS[:2]}, 2)
     survey = Survey(target, (), batches, options, (rank.HEAD,), {"long": long, "short": short}, turns=1)
-    gammas = [(one["folder"], one["gamma"]) for one in measure.probes(survey)]
+    gammas = [(one["folder"], one["gamma"]) for one in probes.probes(survey)]
     assert gammas == [("long", 2), ("long", 8), ("short", 2)]
-    assert [(one["folder"], one["dynamic"]) for one in measure.fixed_probes(survey)] == [("long", 8), ("long", 16)]
+    assert [(one["folder"], one["dynamic"]) for one in probes.fixed_probes(survey)] == [("long", 8), ("long", 16)]
     measure.run(survey)
     measured = measure.gather(survey)
     assert measured is not None
@@ -197,7 +197,7 @@ def test_trees_of_distinct_samples_are_measured_above_temperature_0(pair):
     assert {one.levels for one in drawn if one.name == "head"} == {2}
     assert {one.strategy for one in rank.field(rank.rank(measured))} >= {*drawn}
     greedy = dataclasses.replace(survey, options=options | {"temperature": 0.0})
-    assert not measure.fixed_probes(greedy)
+    assert not probes.fixed_probes(greedy)
 
 
 def new_head(config, kind, target):

@@ -17,6 +17,7 @@ from specjax.heads.medusa import MedusaConfig
 from specjax.reproduce import heads
 from specjax.reproduce.checks import ClaimVerdict
 from specjax.reproduce.setup import Setup, other_texts, read_prompts
+from specjax.trace import rounds
 
 SETUP = Setup(batch=2, max_new_tokens=12, head_target="bundled/opt-tiny")
 
@@ -60,17 +61,23 @@ def test_ranks_are_those_of_the_heads_at_every_place_of_the_text():
     assert hits.sum() > 0
 
 
-def test_accepted_samples_are_those_of_generate_and_shape_the_trees_above_temperature_0():
+def test_accepted_samples_are_those_of_the_text_by_rank_and_shape_the_trees_above_temperature_0():
     head, target = medusa(), medusa().target
     setup = dataclasses.replace(SETUP, max_new_tokens=40)
-    found = np.asarray(heads.sample_acceptance(setup, head, 1.0))
     prompts = tasks.prompts_for(target, "story", [*map(tasks.Item, other_texts("story"))][: setup.batch])
     shape = sj.trees.from_paths([(0,) * level + (rank,) for level in range(2) for rank in range(heads.RANKS)])
     drafter = sj.drafters.head(head, tree=shape, siblings=sj.Siblings.WITHOUT_REPLACEMENT)
     settings = {"temperature": 1.0, "max_new_tokens": 40, "ignore_eos": True, "seed": setup.seed}
-    stats = sj.generate(target, prompts, drafter=drafter, **settings).stats
-    assert stats.accepted > 0
-    np.testing.assert_allclose(found.sum(), stats.accepted / stats.tested)
+    trace = rounds.record(target, prompts, drafter, settings)
+    hits, tested = np.zeros(heads.RANKS), 0
+    for one in (one for number in range(len(prompts)) for one in trace.row(number)):
+        tested, parent = tested + one.tested, 0
+        for token in one.tokens[: one.accepted]:
+            children = [node for node in one.nodes if node.parent == parent]
+            rank = [node.token for node in children].index(token)
+            hits[rank], parent = hits[rank] + 1, children[rank].node
+    assert (hits > 0).sum() > 1
+    np.testing.assert_allclose(heads.sample_acceptance(setup, head, 1.0), hits / tested)
     one, shelf = heads.Drafting("medusa", "a folder"), record.Shelf("float32", print)
     shelf.keep(("head", one.folder), lambda: head)
     accepted = shelf.keep(("samples", one.folder), lambda: [0.1, 0.5, *[0.05] * 6])
