@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import checks
@@ -94,6 +95,9 @@ def dynamic_tree(draft: Any, *, size: int = 16, depth: int = 4, width: int = 4) 
     return LoadedDrafter(f"{draft.name} dynamic tree of {size}", drafter, draft.params, draft)
 
 
+Born = list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]  # of each rank: the children, and whether they are proposed
+
+
 class TreeDraft(NamedTuple):
     """State of a writer of trees."""
 
@@ -119,8 +123,9 @@ def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOU
 
     WITH_REPLACEMENT: independent draws. WITHOUT_REPLACEMENT: each drawn token is removed and the rest renormalized, in
     the order of the children: the distribution of Gumbel top-k without a random number for every entry of the
-    vocabulary; a child past the last token that has mass is not proposed. `log_q` is the distribution of the first draw
-    in both. POINTS: the most probable tokens; `log_q` is None.
+    vocabulary; a child past the last token that has mass is not proposed, except at temperature 0, where the children
+    are the most probable tokens, the limit of these draws. `log_q` is the distribution of the first draw in both.
+    POINTS: the most probable tokens; `log_q` is None.
 
     Raises:
       ValueError: a bare root, scratch nodes, or more children at a node than tokens, where they must differ.
@@ -159,10 +164,14 @@ def static_tree(writer: Writer, tree: Tree, siblings: Siblings = Siblings.WITHOU
                 # One noise for a position: equal draws are useless siblings, so the next largest follow (Gumbel top-k).
                 all_log_q = all_log_q.at[:, level.nodes].set(log_q)
                 depth = int(tree.depth[level.nodes[0]])
-                born = _most_probable(level, jnp.stack([perturbed(key, depth, one) for one in _columns(log_q)], 1))
+                drawn = jnp.stack([perturbed(key, depth, one) for one in _columns(log_q)], 1)
+                born = _most_probable(level, jnp.where(one_hot(log_q)[..., None], ranking(logits, log_q), drawn))
             else:
                 all_log_q = all_log_q.at[:, level.nodes].set(log_q)
-                born = _drawn(level, numbers, log_q, leave=siblings is Siblings.WITHOUT_REPLACEMENT)
+                leave = siblings is Siblings.WITHOUT_REPLACEMENT
+                born = _drawn(level, numbers, log_q, leave=leave)
+                if leave and len(level.ranks) > 1:
+                    born = _or_most_probable(level, logits, log_q, born)
             for (places, children), (token, proposed) in zip(level.ranks, born, strict=True):
                 tokens = tokens.at[:, children].set(token)
                 proposed = proposed & ~empty[:, places]
@@ -301,7 +310,7 @@ def accepted_slots(
     return jnp.maximum(found, 0), read
 
 
-def _most_probable(level: Level, log_q: Float[Array, "B S V"]) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
+def _most_probable(level: Level, log_q: Float[Array, "B S V"]) -> Born:
     """A rank: the children's tokens, and whether they have any probability. Equals prefer the smaller token."""
     most = min(len(level.ranks), log_q.shape[-1])
     score, tokens = largest(log_q, most)
@@ -312,9 +321,27 @@ def _most_probable(level: Level, log_q: Float[Array, "B S V"]) -> list[tuple[Int
     ]
 
 
-def _drawn(
-    level: Level, numbers: Float[Array, "B N 2"], log_q: Float[Array, "B S V"], *, leave: bool
-) -> list[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]:
+def one_hot(log_q: Float[Array, "B S V"]) -> Bool[Array, "B S"]:
+    """Nodes whose distribution has a single token."""
+    return jnp.sum(jnp.exp(log_q) > 0, axis=-1) == 1
+
+
+def _or_most_probable(level: Level, logits: Float[Array, "B S V"], log_q: Float[Array, "B S V"], born: Born) -> Born:
+    """`born`, or where a distribution is one-hot, the most probable tokens. Without such rows nothing is ranked."""
+    certain = one_hot(log_q)
+
+    def ranked() -> Born:
+        best = _most_probable(level, ranking(logits, log_q))
+        pick = lambda places, one, other: jnp.where(certain[:, places], one, other)
+        return [
+            (pick(places, token, drawn), pick(places, proposed, was))
+            for (places, _), (token, proposed), (drawn, was) in zip(level.ranks, best, born, strict=True)
+        ]
+
+    return lax.cond(jnp.any(certain), ranked, lambda: born)
+
+
+def _drawn(level: Level, numbers: Float[Array, "B N 2"], log_q: Float[Array, "B S V"], *, leave: bool) -> Born:
     """A rank: the children's tokens, and whether anything was left to draw them from.
 
     Args:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from specjax.trees import Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify.token import residual
-from specjax.verify.walk import SiblingRule, Walked, along, descend, is_token, mass_of, normalized, verdict_of
+from specjax.verify.walk import SiblingRule, Walked, along, descend, is_token, mass_of, normalized, source, verdict_of
 
 
 def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -45,8 +45,8 @@ def multiround(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N
 def multiround_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
     """Lossless: trees whose siblings are sampled from q without replacement, oldest first, or point masses.
 
-    Like `multiround`, but each rejected token is removed from q, which is renormalized before the next test. A
-    sibling beyond the last token with mass in q is skipped, and a sibling that was not proposed ends its family.
+    Like `multiround`, but each rejected token is removed from q, which is renormalized before the next test. Siblings
+    beyond the last token with mass in q are point masses, and a sibling that was not proposed ends its family.
     Sequoia, Chen et al. 2024, arXiv 2402.12374, algorithm 2.
 
     Args:
@@ -79,8 +79,7 @@ class RoundState(NamedTuple):
 
 def reject_with(at: RoundState, token: Int[Array, "B"]) -> RoundState:
     """After a rejection p is the normalized residual; q stays, since the next child is an independent sample."""
-    q = is_token(token, at.p).astype(at.p.dtype) if at.q is None else at.q
-    return RoundState(normalized(residual(at.p, q), at.p), at.q)
+    return RoundState(normalized(residual(at.p, source(at.q, token, at.p)), at.p), at.q)
 
 
 def reject_without(at: RoundState, token: Int[Array, "B"]) -> RoundState:
@@ -94,8 +93,7 @@ def reject_without(at: RoundState, token: Int[Array, "B"]) -> RoundState:
 
 def chance(at: RoundState, token: Int[Array, "B"]) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
     """(num, den) of a child's probability to pass, p(x) / q(x) with the current p and q."""
-    p = mass_of(at.p, token)
-    return p, jnp.ones_like(p) if at.q is None else mass_of(at.q, token)
+    return mass_of(at.p, token), mass_of(source(at.q, token, at.p), token)
 
 
 def _enter(p, q, children) -> RoundState:

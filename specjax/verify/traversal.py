@@ -23,7 +23,7 @@ from specjax.trees import NO_CHILD, Tree
 from specjax.types import Draft, KeyArray, Verdict
 from specjax.verify import block
 from specjax.verify.token import at_node, residual
-from specjax.verify.walk import Walked, choose, is_token, mass_of, normalized, usable, verdict_of
+from specjax.verify.walk import Walked, choose, is_token, mass_of, normalized, source, usable, verdict_of
 
 
 def traversal(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
@@ -60,8 +60,8 @@ def traversal(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N 
 def traversal_without(key: KeyArray, tree: Tree, draft: Draft, log_p: Float[Array, "B N V"]) -> Verdict:
     """Lossless: trees whose siblings are sampled from q without replacement, oldest first, or point masses.
 
-    Like `traversal`, but each deleted token is removed from its parent's q, which is renormalized. A sibling beyond
-    the last token with mass in q is skipped, and a sibling that was not proposed ends its family.
+    Like `traversal`, but each deleted token is removed from its parent's q, which is renormalized. Siblings beyond the
+    last token with mass in q are point masses, and a sibling that was not proposed ends its family.
     Weng et al. 2025, arXiv 2505.12398, with the removal of Sequoia's rule.
 
     Args:
@@ -96,8 +96,7 @@ class PathNode(NamedTuple):
 
 def child_weight(parent: PathNode, token: Int[Array, "B"]) -> Float[Array, "B"]:
     """min(1, a p(x) / q(x)); 0 for a token with zero mass in q."""
-    p = mass_of(parent.p, token)
-    q = jnp.ones_like(p) if parent.q is None else mass_of(parent.q, token)
+    p, q = mass_of(parent.p, token), mass_of(source(parent.q, token, parent.p), token)
     some = q > 0
     return jnp.where(some, jnp.minimum(parent.a * p / jnp.where(some, q, jnp.ones_like(q)), 1.0), 0.0)
 
@@ -105,7 +104,7 @@ def child_weight(parent: PathNode, token: Int[Array, "B"]) -> Float[Array, "B"]:
 def delete_with(parent: PathNode, token: Int[Array, "B"]) -> PathNode:
     """The parent after a child was rejected: the residual of p, and the remaining weight."""
     weighed = parent.a[:, None] * parent.p
-    q = is_token(token, parent.p).astype(parent.p.dtype) if parent.q is None else parent.q
+    q = source(parent.q, token, parent.p)
     left = jnp.maximum(weighed - q, jnp.zeros_like(q))
     z = total(left)
     den = z + (1 - parent.a)
@@ -174,7 +173,7 @@ def _climb(delete, u, tree: Tree, draft: Draft, log_p, *, in_order: bool) -> Wal
         node, enter = nodes[step], enters[step]
         at = depth[node]
         parent, here, token = _read(levels, at - 1), _read(levels, at), draft.tokens[:, node]
-        sample = jnp.ones_like(done) if parent.q is None else mass_of(parent.q, token) > 0
+        sample = mass_of(source(parent.q, token, parent.p), token) > 0
         live = parent.live & proposed[:, node] & sample
         weight = child_weight(parent, token)
         is_inner = inner[node]  # it was entered: its slot holds the state after its rejected children

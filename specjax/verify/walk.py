@@ -193,6 +193,12 @@ def is_token(token: Int[Array, "B"], like: Float[Array, "B V"]) -> Bool[Array, "
     return lax.broadcasted_iota(jnp.int32, like.shape, 1) == token[:, None]
 
 
+def source(q: Float[Array, "B V"] | None, token: Int[Array, "B"], like: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """What a child came from: q, or where q is None or has no mass left, its own token as a point mass."""
+    point = is_token(token, like).astype(like.dtype)
+    return point if q is None else jnp.where(jnp.any(q > 0, axis=-1, keepdims=True), q, point)
+
+
 def normalized(mass: Float[Array, "B V"], otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """Normalizes each row; a row without mass is `otherwise`."""
     whole = total(mass)[:, None]

@@ -230,11 +230,11 @@ def test_points_are_the_most_probable_tokens_and_a_greedy_row_has_alternatives()
         assert (draft.tokens == draft.tokens[0]).all()  # nothing was drawn
 
 
-def test_tokens_without_mass_are_not_proposed():
-    """Of a greedy distribution without replacement, one child and its own; with replacement, the same child thrice."""
-    draft, probs = children(WITHOUT, 0.0)
-    assert draft.valid[0].tolist() == [True, True, False, False, True, False, False]
-    assert (draft.valid == draft.valid[0]).all() and (draft.tokens[:, 1] == probs.argmax()).all()
+def test_a_greedy_row_draws_the_most_probable_tokens_without_replacement_and_one_with():
+    greedy, probs = children(WITHOUT, 0.0)
+    points, _ = children(POINTS, 0.0)
+    np.testing.assert_array_equal(greedy.tokens, points.tokens)
+    assert greedy.valid.all() and (np.exp(greedy.log_q[:, 0]) == probs).all()
     draft, probs = children(WITH, 0.0)
     assert draft.valid.all() and (draft.tokens[:, 1:4] == probs.argmax()).all()
 
@@ -255,6 +255,14 @@ GREEDY = [*QUICK, *(slow(*case) for case in EVERY if case not in QUICK)]
 def test_greedy_equals_plain(family, kind, name):
     totals = drafting.greedy_equals_plain(family, tree_of(family, kind), name)
     assert 0 < totals.accepted.sum() < totals.tested.sum()  # both outcomes were met
+
+
+@pytest.mark.parametrize("name", LOSSLESS[WITHOUT])
+def test_greedy_trees_without_replacement_accept_what_point_masses_do(name):
+    drawn = drafting.greedy_equals_plain("opt", tree_of("opt", WITHOUT), name)
+    points = drafting.greedy_equals_plain("opt", tree_of("opt", POINTS), "deterministic")
+    assert drawn.accepted.tolist() == points.accepted.tolist()
+    assert drawn.rounds.tolist() == points.rounds.tolist()
 
 
 def test_the_table_of_verifiers_is_whole():

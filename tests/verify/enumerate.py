@@ -72,7 +72,7 @@ def all_drafts(p: Model, q: Model, vocab: int, tree: Tree, siblings: Siblings, *
             for n in older:
                 np.put_along_axis(probs, tokens[:, n : n + 1], 0.0, axis=1)
             gone = probs.sum(1) == 0
-            probs[gone, 0] = 1.0  # not a sample: a verifier must skip it
+            probs[gone, 0] = 1.0  # a point mass
             probs /= probs.sum(1, keepdims=True)
         row, token = np.nonzero(probs >= 0)  # zero mass included: one shape for every pair of models
         here = np.ones(len(row), bool) if proposes is None else np.asarray(proposes(code[row, parent], node))

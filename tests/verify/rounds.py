@@ -32,7 +32,7 @@ def drafted(key, tree: Tree, siblings: Siblings, root, log_q_after) -> Draft:
                 for n in older:
                     gone = lax.broadcasted_iota(jnp.int32, log_q.shape, 1) == tokens[n][:, None]
                     log_q = jnp.where(gone, -jnp.inf, log_q)
-                exhausted = jnp.max(log_q, axis=-1, keepdims=True) == -jnp.inf  # not a sample: a verifier must skip it
+                exhausted = jnp.max(log_q, axis=-1, keepdims=True) == -jnp.inf  # any token: a point mass
                 log_q = jnp.where(exhausted, jnp.zeros_like(log_q), log_q)
             token = categorical(now, log_q)
         tokens.append(token)

@@ -230,14 +230,17 @@ def test_control_broken_tree_walks_are_detected(fault, monkeypatch):
     assert distance(fresh, P, Q, 3, trees.regular((2, 2)), kind) > 1e-3
 
 
-def test_control_accepting_tokens_outside_the_support_of_q_is_detected(monkeypatch):
-    def lax_chance(at, token):
-        p, q = walk.mass_of(at.p, token), walk.mass_of(at.q, token)
-        return p, jnp.where(q > 0, q, 1.0)
+def test_control_a_point_mass_after_the_samples_that_stays_in_p_is_detected(monkeypatch):
+    whole = multiround.reject_without
 
-    monkeypatch.setattr(multiround, "chance", lax_chance)
+    def broken(at, child):
+        rest = token.residual(at.p, at.q)
+        return whole(at, child)._replace(p=walk.normalized(rest, at.p))
+
+    monkeypatch.setattr(multiround, "reject_without", broken)
     fresh = lambda *args: multiround.walk_without(*args)
     assert distance(fresh, P, GREEDY_Q, 3, trees.regular((2, 2)), WITHOUT) > 1e-3
+    assert distance(fresh, P, Q, 3, trees.regular((2, 2)), WITHOUT) < 1e-12  # where every child is a sample
 
 
 BROKEN_BLOCK = [
