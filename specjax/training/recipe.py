@@ -112,8 +112,8 @@ def orthogonal(params: Any) -> Any:
     from optax.contrib import MuonDimensionNumbers
 
     def one(keys: tuple, leaf: Any) -> MuonDimensionNumbers | None:
-        path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        inner = path.endswith("kernel") and not path.endswith("head.kernel")
+        *above, name = jax.tree_util.keystr(keys, simple=True, separator=".").split(".")
+        inner = name == "kernel" and not any(part.endswith(("head", "heads")) for part in above)
         return MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1) if inner else None
 
     return jax.tree_util.tree_map_with_path(one, params)

@@ -38,10 +38,11 @@ def whole(tmp_path_factory):
 
 
 def test_muon_updates_kernels_of_layers_and_adamw_the_rest():
-    names = ("layers.0.attn.q.kernel", "fc.kernel", "head.kernel", "embed.table", "final_norm.scale")
-    params = {name: jnp.ones((3, 2) if name != "final_norm.scale" else (3,)) for name in names}
+    inner = {"layers.0.attn.q.kernel", "fc.kernel", "blocks.0.0.kernel"}
+    rest = {"embed.table", "final_norm.scale", "head.kernel", "heads.0.kernel", "head.1.kernel"}
+    params = {name: jnp.ones((3,) if name == "final_norm.scale" else (3, 2)) for name in inner | rest}
     chosen = orthogonal(params)
-    assert {name for name in names if chosen[name] is not None} == {"layers.0.attn.q.kernel", "fc.kernel"}
+    assert {name for name in params if chosen[name] is not None} == inner
 
 
 def records(folder) -> list[dict]:
