@@ -61,12 +61,12 @@ def test_commands_train_the_heads_that_are_compared(tmp_path):
         folder.mkdir()
         options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(folder, script)]
         trained = [run for run in options if isinstance(run, HeadRun)]
-        for one in options:
-            if isinstance(one, reproduce.Reproduce):
-                compared = {head.partition("=")[2] for head in one.setup.heads}
-                made_of = {str(run.out / "head") for run in trained if run.target == one.setup.head_target}
-                assert compared == made_of - {run.start for run in trained}
-                assert compared
+        setups = [one.setup for one in options if isinstance(one, reproduce.Reproduce)]
+        for target in {setup.head_target for setup in setups}:
+            heads = [head for setup in setups if setup.head_target == target for head in setup.heads]
+            made_of = {str(run.out / "head") for run in trained if run.target == target}
+            assert {head.partition("=")[2] for head in heads} == made_of - {run.start for run in trained}
+            assert heads
         made |= {run.out.name for run in trained}
     bundled = {file.parent.name for file in BUNDLED_FOLDER.glob("*/config.json")}
     assert bundled - {file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")} <= made
