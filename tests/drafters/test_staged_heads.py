@@ -265,7 +265,8 @@ def test_control_a_distribution_that_is_not_the_heads_own(kind):
 
     def wrong(params, key, state, pending, warp):
         draft, state = propose(params, key, state, pending, warp)
-        return draft._replace(log_q=jnp.roll(draft.log_q, 1, axis=1 if kind == "medusa" else 2)), state
+        log_q = jnp.roll(draft.log_q, -1, axis=1 if kind == "medusa" else 2)
+        return draft._replace(log_q=log_q), state
 
     broken = loaded._replace(drafter=loaded.drafter._replace(propose=wrong))
     found = drafting.follows_the_joint_distribution("llama", broken, "token")
