@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -172,7 +173,11 @@ def own_outputs(
     for start in range(0, len(sources), rows):
         part = [row[row != 0].tolist() for row in sources[start : start + rows]]
         full = part + [part[0]] * (rows - len(part))  # one shape compiles
-        out = api.generate(teacher, full, max_new_tokens=width, temperature=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # an empty output is taken as it is
+            out = api.generate(teacher, full, max_new_tokens=width, temperature=0.0)
         for row, tokens in enumerate(out.tokens[: len(part)]):
             targets[start + row, : len(tokens)] = tokens
         say(f"the teacher's own outputs: {min(start + rows, len(sources))} of {len(sources)}")

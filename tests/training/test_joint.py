@@ -187,7 +187,7 @@ def test_an_overfitted_batch(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bundled/opt-tiny", "bundled/t5-draft"])
 def test_the_command_begins_with_medusa_and_writes_both(tmp_path, name):
-    (tmp_path / "prompts.txt").write_text("The weather is\nI like the\nWhere are the\nShe is a\n" * 8)
+    (tmp_path / "prompts.txt").write_text("".join(f"There were {number} of them\n" for number in range(32)))
     answers = AnswersRun(
         target=name, prompts=(tmp_path / "prompts.txt",), out=tmp_path / "answers.jsonl", max_new_tokens=8, rows=8
     ).train()

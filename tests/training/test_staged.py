@@ -163,7 +163,7 @@ OPTIONS = {"medusa": {"own_matrices": True, "unroll": 2}, "mlp": {"mlp_width": 8
 @pytest.mark.parametrize("name", ["bundled/opt-tiny", "bundled/t5-draft"])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_the_command_trains_resumes_and_drafts(tmp_path, kind, name):
-    (tmp_path / "prompts.txt").write_text("The weather is\nI like the\nWhere are the\nShe is a\n" * 8)
+    (tmp_path / "prompts.txt").write_text("".join(f"There were {number} of them\n" for number in range(32)))
     answers = AnswersRun(
         target=name, prompts=(tmp_path / "prompts.txt",), out=tmp_path / "answers.jsonl", max_new_tokens=8, rows=8
     ).train()
