@@ -174,9 +174,7 @@ def own_outputs(
         part = [row[row != 0].tolist() for row in sources[start : start + rows]]
         full = part + [part[0]] * (rows - len(part))  # one shape compiles
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # an empty output is taken as it is
+            warnings.simplefilter("ignore", UserWarning)  # an empty output is taken as it is
             out = api.generate(teacher, full, max_new_tokens=width, temperature=0.0)
         for row, tokens in enumerate(out.tokens[: len(part)]):
             targets[start + row, : len(tokens)] = tokens
