@@ -109,6 +109,7 @@ def test_missing_weights_are_left_out(specjax_program, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:prompts of the task")  # the toys have learned none
 @pytest.mark.parametrize("name", ["pairs", "hierarchy", "table-2", "table-3"])
 def test_tables_on_toys(name, specjax_program, toys, tmp_path):
     ran = specjax_program("reproduce", name, "--quick", "--json", str(tmp_path / "rows.jsonl"))
