@@ -2,11 +2,16 @@
 
 import json
 
+import jax
 import pytest
 
 import specjax as sj
 from specjax import drafters, registry
+from specjax.heads.head import Head
+from specjax.heads.kinds import KINDS
+from specjax.heads.medusa import MedusaConfig
 from specjax.strategy import Strategy
+from specjax.training.lm import FORMAT
 from tests.cli import toys
 
 NEW = ["--max-new-tokens", "8", "--temperature", "0", "--ignore-eos", "--json"]
@@ -15,7 +20,7 @@ PROMPT = "abcabcabc"
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory) -> dict[str, str]:
-    """Folders of a target of two layers, a draft that is often right, a smaller one; a text; a fitted table."""
+    """Folders of a target of two layers, a draft that is often right, a smaller one; a text; a fitted table; a head."""
     root = tmp_path_factory.mktemp("family")
     toys.write_model(root / "target", layers=2)
     toys.write_model(root / "draft", layers=2, noise=0.03)
@@ -25,7 +30,10 @@ def family(tmp_path_factory) -> dict[str, str]:
     target = sj.load(made["target"])
     table = drafters.fitting.fit_texts(target, ["abcabd", "bcabca"])
     drafters.fitting.save(table, root / "table.safetensors")
-    return made | {"table": str(root / "table.safetensors")}
+    config = MedusaConfig(target.vocab_size, target.config.width, 2)
+    params = KINDS["medusa"].init(jax.random.key(0), config, FORMAT)
+    Head("medusa", KINDS["medusa"], config, FORMAT, params, target).save_pretrained(root / "head")
+    return made | {"table": str(root / "table.safetensors"), "head": str(root / "head")}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,7 @@ HEAVY = {
     "dynamic-tree:size=6,depth=2,width=2": "deterministic", "cascade:gamma=3,inner=(model:gamma=2)": "token",
     "suffix-tree:size=5,depth=2": "deterministic", "layer-skip:gamma=2,layers=0": "token",
     "small-kv:gamma=2,budget=8": "token", "bridge:gamma=2": "token", "reencode:gamma=2": "token",
+    "head:gamma=2,folder={head}": "token",
 }  # fmt: skip
 MORE = [
     "model:gamma=2,budget=8", "cascade:gamma=3,inner=(model:gamma=2,budget=8),middle=target,budget=12,"
@@ -59,7 +68,7 @@ MORE = [
     "small-kv:gamma=2,budget=12,cache=(snapkv:window=6,observed=2,every=4)",
     "small-kv:gamma=2,budget=12,cache=(retrieval:window=6,chunk=2,every=4)",
 ]  # fmt: skip
-NAMED = {Strategy.parse(text.format(table="x")).name for text in RUNS | HEAVY}
+NAMED = {Strategy.parse(text.format(table="x", head="x")).name for text in RUNS | HEAVY}
 MORE += [name for name in registry.DRAFTERS if name not in NAMED]  # a new drafter runs with its default settings
 
 

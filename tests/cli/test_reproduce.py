@@ -86,6 +86,7 @@ def test_command_line_overrides_preset(specjax_program, toys, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:prompts of the task")
 def test_figure_5(specjax_program, toys, tmp_path):
     ran = specjax_program(
         "reproduce", "figure-5", "--quick", "--json", str(tmp_path / "r.jsonl"), "--figures", str(tmp_path / "f")
