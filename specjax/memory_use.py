@@ -85,7 +85,7 @@ def memory(
     >>> import specjax as sj
     >>> need = sj.memory(sj.load("bundled/opt-tiny"), batch=4, prompt=100, new=100)
     >>> need.target, need.cache, need.decoding > need.target + need.cache
-    (1785024, 405520, True)
+    (998592, 405520, True)
     """
     drafter = drafters.plain() if drafter is None else drafter
     chosen = check_parts(target, drafter, verifier)
