@@ -78,7 +78,8 @@ def fixed_probes(survey: "Survey") -> list[Strategy]:
 
 
 def sampled_trees(survey: "Survey") -> list[Strategy]:
-    """Trees of distinct samples of draft models and heads; none for greedy decoding, which samples one token."""
+    """Trees of distinct samples of draft models and heads; none for greedy decoding, where they are the most
+    probable tokens."""
     if survey.options["temperature"] == 0:
         return []
     drawn = functools.partial(Strategy.of, siblings=Siblings.WITHOUT_REPLACEMENT)

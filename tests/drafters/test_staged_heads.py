@@ -54,8 +54,7 @@ CASES = [
 ]
 
 GREEDY = [
-    ("medusa", "chain", "llama"), ("medusa few", "sampled tree", "opt"), ("mlp", "chain", "t5"),
-    ("mlp tied", "tree", "opt"),
+    ("medusa", "chain", "llama"), ("mlp", "chain", "t5"), ("mlp tied", "tree", "opt"),
 ]  # fmt: skip
 
 
@@ -87,6 +86,14 @@ def made(kind: str, shape: str, family: str) -> LoadedDrafter:
 def test_greedy_equals_plain(kind, shape, family):
     totals = drafting.greedy_equals_plain(family, made(kind, shape, family), VERIFIERS[shape])
     assert totals.accepted.sum() > 0
+
+
+def test_greedy_samples_without_replacement_are_the_most_probable_tokens():
+    found = [
+        drafting.greedy_equals_plain("opt", made("medusa few", shape, "opt"), VERIFIERS[shape])
+        for shape in ("sampled tree", "tree")
+    ]
+    assert found[0].accepted.tolist() == found[1].accepted.tolist() and found[0].accepted.sum() > 0
 
 
 # --- an independent computation, in float64 --------------------------------------------------------------------------
