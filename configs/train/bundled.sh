@@ -61,3 +61,8 @@ for draft in t5-draft t5-middle; do
         --file "$RUNS/t5-target/held_out.tsv" --count 64 --timed 8 --repeats 5 --scores \
         --json "$RUNS/pairs.jsonl" --markdown "$RUNS/$draft.md"
 done
+for style in prefix as-is; do
+    specjax sweep --target "$RUNS/t5-target/model" --drafts "$RUNS/t5-draft/model" --drafters model --gammas 3 \
+        --file "$RUNS/t5-target/held_out.tsv" --count 3069 --batch 64 --style "$style" --temperatures 0 \
+        --timed 1 --repeats 1 --scores --json "$RUNS/scores.jsonl"
+done
