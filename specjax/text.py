@@ -58,7 +58,7 @@ def from_folder(folder: Path | str) -> Text | None:
         except Exception as error:  # the package raises bare Exceptions
             raise ValueError(f"{file} is not a readable tokenizer: {error}") from None
         chat = _chat(functools.cache(lambda: _slow(folder)), found.encode) if _has_template(folder) else None
-        return found._replace(save_pretrained=functools.partial(_copy, folder), chat=chat)
+        return found._replace(save_pretrained=functools.partial(copy_files, folder), chat=chat)
     if any((folder / name).exists() for name in ("vocab.json", "spiece.model", "tokenizer.model", "vocab.txt")):
         return from_transformers(_slow(folder))
     return None
@@ -89,7 +89,7 @@ def _chat(
     return prompt
 
 
-def _copy(folder: Path, into: Path) -> None:
+def copy_files(folder: Path, into: Path) -> None:
     """Copies the tokenizer files of a checkpoint folder."""
     for pattern in FILES:
         for file in folder.glob(pattern):

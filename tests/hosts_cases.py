@@ -147,7 +147,7 @@ def train(mesh: Mesh, folder: Path) -> Any:
     """Losses, weights and files of a short run, in a folder that the processes share."""
     packed = np.random.default_rng(0).integers(0, VOCAB, 400).astype(np.uint16)
     config = FAMILIES["opt"][1]
-    task = tasks.text_task(config, packed, packed[:100], rows=4, length=8, evaluations=2)
+    task = tasks.text_task(opt.FAMILY, config, packed, packed[:100], rows=4, length=8, evaluations=2)
     task = lm.on_mesh(task, mesh, opt.FAMILY.rules, config.kv_heads)
     run = recipe.Recipe(steps=20, every=10, warmup=2)
     state = lm.train(task, run, folder / "run", family="opt", config=config)

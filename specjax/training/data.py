@@ -80,23 +80,28 @@ def split(texts: Iterable[str], held_out: float) -> Split:
 
 
 def pack(
-    texts: Sequence[str], encode: Callable[[list[str]], list[list[int]]], file: Path, *, end: int, block: int = 20_000
+    texts: Sequence[str],
+    encode: Callable[[list[str]], list[list[int]]],
+    file: Path,
+    *,
+    vocab_size: int,
+    before: Sequence[int] = (),
+    end: int,
+    block: int = 20_000,
 ) -> None:
-    """Writes the tokens of all documents, each followed by `end`, to disk as one uint16 array.
+    """Writes the tokens of all documents, each between `before` and `end`, to disk as one array.
 
     Long documents are encoded in pieces that end at line breaks, so that the tokenizer can process several at once.
 
     Args:
-      encode: texts -> token ids without special tokens; ids below 65,536.
+      encode: texts -> token ids without special tokens.
       block: minimum number of characters per piece.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with files.whole(file) as aside, aside.open("wb") as stream:
         for text in texts:
-            for ids in (*encode(_pieces(text, block)), [end]):
-                if max(ids, default=0) > np.iinfo(np.uint16).max:
-                    raise ValueError(f"token {max(ids)} does not fit into 16 bits: use at most 65,536 tokens")
-                np.asarray(ids, np.uint16).tofile(stream)
+            for ids in (before, *encode(_pieces(text, block)), [end]):
+                np.asarray(ids, _packed(vocab_size)).tofile(stream)
 
 
 def _pieces(text: str, block: int) -> list[str]:
@@ -109,9 +114,13 @@ def _pieces(text: str, block: int) -> list[str]:
     return pieces
 
 
-def tokens(file: Path) -> np.ndarray:
+def _packed(vocab_size: int) -> type[np.unsignedinteger]:
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
+
+
+def tokens(file: Path, vocab_size: int) -> np.ndarray:
     """Memory-maps a packed file."""
-    return np.memmap(file, np.uint16, mode="r")
+    return np.memmap(file, _packed(vocab_size), mode="r")
 
 
 def batch(packed: np.ndarray, *, seed: int, step: int, rows: int, length: int) -> np.ndarray:
@@ -143,7 +152,7 @@ def encode_pairs(
     """Token ids including the end token, [n, width] for each side."""
     sides = [encode([example[side] for example in examples]) for side in (0, 1)]
     kept = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= width]
-    arrays = [np.zeros((len(kept), width), np.uint16) for _ in sides]
+    arrays = [np.zeros((len(kept), width), np.int32) for _ in sides]
     for row, pair in enumerate(kept):
         for array, ids in zip(arrays, pair, strict=True):
             array[row, : len(ids)] = ids
@@ -169,7 +178,7 @@ def own_outputs(
             found = Pairs(kept["source"], kept["target"])
         if len(found.source) == len(sources):
             return found
-    targets = np.zeros((len(sources), width), np.uint16)
+    targets = np.zeros((len(sources), width), np.int32)
     for start in range(0, len(sources), rows):
         part = [row[row != 0].tolist() for row in sources[start : start + rows]]
         full = part + [part[0]] * (rows - len(part))  # one shape compiles

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from specjax import checkpoint, convert, files, hosts, sharding
+from specjax import checkpoint, convert, files, hosts, sharding, text
 from specjax.models.family import Rules
 from specjax.models.format import Format
 from specjax.training.recipe import Recipe
@@ -58,6 +58,7 @@ class TrainingTask(NamedTuple):
       held_out: batches for evaluation, of which every evaluation reads all.
       fixed: parameters that are not trained: those of a teacher, or of the target of a head. They are arguments of the
         step, so that they are not constants of its program.
+      start: parameters to begin with instead of those of `init`; a run that begins overwrites them.
       mesh: what the rows of batches are split over; None: one device. `fixed` is on it.
       shardings: (shapes of the parameters) -> their shardings on the mesh.
       rate: path of a parameter -> its learning rate, relative to that of the recipe; None: 1.
@@ -69,6 +70,7 @@ class TrainingTask(NamedTuple):
     batch: Callable[[int], PyTree]
     held_out: Iterable[PyTree]
     fixed: Params = ()
+    start: Params | None = None
     mesh: Mesh | None = None
     shardings: Callable[[Params], PyTree] | None = None
     rate: Callable[[str], float] | None = None
@@ -264,8 +266,8 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
       ValueError: there are checkpoints but none is readable.
     """
 
-    def fresh(key: jax.Array) -> TrainState:
-        params = task.init(key)
+    def fresh(key: jax.Array, start: Params | None) -> TrainState:
+        params = task.init(key) if start is None else start
         return TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
 
     found, key = saved(folder), jax.random.key(recipe.seed)
@@ -274,11 +276,11 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
         new = placed(task, recipe, key)
         wanted, places = new, jax.tree.map(lambda leaf: leaf.sharding, new)
     else:
-        new, wanted = None, jax.eval_shape(fresh, key)
+        new, wanted = None, jax.eval_shape(fresh, key, task.start)
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         places = jax.tree.map(lambda _: device, wanted)
     if not found:
-        return jax.jit(fresh)(key) if new is None else new
+        return jax.jit(fresh)(key, task.start) if new is None else new
     damaged: list[tuple[Path, ValueError]] = []
     for file in reversed(found):
         try:
@@ -298,7 +300,9 @@ def resume(task: TrainingTask, recipe: Recipe, folder: Path) -> TrainState:
 def placed(task: TrainingTask, recipe: Recipe, key: jax.Array) -> TrainState:
     """A new state on the mesh of the task: moments are placed as their parameters, counts are on every device."""
     assert task.mesh is not None and task.shardings is not None
-    params = jax.jit(task.init, out_shardings=task.shardings(jax.eval_shape(task.init, key)))(key)
+    places = task.shardings(jax.eval_shape(task.init, key) if task.start is None else task.start)
+    new = lambda: jax.jit(task.init, out_shardings=places)(key)
+    params = new() if task.start is None else hosts.lay(task.start, places)
     state = TrainState(params, recipe.optimizer().init(params), jnp.zeros((), jnp.int32))
     whole = NamedSharding(task.mesh, P())
     on_mesh = lambda leaf: leaf if isinstance(leaf.sharding, NamedSharding) else hosts.lay(leaf, whole)
@@ -343,8 +347,7 @@ def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype:
     if not hosts.leader():
         return
     convert.save_pretrained(folder, halved(params) if dtype == "bfloat16" else params, published, fmt=fmt)
-    for file in sorted(tokenizer.glob("tokenizer*.json")):
-        shutil.copyfile(file, folder / file.name)
+    text.copy_files(tokenizer, folder)
 
 
 def draw_curve(folder: Path) -> Path | None:

@@ -22,6 +22,8 @@ class PairRun(TrainingRun):
     specjax train t5 --run runs/de-draft --data deu.txt.gz --tokenizer runs/de/tokenizer --width 64 \
 --encoder-layers 1 --decoder-layers 1 --heads 1 --teacher runs/de/model --distill 0.9
 
+    specjax train t5 --run runs/de-draft --data deu.txt.gz --start google-t5/t5-small --teacher google-t5/t5-large
+
     Stop it at any time with Ctrl-C or SIGTERM; the same command resumes it. When it ends, RUN/model is a Hugging Face
     folder, RUN/held_out.tsv holds the held-out pairs (none of whose targets was trained on), RUN/metrics.jsonl the
     metrics and RUN/curve.png the loss curve.
@@ -70,13 +72,14 @@ class PairRun(TrainingRun):
         from specjax.training import data, tasks, tokenizer
 
         self._check(tokenizer.T5_SPECIALS)
+        start = self.load_start(encoder_decoder=True)
         with self.preparing():
             self.check_record()
             say("reading the pairs")
             parts = data.split_pairs(itertools.chain.from_iterable(map(data.pairs, self.data)), self.held_out)
             kept, held_out = (data.prefixed(part, self.prefix) for part in parts)
             texts = lambda: (side for pair in kept for side in pair)
-            bpe = self.load_tokenizer(texts, say, specials=tokenizer.T5_SPECIALS, template="$A </s>")
+            bpe = self.load_tokenizer(start, texts, say, specials=tokenizer.T5_SPECIALS, template="$A </s>")
             encode = lambda texts: [one.ids for one in bpe.encode_batch(texts)]
             say("encoding the pairs")
             arrays = [data.encode_pairs(part, encode, width=self.widths[-1]) for part in (kept, held_out)]
@@ -89,7 +92,7 @@ class PairRun(TrainingRun):
         config = t5.T5Config(
             vocab_size=bpe.get_vocab_size(), width=self.width, head_width=self.head_width, heads=self.heads,
             mlp_width=4 * self.width, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers,
-        )  # fmt: skip
+        ) if start is None else start.config  # fmt: skip
         teacher = self.load_teacher(config.vocab_size, encoder_decoder=True)
         if teacher is not None and self.own_outputs:
             arrays = [
@@ -99,12 +102,12 @@ class PairRun(TrainingRun):
         task = tasks.pair_task(
             config, *arrays, tokens=self.tokens, widths=self.widths, drop=self.drop, unknown=UNKNOWN,
             seed=self.recipe.seed, teacher=teacher, how=self.distillation,
-        )  # fmt: skip
+        )._replace(start=None if start is None else start.params)  # fmt: skip
         say("compiling")
-        return self.finish(task, t5.FAMILY, config, say)
+        return self.finish(task, t5.FAMILY, config, say, None if start is None else start.described())
 
     def _check(self, specials: Any) -> None:
-        self.check(("width", "encoder_layers", "decoder_layers", "heads", "head_width"), specials)
+        self.check(("width", "encoder_layers", "decoder_layers", "heads", "head_width"), (), specials)
         checks.at_least(1, tokens=self.tokens)
         if not self.widths or list(self.widths) != sorted(set(self.widths)) or self.widths[0] < 2:
             raise ValueError(f"widths must increase from 2 or more, got {' '.join(map(str, self.widths))}")

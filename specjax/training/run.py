@@ -28,11 +28,13 @@ DTYPES = ("float32", "bfloat16")
 BYTES = 256  # each is a token of a byte-level vocabulary
 TRAINED = "of its own"  # in place of the hash of a given tokenizer
 LARGEST_SIDE = 2**16  # of a model's or a batch's shape
-LARGEST_VOCABULARY = 2**16  # text is packed as uint16
+LARGEST_VOCABULARY = 2**16  # of a trained tokenizer
+KINDS = {True: "an encoder-decoder", False: "decoder-only"}
 FREE = (
     "run",
     "data",
     "tokenizer",
+    "start",
     "teacher",
     "dtype",
     "mesh",
@@ -56,6 +58,8 @@ class TrainingRun:
     """Vocabulary size of a trained tokenizer."""
     held_out: float = 0.03
     """Fraction of the data that is held out, by hash."""
+    start: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="(default: new weights)")] = None
+    """A trained model to begin with, such as the published draft of a target. It keeps its shape and its tokenizer."""
     teacher: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
     """A model with the same tokenizer to distill from."""
     dtype: str = "bfloat16"
@@ -66,13 +70,17 @@ class TrainingRun:
     distillation: Distillation = dataclasses.field(default_factory=Distillation)
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
 
-    def check(self, sides: Sequence[str], specials: Sequence[str]) -> None:
+    def check(self, shape: Sequence[str], batch: Sequence[str], specials: Sequence[str]) -> None:
         """Raises ValueError or FileNotFoundError for invalid options, before any work.
 
         Args:
-          sides: fields that are sizes of the model or of a batch.
+          shape: fields that are sizes of the model.
+          batch: fields that are sizes of a batch.
           specials: special tokens of a trained tokenizer.
         """
+        for name in (*shape, "vocab_size", "tokenizer") if self.start is not None else ():
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} is that of the model to begin with: leave it out, or start")
         for file in self.data:
             if not file.is_file():
                 raise FileNotFoundError(f"data: {file} does not exist")
@@ -91,9 +99,9 @@ class TrainingRun:
         for name in ("divergence", "texts"):
             if self.teacher is None and getattr(self.distillation, name) != getattr(Distillation, name):
                 raise ValueError(f"{name} requires a teacher")
-        for name in sides:
+        for name in (*shape, *batch):
             checks.integer(name, getattr(self, name), least=1, most=LARGEST_SIDE)
-        if self.tokenizer is None:  # all bytes must fit, and ids are uint16
+        if self.tokenizer is None:  # all bytes must fit
             checks.integer("vocab_size", self.vocab_size, least=BYTES + len(specials), most=LARGEST_VOCABULARY)
         elif not (self.tokenizer / "tokenizer.json").is_file():
             raise FileNotFoundError(f"tokenizer: {self.tokenizer} contains no tokenizer.json")
@@ -110,6 +118,7 @@ class TrainingRun:
         found: dict[str, Any] = {
             "data": [[file.name, file.stat().st_size] for file in self.data],
             "tokenizer": TRAINED,
+            "start": None if self.start is None else Path(self.start).name,
             "seed": self.recipe.seed,
             "muon": self.recipe.muon,
             "accumulate": self.recipe.accumulate,
@@ -162,11 +171,14 @@ class TrainingRun:
         """The folder of the given tokenizer, or of the trained one."""
         return self.tokenizer or self.run / "tokenizer"
 
-    def load_tokenizer(self, texts: Callable[[], Iterable[str]], say: Say, *, specials: Any, template: str) -> Any:
-        """The tokenizer, trained on `texts()` if it is missing or left over from a start that failed.
+    def load_tokenizer(
+        self, start: "Model | None", texts: Callable[[], Iterable[str]], say: Say, *, specials: Any, template: str
+    ) -> Any:
+        """The tokenizer: that of the model to begin with, or trained on `texts()`. It is kept in the folder of the run,
+        and made again if it is left over from a start that failed.
 
         Raises:
-          ValueError: its file is damaged, or it has more than 65,536 tokens.
+          ValueError: its file is damaged, or the model has none that `tokenizers` reads.
         """
         import tokenizers
 
@@ -175,16 +187,39 @@ class TrainingRun:
         home = self.tokenizer_folder
         file = home / "tokenizer.json"
         if not file.is_file() or (self.tokenizer is None and not self.record.is_file()):
-            say("training the tokenizer")
-            bpe = tokenizer.train_bpe(texts(), self.vocab_size, specials=specials, template=template)
-            tokenizer.save_tokenizer(bpe, home, specials=specials)
+            if start is None:
+                say("training the tokenizer")
+                bpe = tokenizer.train_bpe(texts(), self.vocab_size, specials=specials, template=template)
+                tokenizer.save_tokenizer(bpe, home, specials=specials)
+            elif start.text is not None and start.text.save_pretrained is not None:
+                home.mkdir(parents=True, exist_ok=True)
+                start.text.save_pretrained(home)
+            if not file.is_file():
+                raise ValueError(f"start: {self.start} has no tokenizer.json, and none can be made of its tokenizer")
         try:
             found = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises bare Exceptions
             raise ValueError(f"{file} is damaged: {error}") from None
-        if found.get_vocab_size() > LARGEST_VOCABULARY:
-            raise ValueError(f"{file} has {found.get_vocab_size()} tokens, at most {LARGEST_VOCABULARY} are supported")
+        found.no_padding()
+        found.no_truncation()
         return found
+
+    def load_start(self, *, encoder_decoder: bool) -> "Model | None":
+        """The model to begin with, in the layout of training, or None.
+
+        Raises:
+          ValueError: it is of another kind.
+        """
+        from specjax.loading import load
+        from specjax.training.lm import FORMAT
+
+        if self.start is None:
+            return None
+        model = load(self.start, stacked=FORMAT.stacked, platform="gpu")  # which keeps kernels as they were published
+        if model.encoder_decoder != encoder_decoder:
+            other = "t5" if model.encoder_decoder else "lm"
+            raise ValueError(f"start: {self.start} is {KINDS[model.encoder_decoder]}: see specjax train {other}")
+        return dataclasses.replace(model, fmt=FORMAT)
 
     def load_teacher(self, vocab_size: int, *, encoder_decoder: bool, length: int = 0) -> "Model | None":
         """The model to distill from, or None.
@@ -206,16 +241,20 @@ class TrainingRun:
         if model.vocab_size != vocab_size:
             raise ValueError(f"teacher {model.name} has {model.vocab_size} tokens, but the student {vocab_size}")
         if model.encoder_decoder != encoder_decoder:
-            kinds = {True: "an encoder-decoder", False: "decoder-only"}
             raise ValueError(
-                f"teacher {model.name} is {kinds[model.encoder_decoder]}, but the student is {kinds[encoder_decoder]}"
+                f"teacher {model.name} is {KINDS[model.encoder_decoder]}, but the student is {KINDS[encoder_decoder]}"
             )
         if model.positions is not None and length > model.positions:
             raise ValueError(f"teacher {model.name} has {model.positions} positions, but length is {length}")
         return model
 
-    def finish(self, task: "TrainingTask", family: Any, config: Any, say: Say) -> Path | None:
+    def finish(
+        self, task: "TrainingTask", family: Any, config: Any, say: Say, published: Mapping[str, Any] | None = None
+    ) -> Path | None:
         """Trains to the end, draws the curve and exports the model.
+
+        Args:
+          published: contents of its config.json; None: those of the configuration.
 
         Returns:
           The model's folder, or None if the run was stopped before the end.
@@ -229,8 +268,8 @@ class TrainingRun:
         if int(state.step) < self.recipe.steps:
             return None
         folder = self.run / "model"
-        published = family.to_published(config)
-        lm.export(state.params, folder, published, dtype=self.dtype, tokenizer=self.tokenizer_folder)
+        described = family.to_published(config) if published is None else published
+        lm.export(state.params, folder, described, dtype=self.dtype, tokenizer=self.tokenizer_folder)
         return folder
 
 

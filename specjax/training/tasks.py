@@ -1,4 +1,4 @@
-"""Training tasks: OPT on packed text, T5 on pairs, each optionally distilled from a teacher.
+"""Training tasks: decoder-only models on packed text, T5 on pairs, each optionally distilled from a teacher.
 
 DistillSpec, Zhou et al. 2023, arXiv 2310.08461: the divergence, and who writes the texts (section 3).
 """
@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.model import Model
-from specjax.models import opt, t5
-from specjax.models.opt import OPTConfig
+from specjax.models import t5
+from specjax.models.family import Family
 from specjax.models.t5 import T5Config
 from specjax.training import data, losses, rollout
 from specjax.training.data import PairBatch, Pairs
@@ -30,7 +30,7 @@ class Batches(NamedTuple):
     """How a family reads a batch.
 
     Attributes:
-      logits: (params, batch, config, fmt) -> [B, S, V] float32.
+      logits: (params, batch, family, config, fmt) -> [B, S, V] float32.
       labels: (batch) -> (labels [B, S] int32, which of them count).
       written: (batch, write) -> (batch with texts of a model, which of its labels count). `write(prompt, length, new)`
         samples tokens [B, new].
@@ -42,7 +42,8 @@ class Batches(NamedTuple):
 
 
 def text_task(
-    config: OPTConfig,
+    family: Family,
+    config: Any,
     packed: np.ndarray,
     held_out: np.ndarray,
     *,
@@ -53,7 +54,7 @@ def text_task(
     teacher: Model | None = None,
     how: Distillation = DISTILLATION,
 ) -> TrainingTask:
-    """An OPT model on packed tokens: `rows` windows of `length` tokens per step."""
+    """A decoder-only model on packed tokens: `rows` windows of `length` tokens per step."""
 
     def labels(batch):
         return batch[:, 1:], jnp.ones(batch[:, 1:].shape, bool)
@@ -64,12 +65,12 @@ def text_task(
         batch = jnp.concatenate([batch[:, :given], new], 1)
         return batch, jnp.broadcast_to(jnp.arange(length)[None] >= given - 1, (len(batch), length))
 
-    def logits(params, batch, config, fmt):
-        return opt.FAMILY.score(params, config, fmt, batch[:, :-1])
+    def logits(params, batch, family, config, fmt):
+        return family.score(params, config, fmt, batch[:, :-1])
 
-    loss, measure = language_losses(opt.FAMILY, config, Batches(logits, labels, written), teacher, how)
+    loss, measure = language_losses(family, config, Batches(logits, labels, written), teacher, how)
     return TrainingTask(
-        init=lambda key: opt.FAMILY.init(key, config, FORMAT),
+        init=lambda key: family.init(key, config, FORMAT),
         loss=loss,
         measure=measure,
         batch=lambda step: data.batch(packed, seed=seed, step=step, rows=rows, length=length),
@@ -108,8 +109,8 @@ def pair_task(
         inputs = jnp.pad(new, ((0, 0), (1, 0)))[:, :-1]
         return batch._replace(inputs=inputs, labels=new), ~ended
 
-    def logits(params, batch, config, fmt):
-        return t5.FAMILY.score(params, config, fmt, batch.source, batch.inputs, encoder_length=batch.length)
+    def logits(params, batch, family, config, fmt):
+        return family.score(params, config, fmt, batch.source, batch.inputs, encoder_length=batch.length)
 
     loss, measure = language_losses(t5.FAMILY, config, Batches(logits, labels, written), teacher, how)
     return TrainingTask(
@@ -128,21 +129,21 @@ def pair_task(
 
 
 def language_losses(
-    family: Any, config: Any, batches: Batches, teacher: Model | None, how: Distillation
+    family: Family, config: Any, batches: Batches, teacher: Model | None, how: Distillation
 ) -> tuple[Callable, Callable]:
     """`TrainingTask.loss` and `measure` of a model that predicts tokens."""
     divergence = losses.DIVERGENCES[how.divergence]
+    own = (family, config, FORMAT)
+    theirs = own if teacher is None else (teacher.family, teacher.config, teacher.fmt)
 
-    def log_probs(params: Params, of: tuple[Any, Any], batch: Any) -> Float[Array, "B S V"]:
+    def log_probs(params: Params, of: tuple[Family, Any, Any], batch: Any) -> Float[Array, "B S V"]:
         return jax.nn.log_softmax(batches.logits(params, batch, *of))
 
     def written(params: Params, fixed: Params, batch: Any, key: jax.Array) -> tuple[Any, Bool[Array, "B S"]]:
         """The batch with the texts of `how.texts`."""
-        assert teacher is not None
-        by_teacher = how.texts == "target"
-        of = (fixed, teacher.config, teacher.fmt) if by_teacher else (params, config, FORMAT)
-        lm = family.language_model(*of[1:])
-        write = lambda prompt, length, new: rollout.sample(lm, of[0], jnp.asarray(prompt), length, new, key)
+        writer, (kind, *of) = (fixed, theirs) if how.texts == "target" else (params, own)
+        lm = kind.language_model(*of)
+        write = lambda prompt, length, new: rollout.sample(lm, writer, jnp.asarray(prompt), length, new, key)
         new, mask = batches.written(batch, write)
         if how.texts != "mixed":
             return new, mask
@@ -153,23 +154,23 @@ def language_losses(
     def loss(params, fixed, batch, key):
         wanted, mask = batches.labels(batch)
         if teacher is None or how.distill == 0.0:
-            nats = losses.cross_entropy(batches.logits(params, batch, config, FORMAT), wanted, mask)
+            nats = losses.cross_entropy(batches.logits(params, batch, *own), wanted, mask)
             return nats, nats
         share = how.distill
         if how.texts != "data":
             (batch, mask), share = written(params, fixed, batch, key), 1.0
             wanted, _ = batches.labels(batch)
-        student = batches.logits(params, batch, config, FORMAT)
+        student = batches.logits(params, batch, *own)
         nats = losses.cross_entropy(student, wanted, mask)
-        log_p = jax.lax.stop_gradient(log_probs(fixed, (teacher.config, teacher.fmt), batch))
+        log_p = jax.lax.stop_gradient(log_probs(fixed, theirs, batch))
         apart = losses.masked_mean(divergence(log_p, jax.nn.log_softmax(student)), mask)
         return (1 - share) * nats + share * apart, nats
 
     def measure(params, fixed, batch):
-        student, (wanted, mask) = batches.logits(params, batch, config, FORMAT), batches.labels(batch)
+        student, (wanted, mask) = batches.logits(params, batch, *own), batches.labels(batch)
         found = {"nats": losses.cross_entropy(student, wanted, mask)}
         if teacher is not None:
-            log_p = log_probs(fixed, (teacher.config, teacher.fmt), batch)
+            log_p = log_probs(fixed, theirs, batch)
             found["overlap"] = losses.masked_mean(losses.accepted(log_p, jax.nn.log_softmax(student)), mask)
             same = (log_p.argmax(-1) == student.argmax(-1)).astype(jnp.float32)
             found["agreement"] = losses.masked_mean(same, mask)

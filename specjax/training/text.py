@@ -18,12 +18,14 @@ HEAD = 300  # characters of a document that include and exclude are searched in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextRun(TrainingRun):
-    """Train an OPT model on text, or distill a draft model from a target.
+    """Train a language model on text, or distill a draft model from a target. A new one has OPT's shape.
 
     specjax train lm --run runs/target --data books.txt.xz stories.jsonl.gz --width 256 --layers 6 --heads 4
 
     specjax train lm --run runs/draft --data books.txt.xz --tokenizer runs/target/tokenizer --width 64 --layers 1 \
 --heads 2 --teacher runs/target/model --distill 0.9
+
+    specjax train lm --run runs/draft --data answers.jsonl --start facebook/opt-125m --teacher facebook/opt-6.7b
 
     Stop it at any time with Ctrl-C or SIGTERM; the same command resumes it. When it ends, RUN/model is a Hugging Face
     folder, RUN/metrics.jsonl holds the metrics and RUN/curve.png the loss curve.
@@ -65,17 +67,19 @@ class TextRun(TrainingRun):
         from specjax.training import data, tasks, tokenizer
 
         self._check(tokenizer.OPT_SPECIALS)
+        start = self.load_start(encoder_decoder=False)
         with self.preparing():
             self.check_record()
             texts = lambda: dict.fromkeys(data.split(self._documents(), self.held_out).train)
-            bpe = self.load_tokenizer(texts, say, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
-            if bpe.id_to_token(END) != "</s>":
+            bpe = self.load_tokenizer(start, texts, say, specials=tokenizer.OPT_SPECIALS, template="</s> $A")
+            if start is None and bpe.id_to_token(END) != "</s>":
                 raise ValueError(f"token {END} of {self.tokenizer_folder} must be '</s>', got {bpe.id_to_token(END)!r}")
+            end = start.eos[0] if start is not None and start.eos else END
             packs = {name: self.run / f"{name}.bin" for name in ("train", "held_out")}
             if not all(file.is_file() for file in (self.record, *packs.values())):
                 say("packing the text")
-                self._pack(packs, bpe)
-            packed = {name: data.tokens(file) for name, file in packs.items()}
+                self._pack(packs, bpe, end)
+            packed = {name: data.tokens(file, bpe.get_vocab_size()) for name, file in packs.items()}
             for name, array in packed.items():
                 if len(array) <= self.length + 1:
                     raise ValueError(
@@ -84,16 +88,20 @@ class TextRun(TrainingRun):
             self.write_record()
             if hosts.leader():
                 write_prompts(self.run / "prompts.txt", packed["held_out"], bpe)
-        config = self._config(bpe.get_vocab_size())
+        family, config = opt.FAMILY, self._config(bpe.get_vocab_size())
+        if start is not None:
+            family, config = start.family, start.config
+            if start.positions is not None and self.length >= start.positions:
+                raise ValueError(f"length must be below the positions of {start.name}, {start.positions}")
         teacher = self.load_teacher(config.vocab_size, encoder_decoder=False, length=self.length)
         task = tasks.text_task(
-            config, packed["train"], packed["held_out"], rows=self.rows, length=self.length, seed=self.recipe.seed,
-            teacher=teacher, how=self.distillation,
-        )  # fmt: skip
-        return self.finish(task, opt.FAMILY, config, say)
+            family, config, packed["train"], packed["held_out"], rows=self.rows, length=self.length,
+            seed=self.recipe.seed, teacher=teacher, how=self.distillation,
+        )._replace(start=None if start is None else start.params)  # fmt: skip
+        return self.finish(task, family, config, say, None if start is None else start.described())
 
     def _check(self, specials: Any) -> None:
-        self.check(("width", "layers", "heads", "positions", "rows", "length"), specials)
+        self.check(("width", "layers", "heads", "positions"), ("rows", "length"), specials)
         self._config(self.vocab_size)
         if self.repeat and (len(self.repeat) != len(self.data) or min(self.repeat) < 1):
             raise ValueError(f"repeat must have one number of at least 1 for each of {len(self.data)} data files")
@@ -102,7 +110,7 @@ class TextRun(TrainingRun):
                 re.compile(getattr(self, name))
             except re.error as error:
                 raise ValueError(f"{name} must be a regular expression, got {getattr(self, name)!r}: {error}") from None
-        if self.length >= self.positions:
+        if self.start is None and self.length >= self.positions:
             raise ValueError(f"length must be below positions = {self.positions}, got {self.length}")
 
     def _config(self, vocab_size: int) -> Any:
@@ -123,8 +131,8 @@ class TextRun(TrainingRun):
                 if not excluded and re.search(self.include, text[:HEAD]):
                     yield from [text] * times
 
-    def _pack(self, packs: dict[str, Path], bpe: Any) -> None:
-        """Writes training text and held-out text as tokens."""
+    def _pack(self, packs: dict[str, Path], bpe: Any, end: int) -> None:
+        """Writes training text and held-out text as tokens, each document as the tokenizer begins it, and an end."""
         from specjax.training import data
 
         parts = data.split(self._documents(), self.held_out)
@@ -133,8 +141,9 @@ class TextRun(TrainingRun):
             if not some:
                 raise ValueError(f"no documents left for {name}: add data, or change held_out, include or exclude")
         encode = lambda pieces: [one.ids for one in bpe.encode_batch(pieces, add_special_tokens=False)]
+        before = [token for token in bpe.encode("").ids if token != end]
         for name, file in packs.items():
-            data.pack(texts[name], encode, file, end=END)
+            data.pack(texts[name], encode, file, before=before, end=end, vocab_size=bpe.get_vocab_size())
 
 
 def write_prompts(file: Path, held_out: np.ndarray, bpe: Any, *, count: int = 64, length: int = 32) -> None:

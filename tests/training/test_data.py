@@ -48,19 +48,15 @@ def test_splits_depend_only_on_the_text():
     assert not set(one.held_out) & set(one.train)
 
 
-def test_pack_keeps_every_token_in_order(tmp_path):
-    texts = ["ab\ncd\n" * 5, "ef"]
+@pytest.mark.parametrize("vocab_size, bytes_each", [(2**16, 2), (2**16 + 1, 4)])
+def test_pack_keeps_every_token_in_order(tmp_path, vocab_size, bytes_each):
+    texts, file, last = ["ab\ncd\n" * 5, "ef"], tmp_path / "x.bin", vocab_size - 1
     encode = lambda pieces: [[ord(c) for c in piece] for piece in pieces]
-    data.pack(texts, encode, tmp_path / "x.bin", end=2, block=4)
-    expected = [ord(c) for c in texts[0]] + [2] + [ord(c) for c in texts[1]] + [2]
-    assert data.tokens(tmp_path / "x.bin").tolist() == expected
-    assert [file.name for file in tmp_path.iterdir()] == ["x.bin"]
-
-
-def test_pack_raises_for_tokens_above_16_bits(tmp_path):
-    with pytest.raises(ValueError, match="70000"):
-        data.pack(["a"], lambda pieces: [[70000] for _ in pieces], tmp_path / "x.bin", end=2)
-    assert list(tmp_path.iterdir()) == []
+    data.pack(texts, encode, file, vocab_size=vocab_size, before=[3, 4], end=last, block=4)
+    expected = [token for text in texts for token in (3, 4, *map(ord, text), last)]
+    assert data.tokens(file, vocab_size).tolist() == expected
+    assert file.stat().st_size == bytes_each * len(expected)
+    assert [one.name for one in tmp_path.iterdir()] == ["x.bin"]
 
 
 def test_batches_are_functions_of_seed_and_step():

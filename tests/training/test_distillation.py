@@ -38,7 +38,7 @@ def sampled(family, config, params, *read, new: int, seed: int = 0):
 
 def text_task(**how):
     return tasks.text_task(
-        CONFIG, PACKED, PACKED, rows=4, length=8, evaluations=1, teacher=teacher(opt.FAMILY, CONFIG),
+        opt.FAMILY, CONFIG, PACKED, PACKED, rows=4, length=8, evaluations=1, teacher=teacher(opt.FAMILY, CONFIG),
         how=Distillation(**how),
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ PACKED = np.tile(np.arange(20, dtype=np.uint16), 30)
 
 
 def task(teacher=None):
-    return tasks.text_task(CONFIG, PACKED, PACKED, rows=4, length=8, evaluations=2, teacher=teacher)
+    return tasks.text_task(opt.FAMILY, CONFIG, PACKED, PACKED, rows=4, length=8, evaluations=2, teacher=teacher)
 
 
 def train(folder, steps, **options):

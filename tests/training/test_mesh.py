@@ -18,7 +18,7 @@ PACKED = np.tile(np.arange(20, dtype=np.uint16), 30)
 
 
 def task():
-    return tasks.text_task(CONFIG, PACKED, PACKED, rows=8, length=8, evaluations=2)
+    return tasks.text_task(opt.FAMILY, CONFIG, PACKED, PACKED, rows=8, length=8, evaluations=2)
 
 
 def run(folder, one, steps=6, **recipe):
