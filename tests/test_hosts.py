@@ -103,6 +103,7 @@ def test_two_processes_give_what_one_gives(of_two, name, tmp_path):
     assert_equal(name, of_two, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_process_reads_its_own_shards_only(of_two):
     for one in of_two:
         found = one["load"]

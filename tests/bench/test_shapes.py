@@ -235,7 +235,8 @@ HEADS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("head", battery.others_slow(HEADS, ["medusa,gamma=2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
 def test_random_heads_of_every_kind_are_measured(tiny, head, monkeypatch):
     monkeypatch.setattr(shapes, "DRAFT_VOCABULARY", 24)
     if not head.startswith(("medusa", "mlp")):  # the others read streams of three layers
