@@ -102,9 +102,9 @@ class PairRun(TrainingRun):
         task = tasks.pair_task(
             config, *arrays, tokens=self.tokens, widths=self.widths, drop=self.drop, unknown=UNKNOWN,
             seed=self.recipe.seed, teacher=teacher, how=self.distillation,
-        )._replace(start=None if start is None else start.params)  # fmt: skip
+        )  # fmt: skip
         say("compiling")
-        return self.finish(task, t5.FAMILY, config, say, None if start is None else start.described())
+        return self.finish(task, t5.FAMILY, config, start, say)
 
     def _check(self, specials: Any) -> None:
         self.check(("width", "encoder_layers", "decoder_layers", "heads", "head_width"), (), specials)

@@ -248,13 +248,11 @@ class TrainingRun:
             raise ValueError(f"teacher {model.name} has {model.positions} positions, but length is {length}")
         return model
 
-    def finish(
-        self, task: "TrainingTask", family: Any, config: Any, say: Say, published: Mapping[str, Any] | None = None
-    ) -> Path | None:
+    def finish(self, task: "TrainingTask", family: Any, config: Any, start: "Model | None", say: Say) -> Path | None:
         """Trains to the end, draws the curve and exports the model.
 
         Args:
-          published: contents of its config.json; None: those of the configuration.
+          start: the model to begin with.
 
         Returns:
           The model's folder, or None if the run was stopped before the end.
@@ -262,13 +260,15 @@ class TrainingRun:
         from specjax.training import lm
 
         report = lambda record: say(progress_line(record, self.recipe.steps))
+        if start is not None:
+            task = task._replace(start=start.params)
         task = lm.on_mesh(task, make_mesh(self.mesh), family.rules, config.kv_heads)
         state = lm.train(task, self.recipe, self.run, family=family.name, config=config, report=report)
         lm.draw_curve(self.run)
         if int(state.step) < self.recipe.steps:
             return None
         folder = self.run / "model"
-        described = family.to_published(config) if published is None else published
+        described = family.to_published(config) if start is None else start.described()
         lm.export(state.params, folder, described, dtype=self.dtype, tokenizer=self.tokenizer_folder)
         return folder
 

@@ -68,6 +68,10 @@ class TextRun(TrainingRun):
 
         self._check(tokenizer.OPT_SPECIALS)
         start = self.load_start(encoder_decoder=False)
+        if start is not None and start.positions is not None and self.length >= start.positions:
+            raise ValueError(
+                f"length must be below the positions of {start.name}, {start.positions}, got {self.length}"
+            )
         with self.preparing():
             self.check_record()
             texts = lambda: dict.fromkeys(data.split(self._documents(), self.held_out).train)
@@ -91,14 +95,12 @@ class TextRun(TrainingRun):
         family, config = opt.FAMILY, self._config(bpe.get_vocab_size())
         if start is not None:
             family, config = start.family, start.config
-            if start.positions is not None and self.length >= start.positions:
-                raise ValueError(f"length must be below the positions of {start.name}, {start.positions}")
         teacher = self.load_teacher(config.vocab_size, encoder_decoder=False, length=self.length)
         task = tasks.text_task(
             family, config, packed["train"], packed["held_out"], rows=self.rows, length=self.length,
             seed=self.recipe.seed, teacher=teacher, how=self.distillation,
-        )._replace(start=None if start is None else start.params)  # fmt: skip
-        return self.finish(task, family, config, say, None if start is None else start.described())
+        )  # fmt: skip
+        return self.finish(task, family, config, start, say)
 
     def _check(self, specials: Any) -> None:
         self.check(("width", "layers", "heads", "positions"), ("rows", "length"), specials)

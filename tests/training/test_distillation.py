@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specjax as sj
-from specjax.models import opt, t5
+from specjax.models import llama, opt, t5
 from specjax.training import lm, losses, rollout, tasks
 from specjax.training.data import Pairs
 from specjax.training.recipe import DIVERGENCES, TEXTS, Distillation, Recipe
@@ -73,6 +73,26 @@ def test_the_loss_is_the_divergence_on_the_written_tokens(texts):
     expected = (1 - losses.accepted(log_p, log_q))[mask].mean()
     value, _ = jax.jit(task.loss)(params, task.fixed, batch, jax.random.key(2))
     np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("texts", battery.others_slow(["data", "target"], ["target"]))
+def test_a_teacher_of_another_family_writes_and_is_compared(texts):
+    shape = llama.LlamaConfig(
+        vocab_size=11, width=8, layers=1, heads=2, kv_heads=1, head_width=4, mlp_width=16, max_positions=32
+    )
+    theirs, params = teacher(llama.FAMILY, shape), peaked(opt.FAMILY, CONFIG, 0)
+    task = tasks.text_task(
+        opt.FAMILY, CONFIG, PACKED, PACKED, rows=4, length=8, teacher=theirs,
+        how=Distillation(distill=1.0, texts=texts, divergence="tv"),
+    )  # fmt: skip
+    whole, mask = jnp.asarray(task.batch(0)), np.ones((4, 8), bool)
+    if texts == "target":
+        new = sampled(llama.FAMILY, shape, theirs.params, whole[:, :2], np.full((4,), 2, np.int32), new=7, seed=2)
+        whole, mask = jnp.concatenate([whole[:, :2], new], 1), np.broadcast_to(np.arange(8) >= 1, (4, 8))
+    score = lambda family, config, p: jax.nn.log_softmax(family.score(p, config, lm.FORMAT, whole[:, :-1]))
+    log_p, log_q = score(llama.FAMILY, shape, theirs.params), score(opt.FAMILY, CONFIG, params)
+    value, _ = jax.jit(task.loss)(params, task.fixed, jnp.asarray(task.batch(0)), jax.random.key(2))
+    np.testing.assert_allclose(value, (1 - losses.accepted(log_p, log_q))[mask].mean(), rtol=1e-5)
 
 
 @pytest.mark.slow

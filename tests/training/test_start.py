@@ -30,7 +30,7 @@ def a_llama(folder: Path) -> str:
     config = llama.LlamaConfig(
         vocab_size=320, width=8, layers=1, heads=2, kv_heads=1, head_width=4, mlp_width=16, max_positions=64
     )
-    params = llama.FAMILY.init(jax.random.key(0), config, lm.FORMAT)
+    params = llama.FAMILY.init(jax.random.key(7), config, lm.FORMAT)  # not those of a new run
     model = sj.Model("llama", llama.FAMILY, config, lm.FORMAT, params, text.from_tokenizer(bpe), eos=(2,))
     model.save_pretrained(folder)
     return str(folder)
@@ -107,6 +107,7 @@ def test_what_a_model_has_is_not_chosen(kind, options, named, tmp_path):
     run = dataclasses.replace(started(kind, tmp_path), **options)
     with pytest.raises(ValueError, match=named):
         run.train()
+    assert not run.run.exists()
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path):
