@@ -1,7 +1,7 @@
 #!/bin/sh
 # Trains heads for the bundled targets on what they wrote: DATA holds deu.txt.gz, and RUNS gets one folder per head.
 # The package contains eagle3-narrow, hass and medusa; the others are for the comparison. The heads of opt-target were
-# trained on a GPU, except eagle3-narrow: on two CPU cores, in float32, on the first 3,160 texts.
+# trained on a GPU, except eagle3-narrow: on two CPU cores, in float32, on the first 3,160 texts; and except equal-*.
 # Every command can be interrupted (Ctrl-C, SIGTERM) and continues when it is run again.
 set -eu
 : "${DATA:?folder with deu.txt.gz}" "${RUNS:=runs}"
@@ -63,3 +63,28 @@ specjax reproduce heads --prompts story="$RUNS/prompts.txt" --count 16 --gamma 3
         eagle-no-features="$RUNS/opt-target-eagle-no-features/head" eagle3-last="$RUNS/opt-target-eagle3-last/head" \
         eagle3-one-step="$RUNS/opt-target-eagle3-one-step/head" falcon="$RUNS/opt-target-falcon/head" \
         falcon-no-glancing="$RUNS/opt-target-falcon-no-glancing/head"
+
+# Every kind with equal data and training, to compare them, in float32: a size for two CPU cores.
+specjax train answers --target bundled/opt-target --prompts "$RUNS/openings.txt" --most 1000 --max-new-tokens 240 \
+    --out "$RUNS/some.jsonl" --rows 64
+equal() {
+    name=$1
+    shift
+    specjax train head "$name" --target bundled/opt-target --data "$RUNS/some.jsonl" --out "$RUNS/equal-$name" \
+        --tokens 1024 --widths 256 --held-out 0.03 --head-dtype bfloat16 \
+        --muon --rate 6e-3 --warmup 20 --steps 480 --decay 240 --every 120 "$@"
+}
+equal eagle3 --mlp-width 336 --kv-heads 1 --draft-vocab 1024 --taps 4 8 --unroll 5
+equal peagle --mlp-width 336 --kv-heads 1 --draft-vocab 1024 --taps 4 8 --layers 1
+equal dflash --mlp-width 336 --kv-heads 1 --draft-vocab 1024 --taps 4 8 --layers 1
+equal eagle --mlp-width 336 --kv-heads 1
+equal hass --mlp-width 336 --kv-heads 1
+equal falcon --mlp-width 336 --kv-heads 1
+equal medusa --draft-vocab 1024 --unroll 4
+equal mlp --mlp-width 128 --unroll 4
+
+specjax reproduce heads --prompts story="$RUNS/prompts.txt" --count 16 --gamma 3 --timed 8 --repeats 3 \
+    --heads eagle3="$RUNS/equal-eagle3/head" peagle="$RUNS/equal-peagle/head" dflash="$RUNS/equal-dflash/head" \
+        eagle="$RUNS/equal-eagle/head" hass="$RUNS/equal-hass/head" falcon="$RUNS/equal-falcon/head" \
+        medusa="$RUNS/equal-medusa/head" mlp="$RUNS/equal-mlp/head" \
+    --json "$RUNS/equal.jsonl" --markdown "$RUNS/equal.md"
