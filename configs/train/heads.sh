@@ -1,7 +1,7 @@
 #!/bin/sh
 # Trains heads for the bundled targets on what they wrote: DATA holds deu.txt.gz, and RUNS gets one folder per head.
 # The package contains eagle3-narrow, hass and medusa; the others are for the comparison. The heads of opt-target were
-# trained on a GPU, except eagle3-narrow: on two CPU cores, in float32, on the first 3,160 texts; and except equal-*.
+# trained on a GPU, except eagle3-narrow, on the first 3,160 texts, and equal-*: on two CPU cores, in float32.
 # Every command can be interrupted (Ctrl-C, SIGTERM) and continues when it is run again.
 set -eu
 : "${DATA:?folder with deu.txt.gz}" "${RUNS:=runs}"
