@@ -159,7 +159,6 @@ def test_different_prompts_are_one_line_on_all(tmp_path):
     assert time.monotonic() - began < 15
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
     file = tmp_path / "out.json"
     words = [*GENERATE, "Once upon", "The dog", "--max-new-tokens", "400", "--quiet", "--output", str(file)]

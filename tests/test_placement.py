@@ -1,6 +1,7 @@
 """Requests on a mesh: what rounds read and carry is placed once, whatever the drafter is made of."""
 
 import dataclasses
+import itertools
 import json
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from specjax.base import Drafter
 from specjax.model import Model
 from specjax.models import opt
 from specjax.types import Draft, Shared, Siblings
+from tests import battery
 from tests.drafters.heads import head
 from tests.test_sharding import FORMATS, HEADS, LAYERS, MIXED, OPT, VOCAB, leaves
 
@@ -97,9 +99,14 @@ def table_of_counts(vocab_size: int) -> drafters.LoadedDrafter:
     return drafters.table(drafters.fitting.fit([text], vocab_size=vocab_size), gamma=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, MIXED], ids=str)
-@pytest.mark.parametrize("kind", WITHOUT_MESH)
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    battery.others_slow(
+        itertools.product(WITHOUT_MESH, [0.0, MIXED]),
+        [("three streams", MIXED)],
+    ),
+    ids=str,
+)
 def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
     """Draft weights, corpora, tables, biases and prompts are placed once: the tokens of one device, one compile."""
     mesh = sharding.make_mesh(2, 4)

@@ -144,10 +144,9 @@ def test_a_short_prompt_is_no_wider_for_a_long_answer():
 BUCKETS = {"smallest_cache": 128, "smallest_prompt": 32}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "cache", "prompt"),
-    [("opt", 1, 1), ("t5", 1, 1), ("opt", 48, 16), ("t5", 48, 16)],
+    battery.others_slow([("opt", 1, 1), ("t5", 1, 1), ("opt", 48, 16), ("t5", 48, 16)], [("opt", 1, 1)]),
 )
 def test_tokens_do_not_depend_on_the_buckets(family, cache, prompt, limits):
     drafter, prompts = sj.drafters.model(battery.draft(family), gamma=3), [[5, 6, 7], [3] * 9]

@@ -355,12 +355,15 @@ def alone(name: str, temperature):
 MIXED = (0.0, 0.8) * (ROWS // 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, temperature, shape",
     [
-        ("t5", 0.0, (2, 4)), ("opt", 0.0, (2, 4)), ("opt", 0.0, (1, 8)), ("opt", 0.0, (4, 2)), ("opt", MIXED, (2, 4)),
-        ("llama", 0.0, (2, 4)),
+        ("t5", 0.0, (2, 4)),
+        pytest.param("opt", 0.0, (2, 4), marks=pytest.mark.slow),
+        pytest.param("opt", 0.0, (1, 8), marks=pytest.mark.slow),
+        pytest.param("opt", 0.0, (4, 2), marks=pytest.mark.slow),
+        pytest.param("opt", MIXED, (2, 4), marks=pytest.mark.slow),
+        pytest.param("llama", 0.0, (2, 4), marks=pytest.mark.slow),
     ],
     ids=str,
 )  # fmt: skip

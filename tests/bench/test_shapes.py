@@ -181,8 +181,7 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", MEASURED)
+@pytest.mark.parametrize("drafter", battery.others_slow(MEASURED, ["model:gamma=3"]))
 def test_a_row_has_costs_and_speeds(tiny, drafter):
     done = []
     one = run(drafter, rows=2, inner_alpha=0.5)

@@ -12,7 +12,6 @@ from specjax.heads.kinds import KINDS
 from specjax.heads.medusa import MedusaConfig
 from specjax.strategy import Strategy
 from specjax.training.lm import FORMAT
-from tests.battery import others_slow
 from tests.cli import toys
 
 NEW = ["--max-new-tokens", "8", "--temperature", "0", "--ignore-eos", "--json"]
@@ -46,6 +45,8 @@ def plain(family) -> list[int]:
 
 RUNS = {  # each drafter, and the verifier that suits it
     "table:gamma=2,file={table}": "token",
+}  # fmt: skip
+HEAVY = {
     "tree:shape=2x1": "multiround-without",
     "ngram:gamma=2": "token", "plain": "token",
     "model:gamma=2": "token", "suffix:gamma=2": "token", "lookahead:window=2,ngram=3,guesses=2": "deterministic",
@@ -67,7 +68,7 @@ MORE = [
     "small-kv:gamma=2,budget=12,cache=(snapkv:window=6,observed=2,every=4)",
     "small-kv:gamma=2,budget=12,cache=(retrieval:window=6,chunk=2,every=4)",
 ]  # fmt: skip
-NAMED = {Strategy.parse(text.format(table="x", head="x")).name for text in RUNS}
+NAMED = {Strategy.parse(text.format(table="x", head="x")).name for text in RUNS | HEAVY}
 MORE += [name for name in registry.DRAFTERS if name not in NAMED]  # a new drafter runs with its default settings
 
 
@@ -78,13 +79,13 @@ def _arguments(text: str, family: dict[str, str]) -> list[str]:
     return ["generate", "--target", family["target"], *drafts, "--drafter", filled, PROMPT, *NEW]
 
 
-@pytest.mark.parametrize("text", others_slow(RUNS, ["ngram:gamma=2"]))
+@pytest.mark.parametrize("text", [*RUNS, *(pytest.param(text, marks=pytest.mark.slow) for text in HEAVY)])
 def test_output_equals_plain_decoding(text, family, plain, specjax_program):
     ran = specjax_program(*_arguments(text, family))
     assert ran.code == 0, ran.err
     record = json.loads(ran.out)
     assert record["tokens"] == [plain] and record["lossless"] is True
-    assert record["verifier"] == RUNS[text] and (record["stats"]["drafted"] > 0) == (text != "plain")
+    assert record["verifier"] == (RUNS | HEAVY)[text] and (record["stats"]["drafted"] > 0) == (text != "plain")
 
 
 @pytest.mark.slow

@@ -51,8 +51,7 @@ def masked_distribution(family, model, cache, token, total, step):
     return jax.nn.log_softmax(out.logits[:, 0]), cache._replace(layers=layers)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", battery.FAMILIES)
+@pytest.mark.parametrize("family", battery.others_slow(battery.FAMILIES, ["llama"]))
 def test_the_draft_is_the_target_under_a_mask(family):
     """Round by round on a ragged batch: every distribution of the chain, so every slot, every position, every copy."""
     model = battery.target(family)

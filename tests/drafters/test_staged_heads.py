@@ -88,7 +88,6 @@ def test_greedy_equals_plain(kind, shape, family):
     assert totals.accepted.sum() > 0
 
 
-@pytest.mark.slow
 def test_greedy_samples_without_replacement_are_the_most_probable_tokens():
     found = [
         drafting.greedy_equals_plain("opt", made("medusa few", shape, "opt"), VERIFIERS[shape])

@@ -105,9 +105,9 @@ def test_an_encoder_reads_many_narrow_prompts_in_groups(monkeypatch, stacked):
     assert [any(one.shape == (7, 4, 20, 20) for one in hlo.program(text)) for text in programs] == [True, False]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("apart", [None, 33])
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    ("stacked", "apart"), battery.others_slow(itertools.product([False, True], [None, 33]), [(True, 33)])
+)
 def test_an_encoder_reads_wide_prompts_in_blocks(monkeypatch, stacked, apart):
     """Blocks of 32: the keys and values of the whole; nothing is as large as the prompt times itself, and blocks past
     the longest row are not computed."""
@@ -226,8 +226,7 @@ def test_padding_past_the_position_table_is_harmless():
 BORDERS = (31, 32, 33, 64, 65)  # around one and two blocks of 32
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", battery.FAMILIES)
+@pytest.mark.parametrize("family", battery.others_slow(battery.FAMILIES, ["opt"]))
 def test_text_after_prompts_at_the_borders_of_blocks(family):
     """Speculative text equals plain text, and both equal the argmax of scores without a cache."""
     model, draft = battery.target(family), battery.draft(family)

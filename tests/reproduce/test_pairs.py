@@ -1,5 +1,7 @@
 """Acceptance over all places of the target's text, against both models' scores of that text."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ from tests import battery
 PROMPTS = [[5, 6, 7], [8, 9]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", ["opt", "t5"])
+@pytest.mark.parametrize(
+    ("family", "temperature"),
+    battery.others_slow(itertools.product(["opt", "t5"], [0.0, 1.0]), [("opt", 1.0)]),
+)
 def test_alpha_is_the_mean_overlap_over_all_places(family, temperature):
     target, draft = battery.target(family), battery.draft(family)
     settings = {"max_new_tokens": 8, "ignore_eos": True, "seed": 1}
