@@ -34,27 +34,33 @@ specjax reproduce heads --head-target "$CHAT" --heads eagle3="$RUNS/smollm2-eagl
     --json "$RUNS/smollm2.jsonl" --markdown "$RUNS/smollm2.md" --figures "$RUNS"
 
 # Every kind with equal data and training, to compare them: a size for two CPU cores, 3 % of the data above. The heads of
-# the results page learned from 1,000 answers of all three files, drawn at random.
-answers some --temperature 0.7 --most 1000 --rows 64
+# the results page learned from 1,000 answers, in float32, to messages of both files, drawn at random. Two groups of heads
+# read the same hidden states of the target, which are kept.
+specjax train answers --target "$CHAT" --prompts "$RUNS/others.jsonl" "$HERE/messages.jsonl.xz" --task chat \
+    --out "$RUNS/chats-some.jsonl" --temperature 0.7 --most 1000 --rows 64
 equal() {
     name=$1
-    shift
+    states=$2
+    shift 2
     specjax train head "$name" --target "$CHAT" --data "$RUNS/chats-some.jsonl" --out "$RUNS/equal-$name" \
-        --tokens 1024 --widths 192 256 320 --held-out 0.03 --head-dtype bfloat16 \
-        --muon --rate 4e-3 --warmup 20 --steps 240 --decay 120 --every 40 "$@"
+        --features "$RUNS/$states" --tokens 1024 --widths 192 256 320 --held-out 0.03 --head-dtype bfloat16 \
+        --muon --rate 4e-3 --warmup 20 --steps 240 --decay 120 --every 80 "$@"
 }
-equal eagle3 --mlp-width 1536 --kv-heads 3 --draft-vocab 6144 --unroll 5 --kept 0.6
-equal peagle --mlp-width 1536 --kv-heads 3 --draft-vocab 6144 --layers 1
-equal dflash --mlp-width 1536 --kv-heads 3 --draft-vocab 6144 --layers 1
-equal eagle --mlp-width 1536 --kv-heads 3
-equal hass --mlp-width 1536 --kv-heads 3 --kept 0.6
-equal falcon --mlp-width 1536 --kv-heads 3
-equal medusa --draft-vocab 6144 --unroll 4
-equal mlp --mlp-width 192
+equal eagle3 taps --mlp-width 1536 --kv-heads 3 --draft-vocab 6144 --unroll 5 --kept 0.6
+equal peagle taps --mlp-width 1536 --kv-heads 3 --draft-vocab 6144 --layers 1
+equal dflash taps --mlp-width 1536 --kv-heads 3 --draft-vocab 6144 --layers 1
+equal eagle last --mlp-width 1536 --kv-heads 3
+equal hass last --mlp-width 1536 --kv-heads 3 --kept 0.6
+equal falcon last --mlp-width 1536 --kv-heads 3
+equal medusa last --draft-vocab 6144 --unroll 4
+equal mlp last --mlp-width 192
 
-specjax reproduce heads --head-target "$CHAT" --dtype bfloat16 --gamma 2 \
+# What they draft, and their speed, on 8 prompts of each task. The results page has the speeds of another run, with
+# --dtype bfloat16 and 48 new tokens, in which all heads are interleaved on 3 prompts of each task.
+specjax reproduce heads --head-target "$CHAT" --gamma 2 \
     --heads eagle3="$RUNS/equal-eagle3/head" peagle="$RUNS/equal-peagle/head" dflash="$RUNS/equal-dflash/head" \
         eagle="$RUNS/equal-eagle/head" hass="$RUNS/equal-hass/head" falcon="$RUNS/equal-falcon/head" \
         medusa="$RUNS/equal-medusa/head" mlp="$RUNS/equal-mlp/head" \
-    --count 16 --max-new-tokens 64 --timed 6 --repeats 2 --prompts chat="$DATA/mt-bench/question.jsonl" \
+    --count 8 --max-new-tokens 32 --timed 3 --repeats 2 --prompts chat="$DATA/mt-bench/question.jsonl" \
+    maths="$DATA/gsm8k/test.jsonl.gz" code="$DATA/humaneval/HumanEval.jsonl.gz" \
     --json "$RUNS/equal.jsonl" --markdown "$RUNS/equal.md"
