@@ -29,11 +29,12 @@ from jaxtyping import Array, Int
 from specjax import checkpoint, convert, files, hosts, sharding, text
 from specjax.models.family import Rules
 from specjax.models.format import Format
+from specjax.training.products import TrainingProducts
 from specjax.training.recipe import Recipe
 from specjax.types import Params, PyTree
 
 KEPT = 2  # checkpoints kept on disk
-FORMAT = Format(dtype="float32")
+FORMAT = Format(dtype="float32", products=TrainingProducts())
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 LOG_EVERY = 50  # steps between records in metrics.jsonl, evaluations apart
 IN_FLIGHT = 2  # steps dispatched ahead of the device: it never idles, and a signal ends the run soon
