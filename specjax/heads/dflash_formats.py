@@ -66,6 +66,11 @@ def read_dflash(stored: Stored) -> DFlashConfig:
     if any(windows):
         raise ValueError("layers with a sliding window are read in the format of speculators only: convert the head")
     left = part.wholes("target_layer_ids") or default_left(layers, shape.layers)
+    if layers - 1 in left:
+        raise ValueError(
+            f"target_layer_ids are {list(left)}: of the last layer, {layers - 1}, this format means the normalized "
+            "stream, which specjax does not tap"
+        )
     block = part.whole("block_size") if "block_size" in part.entries else given.whole("block_size")
     return _dflash(stored, shape, windows, [layer + 1 for layer in left], part, block)
 
@@ -107,6 +112,11 @@ def publish_dflash(head: Head) -> dict[str, Any]:
         raise ValueError(
             "the original format of DFlash has no draft vocabulary, no drafting from the anchor and no sliding window: "
             "save this head with format='speculators'"
+        )
+    if layers in config.taps:
+        raise ValueError(
+            f"in the original format of DFlash, layer {layers - 1} means the normalized stream, and this head taps the "
+            "one before the norm: save it with format='speculators'"
         )
     return eagle_files.layer_config(head) | eagle_files.flat_rope(config.layer) | {
         "architectures": ["DFlashDraftModel"], "num_target_layers": layers, "block_size": config.block,

@@ -244,9 +244,11 @@ def window_entries(kind: str, windows: Sequence[int | None]) -> dict[str, Any]:
 
 
 def flat_rope(shape: llama.LlamaConfig) -> dict[str, Any]:
-    """The rotary entries of a config.json, in the older layout."""
-    scaling = {} if shape.rope_scaling == UNSCALED else {"rope_scaling": shape.rope_scaling.published}
-    return {"rope_theta": shape.rope_theta, **scaling}
+    """The rotary entries of a config.json, in the older layout: EAGLE's authors accept `type` and `factor` alone."""
+    scaling = shape.rope_scaling.published
+    if scaling.keys() == {"rope_type", "factor"}:
+        scaling = {"type": scaling["rope_type"], "factor": scaling["factor"]}
+    return {"rope_theta": shape.rope_theta} | ({} if shape.rope_scaling == UNSCALED else {"rope_scaling": scaling})
 
 
 def publish_original(head: Head) -> dict[str, Any]:
@@ -266,7 +268,7 @@ def publish_original(head: Head) -> dict[str, Any]:
         "use_cache": True,
     }  # fmt: skip
     if not config.taps:
-        return entries | {"bias": config.fc_bias}
+        return entries | {"bias": config.fc_bias, "qkv_bias": shape.qkv_bias}
     entries |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": config.draft_vocab}
     if config.features // len(config.taps) != config.width:
         entries["target_hidden_size"] = config.features // len(config.taps)

@@ -23,7 +23,7 @@ from specjax.model import Model
 from specjax.models import llama
 from specjax.models.format import Format, default_format
 from specjax.models.llama import LlamaConfig
-from specjax.models.rope import Llama3Scaling
+from specjax.models.rope import LinearScaling, Llama3Scaling
 from tests.models.small import laid_out, noisy
 
 FMT = default_format("float32", platform="cpu")
@@ -35,8 +35,10 @@ NORMED = dataclasses.replace(LAYER, qk_norm=True)
 TOKENS = np.array([0, 3, 4, 9, 12, 25, 30], np.int32)
 ONE = dataclasses.replace(LAYER, layers=1)
 LLAMA3 = dataclasses.replace(LAYER, rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 16))
+BIASES = {"qkv_bias": True, "rope_scaling": LinearScaling(2.0)}
 CONFIGS = {
     "eagle": EagleConfig(ONE, WIDTH),
+    "eagle biases": EagleConfig(dataclasses.replace(ONE, **BIASES), WIDTH),
     "eagle bias": EagleConfig(ONE, WIDTH, own_embedding=True, fc_bias=True),
     "eagle norms": EagleConfig(ONE, WIDTH, embedding_norm=True, input_norm=True, out_norm=True),
     "eagle3": EagleConfig(ONE, 48, (1, 3, 5), len(TOKENS), own_embedding=True),
@@ -51,6 +53,7 @@ CONFIGS = {
         norm_output=True, mask_token=30,
     ),
     "dflash": DFlashConfig(NORMED, (1, 3), 5, 4, (None, None)),
+    "dflash last": DFlashConfig(NORMED, (1, LAYERS), 5, 4, (None, None)),
     "dflash flags": DFlashConfig(NORMED, (2, 6), 5, 5, (9, None), True, True, len(TOKENS)),
 }  # fmt: skip
 PER_LAYER = (
@@ -118,7 +121,8 @@ def stored(folder) -> tuple[dict, dict[str, tuple[int, ...]]]:
 @pytest.mark.parametrize(
     ("kind", "form"),
     [
-        ("eagle", None), ("eagle", "original"), ("eagle bias", None), ("eagle bias", "original"), ("eagle norms", None),
+        ("eagle", None), ("eagle", "original"), ("eagle biases", None), ("eagle biases", "original"),
+        ("eagle bias", None), ("eagle bias", "original"), ("eagle norms", None),
         ("eagle3", None), ("eagle3", "original"), ("eagle3 flags", None), ("eagle3 taps", None),
         ("peagle", None), ("peagle flags", None), ("dflash", "original"), ("dflash", None), ("dflash flags", None),
     ],
@@ -210,6 +214,17 @@ def test_the_configuration_of_an_eagle_head():
         "transformer_layer_architecture": "LlamaDecoderLayer", "layernorms": False, "fusion_bias": True,
         "tie_word_embeddings": False, "speculators_config": envelope("eagle", 5, name, architecture),
         "transformer_layer_config": LLAMA_LAYERS | LLAMA_ROPE | {"num_hidden_layers": 1, "rope_theta": 500000.0},
+    }  # fmt: skip
+
+
+def test_the_original_configuration_of_an_eagle_head():
+    """Its authors' code reads `qkv_bias`, and of the rotary scaling `type` and `factor` alone."""
+    name, architecture = "Qwen/Qwen2-7B-Instruct", "Qwen2ForCausalLM"
+    config = EagleConfig(dataclasses.replace(BIG_ONE, **BIASES), 4096)
+    assert published("eagle", config, name, architecture, 28, "original") == LLAMA_LAYERS | {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "bias": False, "qkv_bias": True,
+        "attention_bias": True, "rope_theta": 500000.0, "rope_scaling": {"type": "linear", "factor": 2.0},
+        "tie_word_embeddings": False, "initializer_range": 0.02, "use_cache": True,
     }  # fmt: skip
 
 
@@ -318,6 +333,7 @@ def test_other_configurations_of_the_same_head(form, change, tmp_path):
         ("dflash", None, {"draft_vocab_size": 9}, "9"),
         ("dflash", None, {"aux_hidden_state_layer_ids": [1, 3, 5]}, "fc.weight"),
         ("dflash", "original", {"num_target_layers": 4}, "layers"),
+        ("dflash", "original", {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, LAYERS - 1]}}, "norm"),
         ("dflash", "original", {"vocab_size": 40}, "vocabulary"),
         ("dflash", "original", {"hidden_size": 32}, "hidden size"),
         ("dflash", "original",
@@ -332,9 +348,10 @@ def test_files_that_do_not_fit_are_refused(kind, form, change, name, tmp_path):
         load_head(tmp_path, target())
 
 
-def test_a_format_that_cannot_express_the_head_is_refused(tmp_path):
+@pytest.mark.parametrize("kind", ["dflash flags", "dflash last"])
+def test_a_format_that_cannot_express_the_head_is_refused(kind, tmp_path):
     with pytest.raises(ValueError, match="speculators"):
-        head("dflash flags").save_pretrained(tmp_path, format="original")
+        head(kind).save_pretrained(tmp_path, format="original")
 
 
 @pytest.mark.slow
