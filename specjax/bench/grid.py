@@ -354,14 +354,18 @@ def _batches(work: Workload, settings: dict[str, Any]) -> Iterator[Any]:
 
 def acceptance(work: Workload, settings: dict[str, Any]) -> Row:
     """Rates over all prompts, decoded in batches, and the share of the texts that repeats itself."""
-    from specjax import estimates
-
     every = list(_batches(work, settings))
     counts = {name: [n for out in every for n in out.stats.by_row[name]] for name in every[0].stats.by_row}
     for place in range(len(every[0].stats.reached[0])):
         counts[f"reached {place}"] = [row[place] for out in every for row in out.stats.reached]
-    repeated = estimates.repetition([row for out in every for row in out.tokens])
-    return rates.rate_columns(counts, work.prompts) | repeated.columns("repetition")
+    return counted(counts, [row for out in every for row in out.tokens], work.prompts)
+
+
+def counted(counts: dict[str, list[Any]], texts: Sequence[Sequence[int]], prompts: Sequence[Any]) -> Row:
+    """Columns of the rates and of the repetition, of counts of each prompt and of the texts."""
+    from specjax import estimates
+
+    return rates.rate_columns(counts, prompts) | estimates.repetition(texts).columns("repetition")
 
 
 def speed(work: Workload, strategy: Strategy, drafted: dict[str, Any], plain: dict[str, Any]) -> Row:

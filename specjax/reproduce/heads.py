@@ -123,8 +123,8 @@ def measure(
     part: str, setup: Setup, one: Drafting, task: str, items: Sequence[tasks.Item], temperature: float, shelf: Shelf
 ) -> list[Row]:
     """A row for each chain and tree, or for those of `timed`; none where the task is one of chat models, and the target
-    has no template."""
-    from specjax.bench import grid
+    has no template. Greedy chains of a head are counted on one run."""
+    from specjax.bench import grid, replay
     from specjax.request import named_verifier
 
     target = shelf.model(setup.head_target)
@@ -134,18 +134,22 @@ def measure(
     prompts = tasks.prompts_for(target, task, items, setup.style)
     settings = {"max_new_tokens": setup.max_new_tokens, "ignore_eos": style != tasks.OWN, "seed": setup.seed}
     work = grid.Workload(target, prompts, settings, setup.batch, setup.timed, setup.repeats)
-    rows = []
-    for shape, drafter in shapes(setup, one, target, temperature, shelf):
-        if part == SPEED and shape not in timed(setup):
+    built = dict(shapes(setup, one, target, temperature, shelf))
+    chains = {chain(gamma): gamma for gamma in range(1, LONGEST + 1) if chain(gamma) in built}
+    found: dict[str, Row] = {}
+    if part == DRAFTED and one.folder and temperature == 0:
+        each = replay.greedy_chains(work, built[next(reversed(chains))], list(chains.values()))
+        found = {shape: each[gamma] for shape, gamma in chains.items()}
+    plain = settings | {"temperature": temperature}
+    for shape, drafter in built.items():
+        if shape in found or (part == SPEED and shape not in timed(setup)):
             continue
-        plain = settings | {"temperature": temperature}
         drafted = plain | {"drafter": drafter, "verifier": named_verifier(drafter, None)}
-        found = (
+        found[shape] = (
             grid.speed(work, Strategy.of("plain"), drafted, plain) if part == SPEED else grid.acceptance(work, drafted)
         )
-        row = {"name": one.name, "task": task, "temperature": temperature, "shape": shape, "addressed": style}
-        rows.append(row | found)
-    return rows
+    own = {"name": one.name, "task": task, "temperature": temperature, "addressed": style}
+    return [own | {"shape": shape} | row for shape, row in found.items()]
 
 
 def chain(gamma: int) -> str:
