@@ -31,10 +31,10 @@ def curve(folder):
     return [json.loads(line) for line in lines]
 
 
-def same(one, other):
+def same(one, other, tolerance=2e-4):
     for a, b in zip(one, other, strict=True):
         for name in ("step", "loss", "norm", "held_out_nats"):
-            assert a[name] == pytest.approx(b[name], rel=2e-4), name
+            assert a[name] == pytest.approx(b[name], rel=tolerance), name
 
 
 @pytest.mark.slow
@@ -49,6 +49,14 @@ def test_a_model_on_a_mesh(tmp_path):
     same(curve(tmp_path / "mesh"), curve(tmp_path / "one"))
     shards = {leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim > 1}
     assert min(shards) == 0.5 and len(jax.tree.leaves(state.params)[0].sharding.device_set) == 8
+
+
+@pytest.mark.slow
+def test_products_in_half_precision_on_a_mesh(tmp_path):
+    """Sums over devices are of parts rounded to bfloat16, whose unit is 2 ** -8 of a value."""
+    run(tmp_path / "one", task(), half=True)
+    run(tmp_path / "mesh", lm.on_mesh(task(), make_mesh(2, 4), opt.FAMILY.rules, CONFIG.kv_heads), half=True)
+    same(curve(tmp_path / "mesh"), curve(tmp_path / "one"), 1e-2)
 
 
 @pytest.mark.slow
