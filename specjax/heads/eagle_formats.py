@@ -268,7 +268,7 @@ def publish_original(head: Head) -> dict[str, Any]:
         "use_cache": True,
     }  # fmt: skip
     if not config.taps:
-        return entries | {"bias": config.fc_bias, "qkv_bias": shape.qkv_bias}
+        return entries | {"bias": config.fc_bias} | ({"qkv_bias": True} if shape.qkv_bias else {})
     entries |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": config.draft_vocab}
     if config.features // len(config.taps) != config.width:
         entries["target_hidden_size"] = config.features // len(config.taps)
