@@ -1,4 +1,4 @@
-"""Every test runs with strict numerics, on 8 fake CPU devices; tests that cannot or need not run are deselected.
+"""Every test runs with strict promotion, on 8 fake CPU devices; tests that cannot or need not run are deselected.
 
 Set before JAX starts, for the whole process: strictness is worth nothing where a test can forget it. Processes that
 tests start inherit the platform, the compilation cache and how well to compile, not the strictness and not the 8
@@ -24,6 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
 
 FAKE_DEVICES = 8
@@ -31,17 +32,26 @@ MAPS, MOST_MAPS = 35_000, 60_000
 jax.config.update("jax_num_cpu_devices", FAKE_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_debug_key_reuse", True)
 
 # The same examples in every run; no deadline, because the first example compiles.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=30)
 hypothesis.settings.load_profile("fixed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--checked", action="store_true", help="check shapes at run time, and keys for reuse (as -m does)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Without -m: programs are compiled quickly rather than well, which saves half of the time: LLVM optimizes nothing,
+    """With -m or --checked: the annotated shapes of every function are checked, and keys for reuse, which takes half
+    as long again. Before specjax is imported.
+
+    Without -m: programs are compiled quickly rather than well, which saves half of the time: LLVM optimizes nothing,
     and XLA's older emitters write it a quarter of the code. With -m (as for the slow tests and those beside torch)
     they are compiled as the user's are."""
+    if config.option.checked or config.option.markexpr:
+        jaxtyping.install_import_hook("specjax", "beartype.beartype")
+        jax.config.update("jax_debug_key_reuse", True)
     if not config.option.markexpr:
         flags = os.environ.get("XLA_FLAGS", "").split()
         quickly = [

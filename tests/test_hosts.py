@@ -146,6 +146,7 @@ def command(words: list[str], count: int = 2) -> list[list[str]]:
 GENERATE = ["generate", "--target", "bundled/opt-tiny", "--mesh", "2x1", "--ignore-eos"]
 
 
+@pytest.mark.slow
 def test_different_prompts_are_one_line_on_all(tmp_path):
     for index, text in enumerate(("Once upon a time\nA dog\n", "Once upon a time\nA cat\n")):
         (tmp_path / str(index)).mkdir()

@@ -29,6 +29,7 @@ def test_dtypes_are_not_promoted():
         jnp.zeros(3, jnp.float32) + jnp.zeros(3, jnp.bfloat16)
 
 
+@pytest.mark.slow
 def test_keys_are_consumed_once():
     key = jax.random.key(0)
     jax.random.uniform(key)

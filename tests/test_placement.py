@@ -16,7 +16,6 @@ from specjax.base import Drafter
 from specjax.model import Model
 from specjax.models import opt
 from specjax.types import Draft, Shared, Siblings
-from tests import battery
 from tests.drafters.heads import head
 from tests.test_sharding import FORMATS, HEADS, LAYERS, MIXED, OPT, VOCAB, leaves
 
@@ -99,14 +98,8 @@ def table_of_counts(vocab_size: int) -> drafters.LoadedDrafter:
     return drafters.table(drafters.fitting.fit([text], vocab_size=vocab_size), gamma=2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "temperature"),
-    battery.others_slow(
-        itertools.product(WITHOUT_MESH, [0.0, MIXED]),
-        [("three streams", MIXED)],
-    ),
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "temperature"), itertools.product(WITHOUT_MESH, [0.0, MIXED]), ids=str)
 def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
     """Draft weights, corpora, tables, biases and prompts are placed once: the tokens of one device, one compile."""
     mesh = sharding.make_mesh(2, 4)

@@ -43,7 +43,8 @@ def recorded(work: Workload, drafter: Any, most: int) -> Iterator[tuple[list[int
         trace = rounds.record(work.target, part, drafter, options)
         for number in range(len(part)):
             row = trace.row(number)
-            yield [token for one in row for token in one.tokens], [[node.token for node in one.nodes] for one in row]
+            drafts = [[node.token for node in one.nodes if node.valid] for one in row]
+            yield [token for one in row for token in one.tokens], drafts
 
 
 def replayed(written: Sequence[int], drafts: Sequence[Sequence[int]], length: int, gamma: int) -> dict[str, int]:
@@ -53,15 +54,17 @@ def replayed(written: Sequence[int], drafts: Sequence[Sequence[int]], length: in
       written: tokens of the target, more than `length`: those after the end count as accepted too.
       drafts: what was drafted before each of them.
     """
-    accepted: list[int] = []  # in each round
+    drafted: list[int] = []  # in each round; none after a prompt of one token, where no features are known
+    accepted: list[int] = []
     at = 0
     while at < length:
+        drafted.append(min(gamma, len(drafts[at])))
         pairs = zip(drafts[at][:gamma], written[at:], strict=False)
-        accepted.append(next((place for place, (one, other) in enumerate(pairs) if one != other), gamma))
+        accepted.append(next((place for place, (one, other) in enumerate(pairs) if one != other), drafted[-1]))
         at += accepted[-1] + 1
     total = sum(accepted)
     return {
-        "rounds": len(accepted), "drafted": gamma * len(accepted), "accepted": total, "overlap": total,
-        "tested": sum(min(count + 1, gamma) for count in accepted), "tokens": length,
+        "rounds": len(accepted), "drafted": sum(drafted), "accepted": total, "overlap": total,
+        "tested": sum(map(min, (count + 1 for count in accepted), drafted)), "tokens": length,
         **{f"reached {place}": sum(count >= place for count in accepted) for place in range(gamma + 1)},
     }  # fmt: skip

@@ -42,6 +42,7 @@ def _visible(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "?", text)
 
 
+@pytest.mark.slow
 def test_text_and_table(specjax_program, base):
     ran = specjax_program(*base, "Once")
     assert ran.code == 0 and ran.out.startswith("Once")
@@ -126,6 +127,7 @@ def test_stop_string_is_not_printed(specjax_program, base):
     assert json.loads(specjax_program(*base, "Once", "--json", "--stop", stop).out)["stop_reasons"] == ["stop_string"]
 
 
+@pytest.mark.slow
 def test_compare_reports_equality_and_speed_up(specjax_program, base, tmp_path):
     file = tmp_path / "out.json"
     ran = specjax_program(*base, "Once", "--compare", "--repeats", "2", "--output", str(file))

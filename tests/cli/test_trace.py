@@ -145,6 +145,7 @@ def test_invalid_options_are_refused_before_any_work(case, refused, models, tmp_
     refused("trace", "--target", models["target"], *[a.format(file=file) for a in args], name=name)
 
 
+@pytest.mark.slow
 def test_missing_matplotlib_is_reported_before_any_work(specjax_program, base, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ran = specjax_program(*base, *GAMMA, "Once", "--output", str(tmp_path / "pictures"))

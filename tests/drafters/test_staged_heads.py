@@ -88,6 +88,7 @@ def test_greedy_equals_plain(kind, shape, family):
     assert totals.accepted.sum() > 0
 
 
+@pytest.mark.slow
 def test_greedy_samples_without_replacement_are_the_most_probable_tokens():
     found = [
         drafting.greedy_equals_plain("opt", made("medusa few", shape, "opt"), VERIFIERS[shape])
@@ -286,7 +287,8 @@ def test_rows_are_independent(kind, shape, family):
     drafting.rows_are_independent(family, made(kind, shape, family), VERIFIERS[shape])
 
 
-@pytest.mark.parametrize("shape", battery.others_slow(["chain", "tree", "sampled tree"], ["chain"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["chain", "tree", "sampled tree"])
 def test_nothing_is_drafted_where_the_warp_removes_the_draft_vocabulary(shape):
     """The rows go on plainly, and no NaN stops them."""
     banned = {int(token): -math.inf for token in TOKENS}

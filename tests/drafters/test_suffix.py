@@ -264,7 +264,8 @@ def test_greedy_equals_plain(family, kind, name):
     assert 0 < totals.accepted.sum() < totals.tested.sum()
 
 
-@pytest.mark.parametrize("kind", ["tree corpus", slow("suffix corpus")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tree corpus", "suffix corpus"])
 def test_a_corpus_helps(kind):
     """Against the same corpus with its tokens moved: what follows is then rubbish."""
     right = suffix_of("opt", kind)

@@ -5,7 +5,6 @@ import pytest
 import specjax as sj
 from specjax.bench.decode import random_model
 from specjax.convert.locate import BUNDLED_FOLDER
-from tests.battery import others_slow
 
 PROMPTS = {
     "opt-target": ["Once upon a time"],
@@ -19,7 +18,8 @@ OTHER = "smollm2-eagle3"
 NAMES = [one.name for one in FOLDERS if one.name != OTHER and not (one / "tokenizer.json").is_file()]
 
 
-@pytest.mark.parametrize("name", others_slow(NAMES, ["opt-target-hass"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_drafts_for_its_target_from_a_small_file(name):
     of, options = name.rpartition("-")[0], {"max_new_tokens": 40, "temperature": 0.0}
     target, prompts = sj.load(f"bundled/{of}"), PROMPTS[of]

@@ -61,6 +61,7 @@ def test_ranks_are_those_of_the_heads_at_every_place_of_the_text():
     assert hits.sum() > 0
 
 
+@pytest.mark.slow
 def test_accepted_samples_are_those_of_the_text_by_rank_and_shape_the_trees_above_temperature_0():
     head, target = medusa(), medusa().target
     setup = dataclasses.replace(SETUP, max_new_tokens=40)

@@ -251,7 +251,7 @@ def narrow(tmp_path, family: str, width: int) -> Head:
     return dataclasses.replace(of, params=TRAINED["eagle3"].init(of, None, jax.random.key(0)))
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("opt", marks=pytest.mark.slow)])
 def test_a_narrow_head_begins_with_the_principal_components_of_the_targets_matrices(tmp_path, family):
     """The inner products of the embedding are the best approximation of that rank."""
     of, width = narrow(tmp_path, family, 8), 8

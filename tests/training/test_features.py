@@ -110,6 +110,7 @@ def test_of_an_encoder_decoder(tmp_path):
     same_training(written(tmp_path, "bundled/t5-draft"), tmp_path, kind="medusa", target="bundled/t5-draft")
 
 
+@pytest.mark.slow
 def test_an_interrupted_start_goes_on(kept, answers, tmp_path):
     folder = tmp_path / "features"
     stopped = []

@@ -105,7 +105,8 @@ def test_masks_and_losses_are_those_of_the_answers_tokens(kind):
     assert 0 < other[0] < 1.5
 
 
-@pytest.mark.parametrize("family", battery.others_slow(battery.FAMILIES, ["opt"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", battery.FAMILIES)
 def test_medusa_begins_as_its_target(family):
     of = dataclasses.replace(head("medusa", family), fmt=FORMAT, params={})
     params = staged.init_medusa(of, staged.Staged(2), jax.random.key(0))

@@ -140,7 +140,7 @@ MEETS = {
 }
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", battery.others_slow(SETS, ["typical"]))
 def test_the_longest_path_that_passes_is_accepted(name):
     tree, rows = trees.regular((3, 2, 2)), 60
     keys = jax.random.split(jax.random.key(3), 4)
