@@ -126,7 +126,7 @@ def interrupt_in_round(monkeypatch):
     return arm
 
 
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_stream_continues_after_ctrl_c_in_a_round(toy, interrupt_in_round, before):
     """The round is not counted and is computed later, with the rounds before it if it had taken the state."""
     prompts = ["Once"] * 8

@@ -61,7 +61,7 @@ def goodput():
 @pytest.mark.parametrize(
     "alpha", [pytest.param(0.05), *(pytest.param(a, marks=pytest.mark.slow) for a in (0.2, 0.4, 0.7)), 0.9]
 )
-@pytest.mark.parametrize("rows", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16)), 64])
+@pytest.mark.parametrize("rows", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 16, 64))])
 def test_within_5_percent_of_the_best_length_and_3_percent_of_plain(rows, alpha):
     chances = np.full((ROUNDS, rows), alpha)
     each = [simulate(fixed(gamma), chances)[0] for gamma in range(MOST + 1)]

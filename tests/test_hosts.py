@@ -146,7 +146,6 @@ def command(words: list[str], count: int = 2) -> list[list[str]]:
 GENERATE = ["generate", "--target", "bundled/opt-tiny", "--mesh", "2x1", "--ignore-eos"]
 
 
-@pytest.mark.slow
 def test_different_prompts_are_one_line_on_all(tmp_path):
     for index, text in enumerate(("Once upon a time\nA dog\n", "Once upon a time\nA cat\n")):
         (tmp_path / str(index)).mkdir()
@@ -160,6 +159,7 @@ def test_different_prompts_are_one_line_on_all(tmp_path):
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_ends_all_after_the_same_round(tmp_path):
     file = tmp_path / "out.json"
     words = [*GENERATE, "Once upon", "The dog", "--max-new-tokens", "400", "--quiet", "--output", str(file)]
@@ -247,6 +247,7 @@ def test_runs_are_those_of_one_process_and_go_on_anywhere(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.slow
 def test_a_signal_to_one_process_of_a_run_stops_all_after_the_same_step(signalled, tmp_path):
     run = tmp_path / "run"
     words = [*LM, "--data", str(corpus(tmp_path, "lm")), "--run", str(run), "--steps", "100000", "--mesh", "2x1"]

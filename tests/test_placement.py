@@ -99,7 +99,7 @@ def table_of_counts(vocab_size: int) -> drafters.LoadedDrafter:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "temperature"), itertools.product(WITHOUT_MESH, [0.0, MIXED]), ids=str)
+@pytest.mark.parametrize(("kind", "temperature"), [*itertools.product(WITHOUT_MESH, [0.0, MIXED])], ids=str)
 def test_only_the_target_is_loaded_with_a_mesh(kind, temperature):
     """Draft weights, corpora, tables, biases and prompts are placed once: the tokens of one device, one compile."""
     mesh = sharding.make_mesh(2, 4)

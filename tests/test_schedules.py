@@ -104,7 +104,8 @@ def model_or_ngram_equals_plain(family: str, kind: str, seed: int) -> None:
     assert texts(run(family, helper, **options)) == texts(run(family, drafters.plain(), **options))
 
 
-@pytest.mark.parametrize(("family", "kind"), battery.others_slow(FAST, FAST[1:2]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kind"), FAST)
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_greedy_equals_plain_on_random_requests(family, kind, seed):

@@ -155,7 +155,8 @@ WIDE = [("opt", (1, 4, 2), 8), ("llama-2", (2, 2, 2), 2), ("t5-v1_1", (2, 2, 2),
         ("opt-6", (2, 2, 2), 2)]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, shape, heads", battery.others_slow([*UNEVEN, *WIDE], [WIDE[1]]), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("name, shape, heads", [*UNEVEN, *WIDE], ids=str)
 def test_more_devices_than_heads(name, shape, heads):
     """Heads that do not divide: attention and caches are whole on the model axis, the rest is split. `wide` splits what
     has no key-value heads further. The logits are those of one device, and no weight moves."""

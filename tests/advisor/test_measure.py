@@ -80,6 +80,7 @@ def test_lengths_of_a_drafter_share_weights(work):
     assert work.drafter(rank.chain("model", 1, 0)).params is not short.params
 
 
+@pytest.mark.slow
 def test_ranks_follow_the_logits_of_the_draft(work, pair):
     target, draft = pair
     written = [row for number in range(2) for row in measure.decode(work, PLAIN, number).tokens]

@@ -42,7 +42,8 @@ KINDS = {
 VERIFIERS = {"tree": "multiround-without", "dynamic tree": "deterministic"}
 
 
-@pytest.mark.parametrize("kind", battery.others_slow(KINDS, ["tree"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_continues_past_the_drafts_positions(kind):
     """Prompts longer than the draft's table, and outputs that end far behind it, token for token those of plain."""
     drafter = KINDS[kind]()

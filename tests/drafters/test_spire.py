@@ -136,7 +136,8 @@ def test_drafts_are_those_of_an_independent_computation(family):
         np.testing.assert_allclose(logits, wanted, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", battery.others_slow(FAMILIES, ["opt"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_of_training_is_what_drafting_computes(family):
     of = head(family)
     batch = Batch(text(), np.ones((3, TEXT), bool))

@@ -56,6 +56,7 @@ def proposals():
     )
 
 
+@pytest.mark.slow
 def test_the_page_speeds_up_decoding_and_names_its_drafter():
     """Its own assertion compares the tokens with plain decoding."""
     assert page()["drafted"].stats.tokens_per_call > 1.2

@@ -106,7 +106,7 @@ def test_an_encoder_reads_many_narrow_prompts_in_groups(monkeypatch, stacked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stacked", "apart"), itertools.product([False, True], [None, 33]))
+@pytest.mark.parametrize(("stacked", "apart"), [*itertools.product([False, True], [None, 33])])
 def test_an_encoder_reads_wide_prompts_in_blocks(monkeypatch, stacked, apart):
     """Blocks of 32: the keys and values of the whole; nothing is as large as the prompt times itself, and blocks past
     the longest row are not computed."""

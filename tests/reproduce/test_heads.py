@@ -34,6 +34,7 @@ def medusa() -> Head:
     return Head("a head", KINDS["medusa"], config, fmt, params, target)
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_the_heads_at_every_place_of_the_text():
     head, target = medusa(), medusa().target
     found = heads.rank_acceptance(SETUP, head)

@@ -17,7 +17,7 @@ PROMPTS = [[5, 6, 7], [8, 9]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "temperature"), itertools.product(["opt", "t5"], [0.0, 1.0]))
+@pytest.mark.parametrize(("family", "temperature"), [*itertools.product(["opt", "t5"], [0.0, 1.0])])
 def test_alpha_is_the_mean_overlap_over_all_places(family, temperature):
     target, draft = battery.target(family), battery.draft(family)
     settings = {"max_new_tokens": 8, "ignore_eos": True, "seed": 1}

@@ -271,6 +271,7 @@ def test_a_narrow_head_begins_with_the_principal_components_of_the_targets_matri
     np.testing.assert_allclose(rows, wanted @ basis, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_narrow_head_is_written_and_drafts_as_before(tmp_path):
     of = narrow(tmp_path, "llama", 8)
     assert (of.config.layer.heads, of.config.layer.kv_heads, of.config.width, of.config.features) == (2, 1, 8, 48)

@@ -27,7 +27,8 @@ def batch() -> Batch:
     return Batch(tokens, answer, progress=np.asarray(0.5, np.float32))
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
 def test_a_block_is_what_a_pass_drafts(size):
     of, texts = head(size, "llama"), batch()
 

@@ -73,6 +73,7 @@ def check_packed(run: TextRun) -> None:
     assert data.tokens(run.run / "train.bin", bpe.get_vocab_size()).tolist() == expected
 
 
+@pytest.mark.slow
 def test_a_student_that_begins_as_its_teacher_agrees_with_it(tmp_path):
     run = started("opt", tmp_path, teacher="bundled/opt-tiny", distillation=Distillation(divergence="tv"))
     assert run.train() is not None

@@ -81,7 +81,8 @@ def test_trees_of_three_by_two_are_exact(name, kind):
     assert error(name, P2, Q2, 2, trees.regular((3, 2)), kind) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "kind"), battery.others_slow(ON_TREES, [("multiround-without", WITHOUT)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), ON_TREES)
 def test_trees_of_three_by_two_by_one_are_exact(name, kind):
     """32,768 drafts."""
     assert error(name, P2, Q2, 2, trees.regular((3, 2, 1)), kind) < 1e-12

@@ -9,7 +9,7 @@ from specjax import trees
 from specjax.types import Draft, Siblings
 from specjax.verify import lossy, token
 from specjax.verify.lossy import lossy_lenient, lossy_lenient_greedy, lossy_threshold, lossy_typical
-from tests import distributions
+from tests import battery, distributions
 from tests.verify.enumerate import all_drafts, emitted, target_joint
 from tests.verify.rounds import drafted
 
