@@ -42,14 +42,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--checked", action="store_true", help="check shapes at run time, and keys for reuse (as -m does)")
 
 
+def checked(config: pytest.Config) -> bool:
+    return bool(config.option.checked or config.option.markexpr)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """With -m or --checked: the annotated shapes of every function are checked, and keys for reuse, which takes half
-    as long again. Before specjax is imported.
+    """With -m or --checked: the annotated shapes of every function are checked, and keys for reuse, which takes a
+    third as long again. Before specjax is imported.
 
     Without -m: programs are compiled quickly rather than well, which saves half of the time: LLVM optimizes nothing,
     and XLA's older emitters write it a quarter of the code. With -m (as for the slow tests and those beside torch)
     they are compiled as the user's are."""
-    if config.option.checked or config.option.markexpr:
+    if checked(config):
         jaxtyping.install_import_hook("specjax", "beartype.beartype")
         jax.config.update("jax_debug_key_reuse", True)
     if not config.option.markexpr:
@@ -64,8 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects `slow` unless -m chooses, and `torch` where torch is not installed."""
-    unwanted = set()
+    """Deselects `slow` unless -m chooses, `checked` where nothing is, and `torch` where torch is not installed."""
+    unwanted = set() if checked(config) else {"checked"}
     if not config.option.markexpr:
         unwanted.add("slow")
     if importlib.util.find_spec("torch") is None:

@@ -191,8 +191,7 @@ def counts_of(tokens) -> dict[float, np.ndarray]:
 DISTRIBUTION_CASES = [("opt", "model-2"), ("opt", "ngram-2"), ("llama", "model-2"), ("t5", "model-2")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "kind"), DISTRIBUTION_CASES)
+@pytest.mark.parametrize(("family", "kind"), battery.others_slow(DISTRIBUTION_CASES, [("opt", "model-2")]))
 def test_sampled_rows_follow_the_joint_distribution(family, kind):
     tokens, _ = shipped(kind, family)
     for temperature, histogram in counts_of(tokens).items():

@@ -247,7 +247,6 @@ def test_runs_are_those_of_one_process_and_go_on_anywhere(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signalled", [0, 1])
-@pytest.mark.slow
 def test_a_signal_to_one_process_of_a_run_stops_all_after_the_same_step(signalled, tmp_path):
     run = tmp_path / "run"
     words = [*LM, "--data", str(corpus(tmp_path, "lm")), "--run", str(run), "--steps", "100000", "--mesh", "2x1"]

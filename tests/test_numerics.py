@@ -29,7 +29,7 @@ def test_dtypes_are_not_promoted():
         jnp.zeros(3, jnp.float32) + jnp.zeros(3, jnp.bfloat16)
 
 
-@pytest.mark.slow
+@pytest.mark.checked
 def test_keys_are_consumed_once():
     key = jax.random.key(0)
     jax.random.uniform(key)
@@ -42,7 +42,7 @@ def test_warnings_are_errors():
         warnings.warn("unheard", stacklevel=1)
 
 
-@pytest.mark.slow
+@pytest.mark.checked
 def test_shapes_are_checked():
     draft = Draft(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool), None)
     log_p = jnp.zeros((1, 2, 5))
