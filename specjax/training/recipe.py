@@ -58,7 +58,7 @@ class Recipe:
     muon: bool = False
     """Use Muon instead of AdamW for the layers' kernels: fewer steps for the same loss."""
     half: bool = False
-    """Multiply in bfloat16; master weights stay float32."""
+    """Multiply in bfloat16, a teacher too; master weights stay float32."""
     every: int = 300
     """Steps between evaluations and checkpoints."""
     seed: int = 0

@@ -237,7 +237,8 @@ class TrainingRun:
         if self.teacher is None:
             return None
         mesh = make_mesh(self.mesh)
-        model = load(self.teacher, mesh=mesh, replicate=mesh is not None)
+        dtype = "bfloat16" if self.recipe.half else "float32"  # a small student's step is mostly the teacher's pass
+        model = load(self.teacher, dtype=dtype, mesh=mesh, replicate=mesh is not None)
         if model.vocab_size != vocab_size:
             raise ValueError(f"teacher {model.name} has {model.vocab_size} tokens, but the student {vocab_size}")
         if model.encoder_decoder != encoder_decoder:

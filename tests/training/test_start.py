@@ -81,6 +81,15 @@ def test_a_student_that_begins_as_its_teacher_agrees_with_it(tmp_path):
     assert first["held_out_agreement"] > 0.99 and first["held_out_overlap"] > 0.999
 
 
+@pytest.mark.parametrize(("half", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_half_precision_includes_the_teacher(half, dtype, tmp_path):
+    run = started("opt", tmp_path, teacher="bundled/opt-tiny", recipe=dataclasses.replace(STILL, half=half))
+    teacher = run.load_teacher(4096, encoder_decoder=False)
+    assert teacher is not None
+    table = next(leaf for leaf in jax.tree.leaves(teacher.params) if leaf.shape == (4096, 48))
+    assert table.dtype == dtype
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["opt", "llama", "t5"])
 def test_weights_are_laid_over_a_mesh(kind, tmp_path):
