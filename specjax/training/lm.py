@@ -36,6 +36,7 @@ from specjax.types import Params, PyTree
 KEPT = 2  # checkpoints kept on disk
 FORMAT = Format(dtype="float32", products=TrainingProducts())
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+MULTIPLIED = ("kernel", "tokens.table", "embed.table")  # what matrix products read, by the ends of paths
 LOG_EVERY = 50  # steps between records in metrics.jsonl, evaluations apart
 IN_FLIGHT = 2  # steps dispatched ahead of the device: it never idles, and a signal ends the run soon
 
@@ -96,13 +97,12 @@ def on_mesh(task: TrainingTask, mesh: Mesh | None, rules: Rules, kv_heads: int) 
     )
 
 
-def halved(params: Params) -> Params:
-    """Casts kernels and token tables to bfloat16; norms, biases and positions keep their dtype."""
+def halved(params: Params, names: tuple[str, ...] = MULTIPLIED) -> Params:
+    """Casts the parameters whose paths end with one of the names to bfloat16; the others keep their dtype."""
 
     def one(keys: tuple, leaf: Array) -> Array:
         path = jax.tree_util.keystr(keys, simple=True, separator=".")
-        big = path.endswith(("kernel", "tokens.table", "embed.table"))
-        return leaf.astype(jnp.bfloat16) if big else leaf
+        return leaf.astype(jnp.bfloat16) if path.endswith(names) else leaf
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -347,7 +347,9 @@ def export(params: Params, folder: Path, published: Mapping[str, Any], *, dtype:
     params = jax.tree.map(hosts.fetch, params) if hosts.count() > 1 else params
     if not hosts.leader():
         return
-    convert.save_pretrained(folder, halved(params) if dtype == "bfloat16" else params, published, fmt=fmt)
+    if dtype == "bfloat16":
+        params = halved(params, (*MULTIPLIED, "positions.table"))
+    convert.save_pretrained(folder, params, published, fmt=fmt)
     text.copy_files(tokenizer, folder)
 
 

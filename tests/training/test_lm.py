@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 import specjax as sj
 from specjax.cli import train as command
@@ -126,6 +127,15 @@ def test_the_loss_decreases_and_the_export_equals_the_model(tmp_path):
     expected = opt.FAMILY.score(state.params, CONFIG, lm.FORMAT, jnp.asarray(tokens))
     np.testing.assert_allclose(loaded.score(tokens), expected, rtol=1e-5, atol=1e-5)
     assert loaded.config == CONFIG and loaded.eos == (2,)
+
+
+def test_files_in_bfloat16_keep_norms_and_biases_in_float32(tmp_path):
+    params = opt.FAMILY.init(jax.random.key(0), CONFIG, lm.FORMAT)
+    lm.export(params, tmp_path / "model", opt.to_published(CONFIG), dtype="bfloat16", tokenizer=tmp_path)
+    with safe_open(tmp_path / "model/model.safetensors", "numpy") as file:
+        dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    wide = {name for name in dtypes if name.endswith("bias") or "norm" in name}
+    assert wide and dtypes == {name: "F32" if name in wide else "BF16" for name in dtypes}
 
 
 def test_a_student_is_evaluated_against_its_teacher():
