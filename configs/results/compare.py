@@ -1,6 +1,7 @@
 """Speed of the draft model and the heads of the bundled OPT target, relative to each other.
 
     python configs/results/compare.py prompts.txt
+    python configs/results/compare.py prompts.txt eagle=runs/equal-eagle/head mlp=runs/equal-mlp/head  # other heads
 
 Plain decoding and all drafters are interleaved on each prompt: single requests of 64 tokens, prompt included. A result
 is a ratio of seconds per token; its error is a standard error over prompts, paired by prompt.
@@ -16,15 +17,16 @@ import numpy as np
 import specjax as sj
 from specjax import estimates
 from specjax.measuring import interleave
+from specjax.reproduce.heads import bundled, named_folder
 
 PROMPTS, GAMMA, TURNS, TOKENS = 48, 3, 5, 64
 
 
 def main() -> None:
     target = sj.load("bundled/opt-target")
+    heads = map(named_folder, sys.argv[2:] or bundled("bundled/opt-target"))
     drafters = {"plain": None, "opt-draft": sj.drafters.model(sj.load("bundled/opt-draft"), gamma=GAMMA)} | {
-        kind: sj.drafters.head(sj.load_head(f"bundled/opt-target-{kind}", target), gamma=GAMMA)
-        for kind in ("eagle3", "hass", "medusa")
+        name: sj.drafters.head(sj.load_head(folder, target), gamma=GAMMA) for name, folder in heads
     }
     prompts = Path(sys.argv[1]).read_text().splitlines()[:PROMPTS]
     for temperature in (0.0, 1.0):

@@ -10,10 +10,9 @@ english() {
     specjax train lm --length 256 --rate 4e-3 --warmup 60 --muon "$@"
 }
 
-# What the target writes after first words of stories, and the stories themselves.
+# Drafts learn from what the target writes after first words of stories, and from the stories.
 english_draft() {
-    english --data "$RUNS/samples.jsonl" "$HERE/stories.txt.xz" --rows 8 --distill 1 --divergence ce-tv \
-        --tokenizer "$RUNS/opt-target/tokenizer" --teacher "$RUNS/opt-target/model" "$@"
+    english --rows 8 --distill 1 --divergence ce-tv "$@"
 }
 
 # English to German, with T5's prefix and without.
@@ -29,14 +28,31 @@ german_draft() {
 
 # Stories that write_stories.py has written, picture books, and children's books of plain language.
 LONG='Author: (Edgar Rice|Mark Twain|Jules|H.G|Jack London|Arthur Conan|G.K|Rudyard|P.G|Robert Louis|Oscar|James Stephens|Booth|Jerome|Horatio|Lafcadio|Beatrix|Lucy Maud|Louisa May|Johann David)'
-english --run "$RUNS/opt-target" --data "$HERE/stories.txt.xz" "$DATA/stories.jsonl.gz" "$DATA/books.txt.xz" \
+english --run "$RUNS/first/opt-target" --data "$HERE/stories.txt.xz" "$DATA/stories.jsonl.gz" "$DATA/books.txt.xz" \
     --repeat 8 3 1 --exclude "$LONG" --vocab-size 4096 --width 336 --layers 8 --heads 7 --steps 1900 --decay 650
 
-python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 4000 --seed 1
-specjax train answers --target "$RUNS/opt-target/model" --prompts "$RUNS/openings.txt" --out "$RUNS/samples.jsonl" \
-    --max-new-tokens 240 --rows 64
-english_draft --run "$RUNS/opt-draft" --width 128 --layers 1 --heads 4 --steps 3800 --decay 1300
-english_draft --run "$RUNS/opt-tiny" --width 48 --layers 1 --heads 3 --steps 2000 --decay 700
+python "$HERE/write_stories.py" --out "$RUNS/first/openings.txt" --openings 4000 --seed 1
+specjax train answers --target "$RUNS/first/opt-target/model" --prompts "$RUNS/first/openings.txt" \
+    --out "$RUNS/first/samples.jsonl" --max-new-tokens 240 --rows 64
+english_draft --run "$RUNS/first/opt-tiny" --data "$RUNS/first/samples.jsonl" "$HERE/stories.txt.xz" \
+    --tokenizer "$RUNS/first/opt-target/tokenizer" --teacher "$RUNS/first/opt-target/model" \
+    --width 48 --layers 1 --heads 3 --steps 2000 --decay 700
+
+# Second stage: all that write_stories.py has written; then drafts on texts of that target.
+english --run "$RUNS/opt-target" --start "$RUNS/first/opt-target/model" --rows 32 --half --steps 1800 \
+    --data "$HERE/stories.txt.xz" "$HERE/more_stories.txt.xz" "$DATA/stories.jsonl.gz" "$DATA/books.txt.xz" \
+    --repeat 3 3 2 1 --exclude "$LONG"
+
+python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 16000 --seed 1
+specjax train answers --target "$RUNS/opt-target/model" --prompts "$RUNS/openings.txt" --most 4824 \
+    --out "$RUNS/stories.jsonl" --max-new-tokens 240 --rows 64
+second_draft() {
+    english_draft --data "$RUNS/stories.jsonl" "$HERE/stories.txt.xz" "$HERE/more_stories.txt.xz" --repeat 4 1 1 \
+        --teacher "$RUNS/opt-target/model" "$@"
+}
+second_draft --run "$RUNS/opt-draft" --tokenizer "$RUNS/opt-target/tokenizer" --half \
+    --width 128 --layers 2 --heads 4 --steps 5000 --decay 2000
+second_draft --run "$RUNS/opt-tiny" --start "$RUNS/first/opt-tiny/model" --steps 900 --decay 500
 
 german --run "$RUNS/t5-target" --width 320 --encoder-layers 3 --decoder-layers 6 --heads 8 --head-width 40 \
     --steps 4200 --decay 1100
@@ -46,7 +62,6 @@ german_draft --run "$RUNS/t5-middle" --own-outputs 140000 --steps 2400 --decay 3
     --width 160 --encoder-layers 4 --decoder-layers 1 --heads 4 --head-width 40
 
 # Acceptance and speed of the pairs on first words and sentences held out, BLEU and chrF.
-python "$HERE/write_stories.py" --out "$RUNS/openings.txt" --openings 16000 --seed 1  # those of the heads too
 python "$HERE/write_stories.py" --out "$RUNS/prompts.txt" --openings 64 --seed 2 --exclude "$RUNS/openings.txt"
 for draft in opt-draft opt-tiny; do
     specjax sweep --target "$RUNS/opt-target/model" --drafts "$RUNS/$draft/model" --drafters model --gammas 3 5 \

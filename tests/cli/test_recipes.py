@@ -43,15 +43,25 @@ def test_commands_of_the_results_pages_parse(tmp_path):
     assert commands
 
 
-def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
-    options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(tmp_path, "train/bundled.sh")]
-    trained = [run.run.name for run in options if isinstance(run, TextRun | PairRun)]
-    models = [file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")]
-    assert sorted(trained) == sorted(models)
+def stages(folder: Path) -> dict[str, list[TextRun | PairRun]]:
+    """The runs of each bundled model, in order: a second one starts from the first."""
+    options = [parse(OPTIONS[name], args, prog=name) for name, args in recorded(folder, "train/bundled.sh")]
+    found: dict[str, list[TextRun | PairRun]] = {}
     for run in options:
-        if isinstance(run, sweep.SweepOptions):
-            used = (run.grid.target, *run.grid.drafts)
-            assert {Path(str(model)).parent.name for model in used} <= set(trained)
+        if isinstance(run, TextRun | PairRun):
+            found[run.run.name] = [*found.pop(Path(run.start).parent.name if run.start else "", []), run]
+    return found
+
+
+def test_commands_parse_and_train_every_bundled_model_once(tmp_path):
+    models = [file.parent.name for file in BUNDLED_FOLDER.glob("*/tokenizer.json")]
+    assert sorted(stages(tmp_path)) == sorted(models)
+    used = set()
+    for name, args in recorded(tmp_path, "train/bundled.sh"):
+        if name == "sweep":
+            run = parse(OPTIONS[name], args, prog=name)
+            used |= {Path(str(model)).parent.name for model in (run.grid.target, *run.grid.drafts)}
+    assert used == set(models)
 
 
 def test_commands_train_the_heads_that_are_compared(tmp_path):
@@ -73,12 +83,9 @@ def test_commands_train_the_heads_that_are_compared(tmp_path):
 
 
 def test_shapes_equal_those_of_the_bundled_models(tmp_path):
-    for name, args in recorded(tmp_path, "train/bundled.sh"):
-        if name not in ("train lm", "train t5"):
-            continue
-        run = parse(OPTIONS[name], args, prog=name)
-        config = json.loads((BUNDLED_FOLDER / run.run.name / "config.json").read_text())
-        if name == "train lm":
+    for name, (run, *_) in stages(tmp_path).items():
+        config = json.loads((BUNDLED_FOLDER / name / "config.json").read_text())
+        if isinstance(run, TextRun):
             wanted = {"hidden_size": run.width, "num_hidden_layers": run.layers, "num_attention_heads": run.heads}
         else:
             wanted = {
