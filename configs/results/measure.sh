@@ -60,6 +60,8 @@ python "$HERE/disco.py" "$OUT/prompts.txt" > "$OUT/disco.json"
 
 # reproduce.md
 python "$HERE/compare.py" "$OUT/prompts.txt" > "$OUT/compare.jsonl"
+swept points --file "$OUT/prompts.txt" --count 16 --timed 1 --temperatures 1 --drafters \
+    head:folder=bundled/opt-target-eagle3,dynamic=16 head:folder=bundled/opt-target-hass,dynamic=16
 specjax reproduce all --count 16 --timed 8 --repeats 5 \
     --json "$OUT/reproduce.jsonl" --markdown "$OUT/reproduce.md" --figures "$OUT/figures"
 specjax reproduce heads --head-target "$CHAT" --heads eagle3=bundled/smollm2-eagle3 --dtype bfloat16 --gamma 2 \

@@ -83,6 +83,7 @@ equal eagle3-last eagle3 --mlp-width 336 --kv-heads 1 --draft-vocab 1024 --taps 
 equal eagle3-one-step eagle3 --mlp-width 336 --kv-heads 1 --draft-vocab 1024 --taps 4 8 --unroll 1
 equal falcon-no-glancing falcon --mlp-width 336 --kv-heads 1 --glance 0
 
+# Acceptance, and speed one head after the other; then speed, interleaved on each story.
 specjax reproduce heads --prompts story="$RUNS/prompts.txt" --count 16 --gamma 3 --timed 8 --repeats 3 \
     --heads eagle3="$RUNS/equal-eagle3/head" peagle="$RUNS/equal-peagle/head" dflash="$RUNS/equal-dflash/head" \
         eagle="$RUNS/equal-eagle/head" hass="$RUNS/equal-hass/head" falcon="$RUNS/equal-falcon/head" \
@@ -90,3 +91,8 @@ specjax reproduce heads --prompts story="$RUNS/prompts.txt" --count 16 --gamma 3
         eagle-no-features="$RUNS/equal-eagle-no-features/head" eagle3-last="$RUNS/equal-eagle3-last/head" \
         eagle3-one-step="$RUNS/equal-eagle3-one-step/head" falcon-no-glancing="$RUNS/equal-falcon-no-glancing/head" \
     --json "$RUNS/equal.jsonl" --markdown "$RUNS/equal.md"
+python "$(dirname "$0")/write_stories.py" --out "$RUNS/stories.txt" --openings 16 --seed 2 --exclude "$RUNS/openings.txt"
+python "$(dirname "$0")/../results/compare.py" "$RUNS/stories.txt" eagle3="$RUNS/equal-eagle3/head" \
+    peagle="$RUNS/equal-peagle/head" dflash="$RUNS/equal-dflash/head" eagle="$RUNS/equal-eagle/head" \
+    hass="$RUNS/equal-hass/head" falcon="$RUNS/equal-falcon/head" medusa="$RUNS/equal-medusa/head" \
+    mlp="$RUNS/equal-mlp/head" > "$RUNS/speed.jsonl"
