@@ -14,6 +14,7 @@ import jax
 
 K = TypeVar("K", bound=Hashable)
 
+LEAST_TURNS = 3
 PAUSE = 0.3  # seconds; idle OpenMP threads of a torch program spin for up to 0.2 s and occupy a core
 COMPILE_EVENTS = "/jax/core/compile/"
 
@@ -149,6 +150,7 @@ def interleave(
     *,
     warm_up: bool = True,
     pause: float = 0.0,
+    within: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[K, Runs]:
@@ -157,21 +159,21 @@ def interleave(
     Args:
       programs: name -> program. A turn runs each once, in this order. A program returns arrays or any other value;
         arrays are waited for.
-      turns: number of timed runs of each program.
+      turns: number of timed runs of each program, 1 or more.
       warm_up: run each program once before the first turn, untimed, to compile it.
       pause: seconds before each timed run; `PAUSE` where torch runs beside.
+      within: seconds; the first turn tells how many fit, of which there are at least `LEAST_TURNS` and at most `turns`.
       progress: called after each run with the number of runs done and of all runs.
       stop: called before each run; True ends measuring, and a turn that is not complete is discarded.
 
     Returns:
       The runs by name, equally many for every program; no runs if stopped within the first turn.
     """
-    total = len(programs) * (turns + warm_up)
     first: dict[K, Any] = {}
     found: list[dict[K, tuple[Any, float]]] = []
     start = end = ticks()
-    for number in range(turns + warm_up):
-        warming = warm_up and number == 0
+    warming, runs_done = warm_up, 0
+    while len(found) < turns:
         turn: dict[K, tuple[Any, float]] = {}
         for name, program in programs.items():
             if stop():
@@ -185,12 +187,15 @@ def interleave(
                 first[name] = value
             else:
                 turn[name] = (value, seconds)
-            progress(number * len(programs) + len(turn if not warming else first), total)
+            runs_done += 1
+            progress(runs_done, len(programs) * (turns + warm_up))
         end = ticks()
         if warming:
-            start = end
-        else:
-            found.append(turn)
+            warming, start = False, end
+            continue
+        found.append(turn)
+        if within is not None and len(found) == 1:
+            turns = min(turns, max(LEAST_TURNS, round(within / (end.wall - start.wall))))
     return _collect(programs, first, found, load_between(start, end))
 
 

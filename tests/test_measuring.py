@@ -4,6 +4,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specjax import measuring
@@ -46,6 +47,16 @@ def test_programs_run_in_turns_after_one_warm_up():
     assert order == ["a", "b"] * 3 and progress == [(n, 6) for n in range(1, 7)]
     assert (runs["a"].warm_up, runs["a"].values) == (1, (3, 5)) and runs["b"].values == (4, 6)
     assert len(runs["a"].seconds) == 2 and runs["b"].each(float) == (4.0, 6.0)
+
+
+@pytest.mark.parametrize(("within", "turns"), [(0.06, 3), (0.105, 5), (1.0, 7)])
+def test_the_first_turn_tells_how_many_fit(within, turns, monkeypatch):
+    """Each turn takes 20 ms."""
+    now = iter(np.arange(100) / 50)
+    monkeypatch.setattr(measuring, "ticks", lambda: measuring.Ticks(0.0, 0.0, next(now)))
+    progress = []
+    runs = measuring.interleave({"a": lambda: 1}, 7, within=within, progress=lambda *numbers: progress.append(numbers))
+    assert len(runs["a"].values) == turns and progress[-1] == (turns + 1, turns + 1)
 
 
 def test_an_incomplete_turn_is_discarded():

@@ -36,6 +36,7 @@ STREAMS = 1024  # random streams of which those of typical acceptance are taken
 HEADS = ("eagle", "eagle3", "medusa", "mlp", "peagle", "dflash", "falcon")  # kinds of random heads
 DRAFT_VOCABULARY = 32_000  # of published heads that have one
 TEMPORARIES, LOGITS = 1.2e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
+MOST_TURNS, MINUTE = 15, 60.0
 Pass = tuple[int, int]  # a forward pass of a draft: number of the model, tokens per row
 HEAD: Pass = (-1, 1)  # of a trained head
 
@@ -200,22 +201,31 @@ def expected_tokens(tree: Tree, alpha: Sequence[float]) -> float:
 
 
 def draft_passes(strategy: Strategy, drafter: LoadedDrafter) -> tuple[Pass, ...] | None:
-    """Forward passes of draft models per round; of a cascade, one of each model. None: no closed form."""
+    """Forward passes of draft models per round; of a cascade, one of the middle model and those of an inner round.
+
+    None: no closed form.
+    """
     if strategy.name == "model" and strategy.gamma is not None:
-        return ((0, 1),) * strategy.gamma
+        return _reading(0, (1,) * strategy.gamma)
     if strategy.name == "tree":
-        return tuple((0, len(level.nodes)) for level in plan(drafter.drafter.tree)[0])
+        return _reading(0, [len(level.nodes) for level in plan(drafter.drafter.tree)[0]])
     if strategy.name == "cascade" and strategy["inner"].name == "model" and strategy["inner"].gamma is not None:
-        return (0, strategy["inner"].gamma + 1), (1, 1)
+        gamma = strategy["inner"].gamma
+        return (0, gamma + 1), *_reading(1, (1,) * gamma)
     return None
+
+
+def _reading(number: int, widths: Sequence[int]) -> tuple[Pass, ...]:
+    """Passes of a draft model. The first one feeds two tokens: the last one accepted may not have been read yet."""
+    return (number, 2), *((number, width) for width in widths[1:])
 
 
 def closed_form(run: ShapeRun, tree: Tree, passes: Sequence[Pass], cost: Mapping[Pass, float], verify: float) -> float:
     """Speed-up over plain decoding with measured costs, relative to a step of the target."""
     if run.strategy.name == "cascade":
+        middle, *small = (cost[one] / verify for one in passes)
         alphas, gammas = (run.alpha[0], run.inner_alpha), (run.strategy.gamma, run.strategy["inner"].gamma)
-        costs = [cost[one] / verify for one in passes]
-        return float(theory.cascade_factor_whole_rounds(alphas, costs, gammas)) / verify
+        return float(theory.cascade_factor_whole_rounds(alphas, [middle, statistics.fmean(small)], gammas)) / verify
     return expected_tokens(tree, run.alpha) / (sum(cost[one] for one in passes) + verify)
 
 
@@ -294,14 +304,14 @@ def measure(
     run: ShapeRun,
     model: Callable[[str], Model],
     *,
-    repeats: int = 3,
+    repeats: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Row:
     """Costs and speed of a run, interleaved with plain decoding of its target.
 
     Args:
       model: name of a shape -> the model, with random weights in the dtype of the run.
-      repeats: turns; ratios are medians of the ratios within a turn.
+      repeats: turns; ratios are medians of the ratios within a turn. None: as many as fit into a minute, 3 to 15.
       progress: receives the number of requests done and of all requests.
     """
     target, drafts = model(run.target), [model(name) for name in run.drafts]
@@ -332,7 +342,7 @@ def measure(
             "long verify": request(target, load_free(long.drafter.tree), run.alpha),
             "long round": request(target, long, run.alpha),
         }
-    runs = measuring.interleave(programs, repeats, progress=progress)
+    runs = measuring.interleave(programs, repeats or MOST_TURNS, within=None if repeats else MINUTE, progress=progress)
 
     steps = runs["plain"].each(_round_seconds)
     relative = {name: _ratios(one.each(_round_seconds), steps) for name, one in runs.items()}
@@ -349,13 +359,16 @@ def measure(
         relative[HEAD] = [more / gamma for more in _differences(drafting("long "), drafting(""))]
         passes = (HEAD,) * gamma
     if passes is not None:
-        named = lambda number, width: run.drafts[number] + (f" x{width}" if width > 1 else "")
-        names = {one: "head" if one == HEAD else named(*one) for one in passes}
-        turns |= {f"c {names[one]}": relative[one] for one in names}
-        at = [({one: relative[one][turn] for one in names}, relative["verify"][turn]) for turn in range(repeats)]
-        turns["closed_form"] = [closed_form(run, tree, passes, *costs) for costs in at]
+        named: dict[str, list[Pass]] = {}
+        for one in passes:
+            named.setdefault(_label(run, one), []).append(one)
+        at = [{one: relative[one][turn] for one in passes} for turn in range(len(steps))]
+        turns |= {f"c {name}": [statistics.fmean(cost[one] for one in own) for cost in at] for name, own in named.items()}
+        turns["closed_form"] = [
+            closed_form(run, tree, passes, cost, verify) for cost, verify in zip(at, turns["verify"], strict=True)
+        ]
         if run.strategy.name != "cascade":
-            drafted = [sum(cost[one] for one in passes) for cost, _ in at]
+            drafted = [sum(cost[one] for one in passes) for cost in at]
             turns["overhead"] = _differences(_differences(turns["round"], drafted), turns["verify"])
     stats, tokens = runs["round"].values[-1].stats, run.rows * new
     row: Row = {
@@ -370,6 +383,14 @@ def measure(
         row["inner_alpha"] = run.inner_alpha
     row |= {name: statistics.median(values) for name, values in turns.items()}
     return row | {"turns": turns, "load": max(one.load for one in runs.values())}
+
+
+def _label(run: ShapeRun, one: Pass) -> str:
+    """The model of a pass, whose cost is the mean over its passes; a middle model verifies, so with its tokens."""
+    number, width = one
+    if one == HEAD:
+        return "head"
+    return run.drafts[number] if number == len(run.drafts) - 1 else f"{run.drafts[number]} x{width}"
 
 
 def over_turns(row: Row, name: str) -> Estimate:

@@ -58,7 +58,9 @@ class BenchShapes:
     """Tokens per prompt."""
     max_new_tokens: Annotated[int, arg(metavar="N")] = 128
     """New tokens per row, rounded to whole rounds."""
-    repeats: Annotated[int, arg(metavar="N")] = 3
+    repeats: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: as many as fit into a minute, 3 to 15)")
+    ] = None
     """Interleaved runs; medians are reported."""
     list: Flag = False
     """Print all shapes with their parameters and memory, and exit."""
@@ -124,7 +126,8 @@ def check(options: BenchShapes) -> None:
         probabilities(text)
     checks.number("inner_alpha", options.inner_alpha, least=0, most=1)
     checks.decoding(temperature=options.temperature, max_new_tokens=options.max_new_tokens, gamma=options.gamma)
-    checks.at_least(1, repeats=options.repeats, rows=options.rows, prompt_tokens=options.prompt_tokens)
+    repeats = () if options.repeats is None else (options.repeats,)
+    checks.at_least(1, repeats=repeats, rows=options.rows, prompt_tokens=options.prompt_tokens)
     Strategy.parse(options.drafter).check_files()
 
 
