@@ -2,24 +2,24 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specjax import api, measuring, theory, trees
+from specjax import api, measuring, theory
 from specjax import decoding as loop
 from specjax.api import Generation
+from specjax.base import LanguageModel
 from specjax.bench.decode import random_prompts
 from specjax.bench.record import Row, free_memory
 from specjax.bench.rounds import load_free
 from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.cascade import CascadeParams, cascade_drafter
-from specjax.drafters.head import ONE_PASS, most_drafted
-from specjax.drafters.token_tree import plan
 from specjax.estimates import Estimate, median
 from specjax.heads.head import Head
 from specjax.model import Model
@@ -27,6 +27,7 @@ from specjax.models import opt
 from specjax.models.format import default_format
 from specjax.models.shapes import cache_bytes, published_shapes, random_like, random_params, weight_bytes
 from specjax.programs import cache_bucket, memoize, prompt_bucket
+from specjax.request import Job
 from specjax.strategy import Strategy, evaluate
 from specjax.trees import Tree
 from specjax.types import Siblings
@@ -34,11 +35,10 @@ from specjax.verify import TABLE, Verifier, simulated
 
 STREAMS = 1024  # random streams of which those of typical acceptance are taken
 HEADS = ("eagle", "eagle3", "medusa", "mlp", "peagle", "dflash", "falcon")  # kinds of random heads
+FULL = ("model", "tree", "head", "layer-skip", "quantized", "small-kv")  # drafters whose drafts are never shorter
 DRAFT_VOCABULARY = 32_000  # of published heads that have one
 TEMPORARIES, LOGITS = 1.2e9, 8  # bytes of the process, and copies of a round's logits, beside weights and caches
 MOST_TURNS, MINUTE = 15, 60.0
-Pass = tuple[int, int]  # a forward pass of a draft: number of the model, tokens per row
-HEAD: Pass = (-1, 1)  # of a trained head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,17 +177,6 @@ def build_head(run: ShapeRun, target: Model) -> LoadedDrafter:
     return evaluate(call._replace(options=call.options | {"head": head}))
 
 
-def twice_as_long(run: ShapeRun, drafter: LoadedDrafter) -> ShapeRun | None:
-    """The run with twice the draft length, whose difference is the cost of a head's pass; None: it has no such passes.
-
-    A head reads what the target computes, so that it is not timed alone.
-    """
-    head, gamma = drafter.head, run.strategy.get("gamma")
-    if head is None or gamma is None or isinstance(head.config, ONE_PASS) or 2 * gamma > most_drafted(head):
-        return None
-    return dataclasses.replace(run, strategy=run.strategy.replace_settings(gamma=2 * gamma))
-
-
 # --- the closed form -------------------------------------------------------------------------------------------------
 
 
@@ -200,33 +189,25 @@ def expected_tokens(tree: Tree, alpha: Sequence[float]) -> float:
     return float(theory.tree_tokens(tree.parents, by_depth * (1 - by_depth) ** ranks))
 
 
-def draft_passes(strategy: Strategy, drafter: LoadedDrafter) -> tuple[Pass, ...] | None:
-    """Forward passes of draft models per round; of a cascade, one of the middle model and those of an inner round.
+def has_closed_form(strategy: Strategy) -> bool:
+    """Whether every round proposes the same number of tokens, and, in a cascade, every inner round."""
+    if strategy.name == "cascade":
+        return strategy["inner"].name == "model" and strategy["inner"].gamma is not None
+    return strategy.name in FULL and (strategy.gamma is not None or strategy.tree is not None)
 
-    None: no closed form.
+
+def closed_form(run: ShapeRun, tree: Tree, drafting: float, verify: float, middle: float = 0.0) -> float:
+    """Speed-up over plain decoding with measured costs, relative to a step of the target.
+
+    Args:
+      drafting: of a round; of a cascade, of an inner round. verify: of a round.
+      middle: the verification of an inner round of a cascade.
     """
-    if strategy.name == "model" and strategy.gamma is not None:
-        return _reading(0, (1,) * strategy.gamma)
-    if strategy.name == "tree":
-        return _reading(0, [len(level.nodes) for level in plan(drafter.drafter.tree)[0]])
-    if strategy.name == "cascade" and strategy["inner"].name == "model" and strategy["inner"].gamma is not None:
-        gamma = strategy["inner"].gamma
-        return (0, gamma + 1), *_reading(1, (1,) * gamma)
-    return None
-
-
-def _reading(number: int, widths: Sequence[int]) -> tuple[Pass, ...]:
-    """Passes of a draft model. The first one feeds two tokens: the last one accepted may not have been read yet."""
-    return (number, 2), *((number, width) for width in widths[1:])
-
-
-def closed_form(run: ShapeRun, tree: Tree, passes: Sequence[Pass], cost: Mapping[Pass, float], verify: float) -> float:
-    """Speed-up over plain decoding with measured costs, relative to a step of the target."""
     if run.strategy.name == "cascade":
-        middle, *small = (cost[one] / verify for one in passes)
-        alphas, gammas = (run.alpha[0], run.inner_alpha), (run.strategy.gamma, run.strategy["inner"].gamma)
-        return float(theory.cascade_factor_whole_rounds(alphas, [middle, statistics.fmean(small)], gammas)) / verify
-    return expected_tokens(tree, run.alpha) / (sum(cost[one] for one in passes) + verify)
+        gammas = (run.strategy.gamma, run.strategy["inner"].gamma)
+        costs = [middle / verify, drafting / gammas[1] / verify]
+        return float(theory.cascade_factor_whole_rounds((run.alpha[0], run.inner_alpha), costs, gammas)) / verify
+    return expected_tokens(tree, run.alpha) / (drafting + verify)
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -249,6 +230,25 @@ def build(run: ShapeRun, target: Model, drafts: Sequence[Model]) -> LoadedDrafte
     lm = middle.variant(capture=inner.drafter.capture)
     made = cascade_drafter(lm, inner.drafter, simulated(run.inner_alpha), run.strategy.gamma)
     return LoadedDrafter(run.strategy.text, made, CascadeParams(middle.params, inner.params), middle)
+
+
+@memoize
+def costless(lm: LanguageModel) -> LanguageModel:
+    """The model with forward passes that compute nothing: their logits, features and hidden states are zeros."""
+
+    def extend(params, tokens, cache, mask, depth):
+        out, _ = jax.eval_shape(lm.extend, params, tokens, cache, mask, depth)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), out), cache
+
+    return lm._replace(extend=extend)
+
+
+def round_without_target(job: Job) -> float:
+    """Seconds of a round of a job that was begun, with a target that computes nothing."""
+    static = job.static
+    static |= {"model": costless(static["model"])}
+    ended, seconds, _ = measuring.timed(lambda: loop.generate(job.params, job.state, **static))
+    return seconds / int(ended.totals.rounds.max())
 
 
 def whole_rounds(tree: Tree, alpha: Sequence[float], new: int) -> int:
@@ -321,55 +321,52 @@ def measure(
         new = whole_rounds(tree, run.alpha, run.new)
         rows = typical_streams(tree, run.alpha, new, run.rows, run if run.strategy.name == "cascade" else None)
     prompts = random_prompts(run.rows, target.vocab_size, run.prompt)
+    settings: dict[str, Any] = {"max_new_tokens": new, "temperature": run.temperature, "rows": rows}
 
-    def request(decoder: Model, drafter: LoadedDrafter | None, alpha: tuple[float, ...]) -> Callable[[], Generation]:
-        settings: dict[str, Any] = {"max_new_tokens": new, "temperature": run.temperature, "rows": rows}
+    def request(decoder: Model, drafter: LoadedDrafter | None, *alpha: float) -> Callable[[], Generation]:
         chosen = verifier(alpha) if drafter else None
         return lambda: api.generate(decoder, prompts, drafter=drafter, verifier=chosen, **settings)
 
-    passes, longer = draft_passes(run.strategy, drafter), twice_as_long(run, drafter)
-    programs: dict[Any, Callable[[], Generation]] = {
-        "plain": request(target, None, ()),
-        "verify": request(target, load_free(tree), run.alpha),
-        "round": request(target, drafter, run.alpha),
+    def without_target(decoder: Model, drafter: LoadedDrafter, *alpha: float) -> Callable[[], float]:
+        job = api.prepare(decoder, prompts, drafter=drafter, verifier=verifier(alpha), **settings)
+        return lambda: round_without_target(job.begin())
+
+    programs: dict[str, Callable[[], Any]] = {
+        "plain": request(target, None),
+        "verify": request(target, load_free(tree), *run.alpha),
+        "round": request(target, drafter, *run.alpha),
     }
-    for number, width in sorted(set(passes or ())):
-        wide = load_free(trees.chain(width - 1)) if width > 1 else None
-        programs[number, width] = request(drafts[number], wide, (1.0,))
-    if longer is not None:
-        long = build(longer, target, ())
-        programs |= {
-            "long verify": request(target, load_free(long.drafter.tree), run.alpha),
-            "long round": request(target, long, run.alpha),
-        }
+    closed, cascade = has_closed_form(run.strategy), run.strategy.name == "cascade"
+    if closed:
+        drafted: tuple[Model, LoadedDrafter, tuple[float, ...]] = (target, drafter, run.alpha)
+        if cascade:
+            inner = run.strategy["inner"].build(drafts[0], drafts[1:])
+            drafted = drafts[0], inner, (run.inner_alpha,)
+            programs["middle"] = request(drafts[0], load_free(inner.drafter.tree), run.inner_alpha)
+        decoder, writer, alpha = drafted
+        programs["drafting"] = without_target(decoder, writer, *alpha)
+        programs["no drafting"] = without_target(decoder, load_free(writer.drafter.tree), *alpha)
     runs = measuring.interleave(programs, repeats or MOST_TURNS, within=None if repeats else MINUTE, progress=progress)
 
     steps = runs["plain"].each(_round_seconds)
     relative = {name: _ratios(one.each(_round_seconds), steps) for name, one in runs.items()}
-    seconds = {name: one.each(lambda out: out.stats.seconds["decode"]) for name, one in runs.items()}
-    whole = {name: one.each(_request_seconds) for name, one in runs.items()}
+    seconds = {name: runs[name].each(lambda out: out.stats.seconds["decode"]) for name in ("plain", "round")}
+    whole = {name: runs[name].each(_request_seconds) for name in ("plain", "round")}
     turns = {
         "verify": relative["verify"], "round": relative["round"],
         "speedup": _ratios(seconds["plain"], seconds["round"]),
         "speedup_with_prompt": _ratios(whole["plain"], whole["round"]),
     }  # fmt: skip
-    if longer is not None:
-        drafting = lambda kind: _differences(relative[f"{kind}round"], relative[f"{kind}verify"])
-        gamma = run.strategy["gamma"]
-        relative[HEAD] = [more / gamma for more in _differences(drafting("long "), drafting(""))]
-        passes = (HEAD,) * gamma
-    if passes is not None:
-        named: dict[str, list[Pass]] = {}
-        for one in passes:
-            named.setdefault(_label(run, one), []).append(one)
-        at = [{one: relative[one][turn] for one in passes} for turn in range(len(steps))]
-        turns |= {f"c {name}": [statistics.fmean(cost[one] for one in own) for cost in at] for name, own in named.items()}
-        turns["closed_form"] = [
-            closed_form(run, tree, passes, cost, verify) for cost, verify in zip(at, turns["verify"], strict=True)
-        ]
-        if run.strategy.name != "cascade":
-            drafted = [sum(cost[one] for one in passes) for cost in at]
-            turns["overhead"] = _differences(_differences(turns["round"], drafted), turns["verify"])
+    if closed:
+        costs = _differences(relative["drafting"], relative["no drafting"])
+        depth, name = drafted[1].drafter.tree.width - 1, run.drafts[-1] if run.drafts else run.strategy.name
+        if cascade:
+            turns[f"c {run.drafts[0]} x{depth + 1}"] = relative["middle"]
+        turns[f"c {name}"] = [one / depth for one in costs]
+        every = [costs, relative["verify"], *([relative["middle"]] if cascade else [])]
+        turns["closed_form"] = [closed_form(run, tree, *one) for one in zip(*every, strict=True)]
+        if not cascade:
+            turns["overhead"] = _differences(_differences(turns["round"], costs), turns["verify"])
     stats, tokens = runs["round"].values[-1].stats, run.rows * new
     row: Row = {
         "bench": "shapes", "target": run.target, "draft": " > ".join(run.drafts), "drafter": run.strategy.text,
@@ -385,14 +382,6 @@ def measure(
     return row | {"turns": turns, "load": max(one.load for one in runs.values())}
 
 
-def _label(run: ShapeRun, one: Pass) -> str:
-    """The model of a pass, whose cost is the mean over its passes; a middle model verifies, so with its tokens."""
-    number, width = one
-    if one == HEAD:
-        return "head"
-    return run.drafts[number] if number == len(run.drafts) - 1 else f"{run.drafts[number]} x{width}"
-
-
 def over_turns(row: Row, name: str) -> Estimate:
     """A number of a row with its standard error over turns; numbers of one row are paired."""
     return median(row["turns"][name], sample=("turns", tuple(row["turns"]["speedup"])))
@@ -406,9 +395,9 @@ def _differences(own: Sequence[float], other: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(own, other, strict=True)]
 
 
-def _round_seconds(out: Generation) -> float:
+def _round_seconds(out: Generation | float) -> float:
     """Seconds of a round; the rows of a batch share their rounds."""
-    return out.stats.seconds["decode"] / max(out.stats.by_row["rounds"])
+    return out if isinstance(out, float) else out.stats.seconds["decode"] / max(out.stats.by_row["rounds"])
 
 
 def _request_seconds(out: Generation) -> float:
