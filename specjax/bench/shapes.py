@@ -397,7 +397,7 @@ def _differences(own: Sequence[float], other: Sequence[float]) -> list[float]:
 
 def _round_seconds(out: Generation | float) -> float:
     """Seconds of a round; the rows of a batch share their rounds."""
-    return out if isinstance(out, float) else out.stats.seconds["decode"] / max(out.stats.by_row["rounds"])
+    return out.stats.seconds["decode"] / max(out.stats.by_row["rounds"]) if isinstance(out, Generation) else out
 
 
 def _request_seconds(out: Generation) -> float:
