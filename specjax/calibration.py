@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,8 +72,13 @@ def _job(model: Model, rows: int, gamma: int, prompt: int, cache_len: int) -> re
     return job._replace(cache_len=programs.cache_bucket(cache_len, model.positions)).begin()
 
 
-def round_seconds(job: request.Job) -> float:
-    """Seconds of a round after the prompts are read, on average over a generation."""
+def round_seconds(job: request.Job, **changed: Any) -> float:
+    """Seconds of a round after the prompts are read, on average over a generation.
+
+    Args:
+      job: one that was begun.
+      changed: static arguments of the rounds, in place of those of the job.
+    """
     state = jax.block_until_ready(job.prefill())
-    ended, seconds, _ = measuring.timed(lambda: loop.generate(job.params, state, **job.static))
+    ended, seconds, _ = measuring.timed(lambda: loop.generate(job.params, state, **(job.static | changed)))
     return seconds / int(ended.totals.rounds.max())

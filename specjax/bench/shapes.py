@@ -17,6 +17,7 @@ from specjax.base import LanguageModel
 from specjax.bench.decode import random_prompts
 from specjax.bench.record import Row, free_memory
 from specjax.bench.rounds import load_free
+from specjax.calibration import round_seconds
 from specjax.checks import lookup
 from specjax.drafters import LoadedDrafter
 from specjax.drafters.cascade import CascadeParams, cascade_drafter
@@ -27,7 +28,6 @@ from specjax.models import opt
 from specjax.models.format import default_format
 from specjax.models.shapes import cache_bytes, published_shapes, random_like, random_params, weight_bytes
 from specjax.programs import cache_bucket, memoize, prompt_bucket
-from specjax.request import Job
 from specjax.strategy import Strategy, evaluate
 from specjax.trees import Tree
 from specjax.types import Siblings
@@ -243,14 +243,6 @@ def costless(lm: LanguageModel) -> LanguageModel:
     return lm._replace(extend=extend)
 
 
-def round_without_target(job: Job) -> float:
-    """Seconds of a round of a job that was begun, with a target that computes nothing."""
-    static = job.static
-    static |= {"model": costless(static["model"])}
-    ended, seconds, _ = measuring.timed(lambda: loop.generate(job.params, job.state, **static))
-    return seconds / int(ended.totals.rounds.max())
-
-
 def whole_rounds(tree: Tree, alpha: Sequence[float], new: int) -> int:
     """About `new` tokens: the expectation of a whole number of rounds, since a run has no fraction of a round.
 
@@ -328,8 +320,8 @@ def measure(
         return lambda: api.generate(decoder, prompts, drafter=drafter, verifier=chosen, **settings)
 
     def without_target(decoder: Model, drafter: LoadedDrafter, *alpha: float) -> Callable[[], float]:
-        job = api.prepare(decoder, prompts, drafter=drafter, verifier=verifier(alpha), **settings)
-        return lambda: round_without_target(job.begin())
+        job = api.prepare(decoder, prompts, drafter=drafter, verifier=verifier(alpha), **settings).begin()
+        return lambda: round_seconds(job, model=costless(job.static["model"]))
 
     programs: dict[str, Callable[[], Any]] = {
         "plain": request(target, None),
